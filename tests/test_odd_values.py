@@ -32,6 +32,7 @@ from training.config.train_config import load_run
 from training.planning.estimate import start_up_of
 from training.planning.forecast_file import FORECAST, describe_forecast_file
 from training.supervision.exit_record import final_status
+from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, current_records, read_counted, read_lines
 from training.telemetry.time_ledger import read_earlier
@@ -103,7 +104,7 @@ def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
     call = {"seconds": 0.5, "call": {"began": 1e9, "price_per_hour": 1.0, "earlier": earlier}}
     job = {"seconds": 5, "run": "run", "job": {"devices": ["0"], "began": 1e9, "seconds": 5.0, "token": "abc"}}
     (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(call), call, *odd_forms(job), {"seconds": 6.0, "ended": True}))
-    account = Account(tmp_path, PoolOptions(price_per_hour=2.0, max_usd=10.0, max_hours=1.0))
+    account = Account(tmp_path, PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1.0)))
     assert all(value is not None and math.isfinite(value) for value in (account.usd(), account.seconds_left()))
     account.describe()
 

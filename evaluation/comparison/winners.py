@@ -69,11 +69,11 @@ class Pair:
         assert self.measure.difference is not None
         values = [group.values(self.measure) for group in self.groups]
         seeds = shared_seeds(*values)
-        samples = [
-            [found.sample for seed in seeds or runs if (found := group.results[seed].measurement(self.measure))]
+        one, other = (
+            [each.sample for seed in seeds or runs if (each := group.results[seed].measurement(self.measure))]
             for group, runs in zip(self.groups, values, strict=True)
-        ]
-        found = self.measure.difference(*samples, 1 - ERROR / comparisons)
+        )
+        found = self.measure.difference(one, other, 1 - ERROR / comparisons)
         return found if found is None or self.noise is None else found.widened(self.noise.reach(comparisons))
 
 

@@ -21,8 +21,6 @@ from experiments.ladder.trunk_training import best_rate, loss_points
 from experiments.shared.experiment_files import write_results
 from training.planning.price_list import MACHINES, PriceList, read_machines
 
-DIGITS = 4
-
 
 @attrs.frozen(kw_only=True)
 class LadderTable:
@@ -78,7 +76,11 @@ class LadderTable:
     def _rate_table(self, form: str) -> str:
         best = best_rate(self.rates)
         rows = [
-            [f"{rate:g}", f"{loss:.{DIGITS}f}" if math.isfinite(loss) else "diverged", "best" if rate == best else ""]
+            [
+                f"{rate:g}",
+                f"{loss:.4f}" if math.isfinite(loss) else "diverged",
+                "best" if rate == best else "",
+            ]
             for rate, loss in self.rates.items()
         ]
         columns = (f"learning rate of {self.trunks[0].size.name}", "validation loss", "")
@@ -90,7 +92,7 @@ class LadderTable:
             for ratio in self.ladder.tokens_per_parameter:
                 point = next(points)
                 setting = [f"{trunk.rate:g}", f"{trunk.batch.global_batch_size}", f"{ratio:g}", f"{point.tokens:,}"]
-                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.{DIGITS}f}"])
+                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.4f}"])
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 

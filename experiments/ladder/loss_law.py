@@ -21,7 +21,7 @@ from common.errors import BadInput
 from evaluation.shared.significance import Interval
 from experiments.ladder.law_posterior import Laws, Observations, explaining_laws
 
-CONFIDENCE = 0.90
+FORECAST_CONFIDENCE = 0.90
 LEAST_SIZES, LEAST_RUNS = 3, 3
 MOST_MISS = 0.01  # of the held-out size: share of its loss
 
@@ -70,7 +70,7 @@ class LawFit:
     def predict(self, parameters: float, tokens: float) -> Interval:
         """Return the loss of one new run, with its 90 % interval: uncertainty of the law and noise of the run."""
         losses = self.laws.losses(math.log(parameters) - self.center[0], math.log(tokens) - self.center[1])
-        tail = (1 - CONFIDENCE) / 2
+        tail = (1 - FORECAST_CONFIDENCE) / 2
         low, value, high = self.laws.quantiles(losses * (1 + self.laws.noise), tail, 0.5, 1 - tail)
         return Interval(value=value, low=low, high=high)
 

@@ -6,6 +6,7 @@ All trunks train to a pause, then on, beside the branches that begin there.
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.errors import BadInput
 from experiments.ladder.forecast import price_target, target_tokens
@@ -14,7 +15,7 @@ from experiments.ladder.loss_law import LossPoint, NoForecast
 from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
 from experiments.shared.experiment_files import counted, write_run_directory
 from experiments.shared.run_pool import RunPool
-from experiments.shared.run_progress import PlannedRun, measured_speed, read_progress, time_and_cost
+from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
 from model.config import flops_per_token
 
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
@@ -68,16 +69,11 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
     trunks = sorted(trunks, key=lambda trunk: -trunk.size.parameters)
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
-    waiting: list[PlannedRun] = []  # branches that have their checkpoint
+    waiting: list[Path] = []  # branches that have their checkpoint
     for stage in range(len(trunks[0].horizons)):
         last = stage == len(trunks[0].horizons) - 1  # the trunks' own end: no branch begins there
-        pool.train(
-            [
-                PlannedRun(directory=trunk.directory, until_step=None if last else trunk.horizons[stage].decay_begins)
-                for trunk in trunks
-            ]
-            + waiting
-        )
+        ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
+        pool.train(ends | dict.fromkeys(waiting))
         if last:
             return
         waiting = []
@@ -87,7 +83,7 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
                 write_branch(trunk, branch)
             begun = read_progress(branch.directory).reached(1, branch.plan.steps, validates=False)
             if branches and begun:  # of a trunk that diverged later, too
-                waiting.append(PlannedRun(directory=branch.directory))
+                waiting.append(branch.directory)
 
 
 def final_loss(horizon: Horizon) -> float:

@@ -2,7 +2,7 @@
 
 The machine costs while a call lives, and while jobs of a killed call live on. A call writes when it began, a beat every
 few seconds, each job that it starts, and its end. Without an end it counts to its last beat, or to what its jobs wrote
-last where that is later, and BEAT_SECONDS more: never less than was paid. While such a job still trains, to now. A call
+last where that is later, and CALL_SECONDS more: never less than was paid. While such a job still trains, to now. A call
 without jobs writes nothing and costs nothing: one that only shows results, or that finds the budget spent.
 """
 
@@ -21,11 +21,10 @@ from common.structure import structured
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.training_process import PoolJob
 from training.launch import job_seconds
-from training.telemetry.budget import Budget
 from training.telemetry.progress_bar import duration
 
 ACCOUNT = "account.jsonl"
-LONGEST_NAME = 255  # bytes of a file name
+LONGEST_FILE_NAME = 255  # bytes of a file name
 MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
 
 
@@ -84,10 +83,10 @@ def _line(record: dict[str, Any]) -> AccountLine | None:
 
 def _is_name(text: str) -> bool:
     """Tell whether a text can be the name of a run directory."""
-    return text.isprintable() and "/" not in text and len(text.encode()) <= LONGEST_NAME
+    return text.isprintable() and "/" not in text and len(text.encode()) <= LONGEST_FILE_NAME
 
 
-BEAT_SECONDS = 5.0
+CALL_SECONDS = 5.0
 
 
 class Account:
@@ -98,7 +97,7 @@ class Account:
         lines, notes = read_account(directory)
         for note in notes:
             print(printable(note), file=sys.stderr)
-        self._directory, self._options, age = directory, options, job_seconds()
+        self._directory, self._budget, age = directory, options.budget, job_seconds()
         self.price_per_hour = options.price_per_hour
         self._began, self._began_unix = time.monotonic() - age, time.time() - age
         held = {line.run: line.job for line in lines if line.run is not None}
@@ -123,22 +122,22 @@ class Account:
 
     def seconds_left(self) -> float | None:
         """Return the wall-clock seconds until the first limit; None without limits."""
-        left = Budget(max_hours=self._options.max_hours, max_usd=self._options.max_usd).seconds_left(self)
+        left = self._budget.seconds_left(self)
         return None if left is None else left[0]
 
     def describe(self) -> str:
         """Return the spent shares of the limits, as text."""
-        options, usd = self._options, self.usd()
+        limits, usd = self._budget, self.usd()
         text = duration(self.elapsed_seconds())
-        if options.max_hours is not None:
-            text += f" of {duration(options.max_hours * 3600)}"
+        if limits.max_hours is not None:
+            text += f" of {duration(limits.max_hours * 3600)}"
         if usd is not None:
-            text += f", ${usd:,.2f}" + ("" if options.max_usd is None else f" of ${options.max_usd:,.2f}")
+            text += f", ${usd:,.2f}" + ("" if limits.max_usd is None else f" of ${limits.max_usd:,.2f}")
         return text
 
     def beat(self) -> None:
         """Write a beat, if the last one is old enough."""
-        if self._log is None or self.call_seconds() - self._beaten >= BEAT_SECONDS:
+        if self._log is None or self.call_seconds() - self._beaten >= CALL_SECONDS:
             self._write(AccountLine(seconds=self.call_seconds()))
 
     def started(self, run: str, devices: list[str], seconds: float | None = None) -> PoolJob:
@@ -188,15 +187,18 @@ def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -
     call, seconds, ended = None, 0.0, True
     for line in lines:
         # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
-        if line.call is None and call is not None and (ended or line.seconds < seconds - BEAT_SECONDS):
-            began, earlier = call.began + seconds, _with_call(call, seconds if ended else seconds + BEAT_SECONDS)
+        if line.call is None and call is not None and (ended or line.seconds < seconds - CALL_SECONDS):
+            began, earlier = (
+                call.began + seconds,
+                _with_call(call, seconds if ended else seconds + CALL_SECONDS),
+            )
             call = attrs.evolve(call, began=began, earlier=earlier)
         call, seconds, ended = line.call or call, line.seconds, line.ended
     if call is None:
         return Spent()
     if not ended:
         longest = max(now - call.began, seconds)
-        seconds = min(max(seconds, jobs_until - call.began) + BEAT_SECONDS, longest)
+        seconds = min(max(seconds, jobs_until - call.began) + CALL_SECONDS, longest)
     return _with_call(call, seconds)
 
 

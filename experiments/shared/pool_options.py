@@ -10,7 +10,7 @@ from common.arguments import UsageError, option
 from common.checks import integer
 from common.errors import BadInput
 from training.command import WORLD_SIZE, Device
-from training.telemetry.budget import HOURS, USD
+from training.telemetry.budget import USD, Budget
 
 
 @Parameter(name="*")
@@ -29,14 +29,10 @@ class PoolOptions:
     ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None
     price_per_hour: Annotated[float | None, option("price of the machine", "USD", check=USD)] = None
-    max_hours: Annotated[
-        float | None,
-        option("never exceed this wall-clock time, earlier calls included; runs stop before", "HOURS", check=HOURS),
-    ] = None
-    max_usd: Annotated[float | None, option("never exceed this cost, earlier calls included", "USD", check=USD)] = None
+    budget: Budget = attrs.field(factory=Budget)
 
     def __attrs_post_init__(self) -> None:
-        if self.max_usd is not None and self.price_per_hour is None:
+        if self.budget.max_usd is not None and self.price_per_hour is None:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
 
 

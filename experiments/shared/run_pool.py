@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ from common.file_lock import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.pool_options import PoolDevices, PoolOptions
-from experiments.shared.run_progress import PlannedRun, RunEnd, Target, logged_step, make_target, read_progress
+from experiments.shared.run_progress import Target, logged_step, read_progress
 from experiments.shared.training_process import JOB_VARIABLE, AdoptedProcess, TrainingProcess, train_command
 from training.supervision.run_lock import lock_is_held
 from training.telemetry.progress_bar import duration
@@ -80,15 +80,14 @@ class PoolDisplay:
 
     def _steps(self) -> int:
         return sum(
-            target.step if target.done else min(logged_step(target.run.directory), target.step)
-            for target in self._targets
+            target.step if target.done else min(logged_step(target.directory), target.step) for target in self._targets
         )
 
 
 EXPERIMENT_LOCK = ".experiment.lock"
-LOCK_SECONDS = 2.0  # to wait for a call that is about to end
-POLL_SECONDS = 0.2
-END_SECONDS = 3.0  # kept of the budget for the end of experiment.py: the table
+LAST_CALL_SECONDS = 2.0  # to wait for a call that is about to end
+POOL_POLL_SECONDS = 0.2
+TABLE_SECONDS = 3.0  # kept of the budget for the end of experiment.py: the table
 KILL_SECONDS = 1.5  # before the end of the budget, a job that has not stopped by itself is killed
 START_SECONDS = 15.0  # least rest of the budget to start a job with: imports, tokens, a step, a checkpoint
 ADOPTED_SECONDS = 20.0  # before the end of the budget, an adopted job, whose limit may be another, is asked to stop
@@ -135,7 +134,7 @@ class RunPool:
     def __enter__(self) -> "RunPool":
         keep_logs_only()
         contention = f"{self._directory}: another experiment.py works there; wait for it, or stop it"
-        self._lock = open_locked(self._directory / EXPERIMENT_LOCK, contention, wait_seconds=LOCK_SECONDS)
+        self._lock = open_locked(self._directory / EXPERIMENT_LOCK, contention, wait_seconds=LAST_CALL_SECONDS)
         self._devices = PoolDevices.of(self._options)
         self.account = Account(self._directory, self._options)
         self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
@@ -148,21 +147,21 @@ class RunPool:
         self.account.close()
         self._lock.close()
 
-    def train(self, runs: Sequence[PlannedRun]) -> list[RunEnd]:
-        """Train each run to its step.
+    def train(self, runs: Mapping[Path, int | None]) -> None:
+        """Train each run directory to its step, None: to the end.
 
         Raises BadInput where one fails, BudgetSpent before the budget is exceeded, PoolStopped or KeyboardInterrupt
         after a signal; the others have then stopped with checkpoints.
         """
-        targets = [make_target(run, self._options.ranks) for run in runs]
-        waiting = [target for target in targets if target.end(read_progress(target.run.directory)) is None]
+        targets = [Target.of(run, step, self._options.ranks) for run, step in runs.items()]
+        waiting = [target for target in targets if target.end(read_progress(target.directory)) is None]
         for target in targets:
             target.done = target not in waiting
         self._over_budget = False
         with PoolDisplay(targets, self.account) as display:
             while self._jobs or (waiting and not self._stopping):
                 self._start(waiting, display)
-                time.sleep(POLL_SECONDS)
+                time.sleep(POOL_POLL_SECONDS)
                 if self._signal is not None or self._problem is not None:
                     self._stop_jobs()  # here, so that a job which began as the signal came is asked, too
                 self._collect(waiting, display)
@@ -175,9 +174,6 @@ class RunPool:
         missing = [target for target in targets if not target.done]
         if missing or self._signal is not None:
             self._raise_stopped(missing, len(targets))
-        ends = [target.end(read_progress(target.run.directory)) for target in targets]
-        assert all(ends)
-        return [end for end in ends if end is not None]
 
     @property
     def _stopping(self) -> bool:
@@ -188,14 +184,14 @@ class RunPool:
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Start as many jobs as there are devices; first adopt those that train already."""
-        for target in [target for target in waiting if lock_is_held(target.run.directory)]:
+        for target in [target for target in waiting if lock_is_held(target.directory)]:
             self._adopt(target, waiting, display)
         while waiting and not self._stopping:
             devices = self._devices.free([job.devices for job in self._jobs])
             if devices is None:
                 return
             left = self.account.seconds_left()
-            if left is not None and left < START_SECONDS + END_SECONDS:
+            if left is not None and left < START_SECONDS + TABLE_SECONDS:
                 self._over_budget = True
                 return
             target = waiting.pop(0)
@@ -203,7 +199,7 @@ class RunPool:
             display.say(f"{target.name}: training to step {target.step:,} of {target.last_step:,}")
 
     def _adopt(self, target: Target, waiting: list[Target], display: PoolDisplay) -> None:
-        process = AdoptedProcess(target.run.directory, self.account.jobs.get(target.name))
+        process = AdoptedProcess(target.directory, self.account.jobs.get(target.name))
         if (own := process.own) is None:  # the user's: what the account holds has ended
             self.account.ended(target.name)
         waiting.remove(target)
@@ -211,9 +207,9 @@ class RunPool:
         display.say(f"{target.name}: a job trains it already, started before; waiting for it")
 
     def _launch(self, target: Target, devices: list[str], left: float | None) -> TrainingProcess:
-        directory, seconds, hours = target.run.directory, None, None
+        directory, seconds, hours = target.directory, None, None
         if left is not None:  # train.py counts the earlier jobs of the run
-            seconds = left - END_SECONDS
+            seconds = left - TABLE_SECONDS
             hours = (read_earlier(directory, 0.0).elapsed_seconds + seconds) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(directory, self._options, until_step=until, hours=hours)
@@ -232,26 +228,26 @@ class RunPool:
                 self._jobs.remove(job)  # the user's: it goes on, and is not waited for
 
     def _judge(self, job: Job, status: int, waiting: list[Target], display: PoolDisplay) -> None:
-        target, progress = job.target, read_progress(job.target.run.directory)
+        target, progress = job.target, read_progress(job.target.directory)
         end = target.end(progress)
         if end is not None and status in (EXIT_DONE, EXIT_DIVERGED):
             target.done = True
             loss = progress.losses.get(target.step)
-            text = end.value if loss is None else f"{end.value}, validation loss {loss:.4f}"
-            display.say(f"{target.name}: {text if end is not RunEnd.DIVERGED else f'diverged: {progress.diverged}'}")
+            more = progress.diverged or ("" if loss is None else f"validation loss {loss:.4f}")
+            display.say(f"{target.name}: {end}{': ' if progress.diverged else ', ' if more else ''}{more}")
         elif status == EXIT_STOPPED or self._stopping:
             limit = progress.stopped_by or ""
             self._over_budget |= limit.startswith("--max") and self._signal is None and self._problem is None
             if not self._stopping:
                 self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
-        elif isinstance(job.process, AdoptedProcess) or lock_is_held(target.run.directory):
+        elif isinstance(job.process, AdoptedProcess) or lock_is_held(target.directory):
             waiting.insert(0, target)
         elif job.process.last_words().startswith("train.py: --max-hours"):
             self._over_budget = True
         elif status == EXIT_DONE:
             self._problem = (
                 f"{target.name}: has no validation loss at step {target.step:,}: it was trained beyond by hand; move "
-                f"{target.run.directory} away to train it again"
+                f"{target.directory} away to train it again"
             )
         else:
             words = job.process.last_words().removeprefix("train.py: ")
@@ -284,5 +280,5 @@ class RunPool:
                 f"stopped by {signal.Signals(self._signal).name}: {lacks}; {spent}; the same command continues"
             )
         left = max(0.0, self.account.seconds_left() or 0.0)
-        rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + END_SECONDS:.0f} s"
+        rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
         raise BudgetSpent(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")

@@ -5,7 +5,6 @@ import re
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import attrs
 
 from common.json_files import open_regular
 from training.checkpoints.directory import CHECKPOINTS, STEP_NAME
-from training.config.batch_plan import Plan, make_plan
+from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.supervision.run_lock import LOCK_FILE
@@ -39,12 +38,6 @@ class RunProgress:
         Checkpoints of a run that has ended may have been removed: the metrics hold its results.
         """
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
-
-
-def plan_run(directory: Path, ranks: int) -> Plan:
-    """Return the plan of a run. Raises BadInput as load_run and make_plan do."""
-    run = load_run(directory, ())
-    return make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train, None))
 
 
 def read_progress(directory: Path) -> RunProgress:
@@ -108,52 +101,38 @@ def _trains(pid: int, directory: Path) -> bool:
     return False
 
 
-class RunEnd(Enum):
-    """End of a run, as far as it was wanted."""
-
-    DONE = "done"
-    PAUSED = "paused"  # at `until_step`
-    DIVERGED = "diverged"
-
-
-@attrs.frozen(kw_only=True)
-class PlannedRun:
-    """A run directory to be trained."""
-
-    directory: Path
-    until_step: int | None = None  # pause there with a checkpoint (--max-steps); None: to the end
-
-
 @attrs.define
 class Target:
     """A run on its way to a step."""
 
-    run: PlannedRun
+    directory: Path
     last_step: int  # of the whole run
     step: int  # to reach
     validates: bool
     done: bool = False
 
+    @classmethod
+    def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
+        """Return the target of a run, None: its end. Raises BadInput where it could not be trained."""
+        run = load_run(directory, ())
+        plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train, None))
+        step = plan.steps if until_step is None else min(until_step, plan.steps)
+        return cls(directory, plan.steps, step, plan.validation_sequences > 0)
+
     @property
     def name(self) -> str:
-        return self.run.directory.name
+        """Name of the run directory."""
+        return self.directory.name
 
-    def end(self, progress: RunProgress) -> RunEnd | None:
-        """Return how the run has ended; None where it is to be trained."""
+    def end(self, progress: RunProgress) -> str | None:
+        """Return how the run has ended: diverged, done or paused; None where it is to be trained."""
         if progress.diverged is not None:
-            return RunEnd.DIVERGED
+            return "diverged"
         if not progress.reached(self.step, self.last_step, validates=self.validates):
             return None
-        return RunEnd.DONE if self.step == self.last_step else RunEnd.PAUSED
+        return "done" if self.step == self.last_step else "paused"
 
     def place(self) -> str:
         """Return how far the run is, as text."""
-        steps = read_progress(self.run.directory).steps
+        steps = read_progress(self.directory).steps
         return f"at step {steps:,} of {self.last_step:,}" if steps else "not begun"
-
-
-def make_target(run: PlannedRun, ranks: int) -> Target:
-    """Return the target of a run. Raises BadInput where it could not be trained."""
-    plan = plan_run(run.directory, ranks)
-    step = plan.steps if run.until_step is None else min(run.until_step, plan.steps)
-    return Target(run=run, last_step=plan.steps, step=step, validates=plan.validation_sequences > 0)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from common.errors import BadInput
 from experiments.shared.run_pool import RunPool
-from experiments.shared.run_progress import PlannedRun, read_progress
+from experiments.shared.run_progress import read_progress
 from experiments.sweep.sweep_file import BASE, Halving, Sweep
 from experiments.sweep.variant_runs import VariantRun
 
@@ -15,15 +15,9 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun]) -> None
     """Train all runs to their ends, but for those that the rule stops. Raises as RunPool.train."""
     for share in sweep.halving.rungs if sweep.halving else ():
         stopped = stopped_variants(sweep, runs)
-        pool.train(
-            [
-                PlannedRun(directory=run.directory, until_step=rung_step(run, share))
-                for run in runs
-                if run.variant.name not in stopped
-            ]
-        )
+        pool.train({run.directory: rung_step(run, share) for run in runs if run.variant.name not in stopped})
     stopped = stopped_variants(sweep, runs)
-    pool.train([PlannedRun(directory=run.directory) for run in runs if run.variant.name not in stopped])
+    pool.train({run.directory: None for run in runs if run.variant.name not in stopped})
 
 
 def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:

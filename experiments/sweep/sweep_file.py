@@ -17,7 +17,7 @@ from training.config.train_config import KEYS, Run
 
 BASE = "base"
 MOST_VARIANTS = 1000
-LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
+MOST_LETTERS = 200  # of a variant; its runs are directories, with the seed behind it
 # What decides on which tokens, in which windows, the final loss is measured
 FIXED = (
     "train.validation_sequences",
@@ -140,8 +140,8 @@ def _check_separate(file: Path, choices: Mapping[str, list[LeverValue]]) -> None
 def _check_names(file: Path, names: list[str]) -> None:
     seen = set()
     for name in names:
-        if len(name) > LONGEST_NAME:
-            raise BadInput(f"{file}: levers: {quoted(name)}: got {len(name)} characters, wanted {LONGEST_NAME} at most")
+        if len(name) > MOST_LETTERS:
+            raise BadInput(f"{file}: levers: {quoted(name)}: got {len(name)} characters, wanted {MOST_LETTERS} at most")
         if name in seen:
             raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
         seen.add(name)

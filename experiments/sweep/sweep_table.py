@@ -20,7 +20,7 @@ from evaluation.shared.significance import (
 )
 from experiments.shared.experiment_files import counted, write_results
 from experiments.sweep.sweep_file import Sweep, run_name
-from experiments.sweep.verdicts import DIGITS, STOPPED, SweepVerdict, VariantResult, judge_variants
+from experiments.sweep.verdicts import LOSS_DIGITS, STOPPED, SweepVerdict, VariantResult, judge_variants
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
@@ -84,7 +84,7 @@ class SweepTable:
     def _row(self, result: VariantResult, text: str) -> list[str]:
         mean, seeds = result.mean(), len(self.sweep.seeds)
         finite = len(result.losses) - result.diverged
-        shown = "-" if mean is None else f"{mean:.{DIGITS}f}" + (f" (of {finite})" if finite < seeds else "")
+        shown = "-" if mean is None else f"{mean:.{LOSS_DIGITS}f}" + (f" (of {finite})" if finite < seeds else "")
         return [result.name, f"{len(result.losses)}/{seeds}", shown, text]
 
     def _missing(self) -> list[str]:
@@ -112,7 +112,7 @@ class SweepTable:
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
                 f"{counted(len(self.verdicts), 'comparison')}.",
                 "Deviation of one run over seeds, without what a seed does to all variants alike: "
-                f"{found[0]:.{DIGITS}f} (degrees of freedom: {found[1]}).",
+                f"{found[0]:.{LOSS_DIGITS}f} (degrees of freedom: {found[1]}).",
             ]
         if (rule := self.sweep.halving) is not None:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)

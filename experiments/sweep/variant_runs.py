@@ -29,6 +29,7 @@ from training.config.train_config import KEYS, PLUMBING_KEYS, recipe
 from training.data.locate_tokens import lengths_at_hand
 from training.precision import resolve
 from training.schedule import learning_rate
+from training.telemetry.budget import Budget
 
 # Keys of train.json that a plan resolves to steps, sequences of a batch, and learning rates
 RESOLVED_KEYS = (
@@ -148,7 +149,7 @@ def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -
     """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
     if sweep.halving is not None:
         raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")
-    if options.max_hours is not None or options.max_usd is not None:
+    if options.budget != Budget():
         raise BadInput("--print-commands: --max-hours and --max-usd bound what this machine trains, not other machines")
     missing = [run.directory for run in runs if read_progress(run.directory).ended is None]
     return [shlex.join(["python", *train_command(directory, options)]) for directory in missing]

@@ -11,7 +11,7 @@ import numpy as np
 
 from evaluation.shared.significance import Interval, Runs, SeedNoise, dunnett_quantile, seed_noise
 
-DIGITS = 4
+LOSS_DIGITS = 4
 STOPPED = "stopped at step"  # begins the verdict on a loser of the rule
 
 
@@ -82,13 +82,13 @@ def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> Sweep
     """Return a variant's verdict. `selected`: a rule has chosen it by these losses, so that its mean looks too good."""
     if noise.pooled == noise.own == 0:
         return SweepVerdict(
-            text=f"no verdict: the seeds change no loss; the difference is {difference.value:+.{DIGITS}f}"
+            text=f"no verdict: the seeds change no loss; the difference is {difference.value:+.{LOSS_DIGITS}f}"
         )
-    text = f"no difference found: {difference.text(DIGITS, '+')}"
+    text = f"no difference found: {difference.text(LOSS_DIGITS, '+')}"
     if difference.apart:
         better = difference.value < 0
         gain = -difference if better else difference
-        size = f"at least {gain.low:.{DIGITS}f}" if selected and better else gain.text(DIGITS)
+        size = f"at least {gain.low:.{LOSS_DIGITS}f}" if selected and better else gain.text(LOSS_DIGITS)
         text = f"{'better' if better else 'worse'} by {size}"
     return SweepVerdict(text=text, difference=difference)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.shared.account import ACCOUNT, BEAT_SECONDS, Account
+from experiments.shared.account import ACCOUNT, CALL_SECONDS, Account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.training_process import JOB_VARIABLE, PoolJob
 from training.launch import job_seconds
+from training.telemetry.budget import Budget
 
-PRICED = PoolOptions(price_per_hour=2.0, max_usd=10.0, max_hours=100.0)
+PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=100.0))
 
 
 def call_before(directory: Path, *, seconds_ago: float, beat: float, ended: bool, price: float | None = 1.0) -> None:
@@ -66,25 +67,25 @@ def test_a_call_without_jobs_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_killed_call_counts_a_beat_more_than_it_has_written(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
-    assert earlier(tmp_path) == 1000 + BEAT_SECONDS
+    assert earlier(tmp_path) == 1000 + CALL_SECONDS
 
 
 def test_jobs_that_went_on_after_a_kill_count_to_what_they_wrote_last(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
     run_before(tmp_path, 49_990)
-    assert earlier(tmp_path) == pytest.approx(10 + 8000 + BEAT_SECONDS, abs=2)
+    assert earlier(tmp_path) == pytest.approx(10 + 8000 + CALL_SECONDS, abs=2)
 
 
 def test_neither_a_touched_file_nor_a_later_job_by_hand_costs_the_experiment_anything(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
     run_before(tmp_path, 49_990, 10_000).touch()
-    assert earlier(tmp_path) == pytest.approx(10 + 8000 + BEAT_SECONDS, abs=2)
+    assert earlier(tmp_path) == pytest.approx(10 + 8000 + CALL_SECONDS, abs=2)
 
 
 def test_a_run_that_only_the_user_has_trained_costs_the_experiment_nothing(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
     run_before(tmp_path, 10_000)
-    assert earlier(tmp_path) == 1000 + BEAT_SECONDS
+    assert earlier(tmp_path) == 1000 + CALL_SECONDS
 
 
 def test_a_job_counts_no_longer_than_its_own_limit(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_jobs_that_still_train_count_until_now_unless_another_job_has_taken_thei
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
     (tmp_path / "run").mkdir()
     train = "import fcntl, time; file = open('.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(1); time.sleep(99)"
-    for token, least, most in (("abc", 45_000, 50_001), ("", 1000, 1000 + BEAT_SECONDS)):
+    for token, least, most in (("abc", 45_000, 50_001), ("", 1000, 1000 + CALL_SECONDS)):
         process = subprocess.Popen(
             [sys.executable, "-uc", train, "train.py", tmp_path / "run"],
             cwd=tmp_path / "run",
@@ -173,4 +174,4 @@ def test_a_torn_line_costs_nothing_that_was_written_before(tmp_path: Path) -> No
         file.write('{"seco')
     account = Account(tmp_path, PRICED)
     account.started("run", ["0"])
-    assert earlier(tmp_path) > account.earlier.seconds == 1000 + BEAT_SECONDS
+    assert earlier(tmp_path) > account.earlier.seconds == 1000 + CALL_SECONDS

@@ -16,11 +16,12 @@ from experiments.shared import pool_options, run_pool
 from experiments.shared.account import ACCOUNT, Account, read_account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
-from experiments.shared.run_progress import PlannedRun, RunEnd, read_progress
+from experiments.shared.run_progress import read_progress
 from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
 from tests.conftest import ROOT
 from training.supervision.run_lock import lock_is_held
+from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import read_metrics
 
 STEPS = 20_000
@@ -33,13 +34,13 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
 ) -> None:
     two, one = make_run("two"), make_run("one")
     with RunPool(tmp_path, PoolOptions(device="cpu", ranks=2)) as pool:
-        assert pool.train([PlannedRun(directory=two, until_step=3)]) == [RunEnd.PAUSED]
+        pool.train({two: 3})
         assert read_progress(two).steps == 3
         assert 3 in read_progress(two).losses
-        assert pool.train([PlannedRun(directory=two)]) == [RunEnd.DONE]
+        pool.train({two: None})
     assert {line["world_size"] for line in read_metrics(two) if line.get("event") == "start"} == {2}
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-        assert pool.train([PlannedRun(directory=one), PlannedRun(directory=two)]) == [RunEnd.DONE] * 2
+        pool.train({one: None, two: None})
     assert read_progress(one).losses[8] == read_progress(two).losses[8]
 
 
@@ -48,9 +49,9 @@ def test_runs_side_by_side_have_gpus_of_their_own(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_options, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
-    runs = [PlannedRun(directory=make_run(name)) for name in ("a", "b")]
+    runs = {make_run(name): None for name in ("a", "b")}
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-        assert pool.train(runs) == [RunEnd.DONE] * 2
+        pool.train(runs)
     held = {line.run: line.job.devices for line in read_account(tmp_path)[0] if line.job is not None}
     assert held == {"a": ["2"], "b": ["5"]}
 
@@ -67,7 +68,7 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
     monkeypatch.setattr(run_pool, "TrainingProcess", SignalledAtStart)
     run = make_run("run", **LONG)
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(PoolStopped, match="stopped by SIGTERM"):
-        pool.train([PlannedRun(directory=run)])
+        pool.train({run: None})
     assert not lock_is_held(run)
     assert read_progress(run).steps < STEPS
 
@@ -90,7 +91,7 @@ def interrupt_after_a_second(directory: Path, run: Path) -> None:
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with RunPool(directory, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-        pool.train([PlannedRun(directory=run)])
+        pool.train({run: None})
     timer.join()
 
 
@@ -104,8 +105,11 @@ def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of
         rest = (run_pool.KILL_SECONDS + 2) / 3600
         with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
             hours = pool.account.elapsed_seconds() / 3600 + rest
-        with RunPool(tmp_path, PoolOptions(device="cpu", max_hours=hours)) as pool, pytest.raises(BudgetSpent):
-            pool.train([PlannedRun(directory=run)])
+        with (
+            RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
+            pytest.raises(BudgetSpent),
+        ):
+            pool.train({run: None})
         assert lock_is_held(run) and job.poll() is None
 
 
@@ -144,7 +148,7 @@ def test_a_failure_names_keys_as_the_experiments_file_has_them(
     failing = "print('train.py: full; keep fewer with --set keep_checkpoints=1'); raise SystemExit(1)"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
-        pool.train([PlannedRun(directory=make_run("run"))])
+        pool.train({make_run("run"): None})
     assert 'run: training failed: full; keep fewer with "set": {"train.keep_checkpoints": 1};' in str(error.value)
 
 
@@ -152,10 +156,10 @@ def test_a_failure_names_keys_as_the_experiments_file_has_them(
 def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
     make_run: Callable[..., Path], tmp_path: Path, seconds: float
 ) -> None:
-    runs = [PlannedRun(directory=make_run("run"))]
+    runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
     with (
-        RunPool(tmp_path, PoolOptions(device="cpu", max_hours=hours)) as pool,
+        RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
         pytest.raises(
             BudgetSpent, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
         ),
