@@ -80,7 +80,7 @@ class ReportCommand:
 
     def _replay(self, name: str) -> None:
         from reporting.trackers.tracker_registry import store_of
-        from reporting.trackers.tracker_replay import Replay
+        from reporting.trackers.tracker_sync import Replay
         from reporting.watch import watch
 
         opener = store_of(name)

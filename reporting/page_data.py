@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from reporting.line_chart import extremes
+from common.line_chart import extremes
 from reporting.run_facts import DifferingSetting, facts, recipe
 from reporting.run_history import RunHistory
 from reporting.samples.sample_log import CheckpointSample, read_samples, spaced

@@ -9,9 +9,9 @@ import attrs
 
 from common.clock import utc_now
 from common.errors import BadInput
+from common.web_page import render, template_text
 from reporting.ledger_bars import ledger_bars
 from reporting.page_data import data_link
-from reporting.page_templates import render, template_text
 from reporting.run_charts import charted_axes, legend
 from reporting.run_facts import differing_settings, facts, headline, recipe
 from reporting.run_history import RunHistory

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from common.line_chart import Line, LineChart, VerticalMark
 from reporting.curve_statistics import common_top, smoothed
-from reporting.line_chart import Line, LineChart, VerticalMark
 from reporting.run_history import AXES, LOGGED, Curve, RunHistory
 from reporting.section import COLOURS
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from reporting.page_templates import render
+from common.web_page import render
 from reporting.samples.sample_log import CheckpointSample, spaced
 
 MOST_SHOWN = 12  # checkpoints; all of them are in samples.jsonl

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from reporting.page_templates import render
+from common.web_page import render
 from reporting.samples.heat_views import DIFFERENCE_NATS, MOST_VIEWED, NATS, HeatView, Measured, heat_views
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, spaced
 from reporting.samples.token_text import TextCell, text_cells

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 
-from reporting.page_templates import render, template_text
+from common.web_page import render, template_text
 from reporting.run_history import run_names
 from reporting.samples.gallery import gallery
 from reporting.samples.heat_map import heat_map

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from common.files import writing
 from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_replay import TrackedRun
+from reporting.trackers.tracker_sync import TrackedRun
 
 FOLDER = "tensorboard"
 CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies

@@ -1,4 +1,4 @@
-"""Registry of trackers. To add one: write its Store, the interface in tracker_replay.py, in a file, add a line here."""
+"""Registry of trackers. To add one: write its Store, the interface in tracker_sync.py, in a file, add a line here."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from importlib import import_module
 import attrs
 
 from common.errors import BadInput
-from reporting.trackers.tracker_replay import Store, TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRun
 
 
 @attrs.frozen

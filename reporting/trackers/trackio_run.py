@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from common.errors import BadInput
 from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_replay import TrackedRun
+from reporting.trackers.tracker_sync import TrackedRun
 
 
 class TrackioRun:

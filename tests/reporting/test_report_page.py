@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from reporting.page_templates import template_text
+from common.web_page import template_text
 from reporting.report_page import report_page
 from reporting.run_history import Curve, read_history
 from reporting.samples.gallery import gallery

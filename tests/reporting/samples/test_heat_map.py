@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from reporting.page_templates import template_text
+from common.web_page import template_text
 from reporting.samples.heat_map import css_string, heat_map
 from tests.reporting.samples.sampled import TEXT, sample
 

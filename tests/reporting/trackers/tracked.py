@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reporting.trackers.tracker_registry import store_of
-from reporting.trackers.tracker_replay import Replay
+from reporting.trackers.tracker_sync import Replay
 from training.telemetry.metrics_log import METRICS
 
 Values = dict[str, dict[int, float]]  # by name and step

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from reporting.line_chart import Line, LineChart, VerticalMark
+from common.line_chart import Line, LineChart, VerticalMark
 
 
 def chart(values: list[float], **changes: Any) -> str:

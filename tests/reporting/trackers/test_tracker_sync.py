@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from reporting.run_history import NotBegun
 from reporting.trackers import tracker_registry
-from reporting.trackers import tracker_replay as module
+from reporting.trackers import tracker_sync as module
 from reporting.trackers.tracked_rows import TrackedRow
 from tests import launch
 from tests.conftest import ROOT

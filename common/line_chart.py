@@ -11,7 +11,7 @@ from html import escape
 import attrs
 import numpy as np
 
-from reporting.chart_scale import short, tick_labels, ticks, value_range
+from common.chart_scale import short, tick_labels, ticks, value_range
 
 SIZE = 10_000  # of the drawing, in its own units
 FARTHEST = 100_000 * SIZE  # from the frame that a value outside is drawn

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reporting.chart_scale import tick_labels, ticks, value_range
+from common.chart_scale import tick_labels, ticks, value_range
 
 
 @pytest.mark.parametrize(
