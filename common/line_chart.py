@@ -1,23 +1,28 @@
-"""Line charts as inline SVG with labels in HTML: they fit any width, and need no script.
+"""Line chart: one description, drawn as SVG for a page, or by matplotlib as PNG.
 
-The drawing is stretched to its frame, so lines and dots have widths in pixels of the screen. A script may zoom: it
-finds the ranges in `data-` attributes and sets the drawing's viewBox.
+The SVG is stretched to its frame and its labels are HTML: it fits any width and needs no script. Lines and dots have
+widths in pixels of the screen. A script may zoom: it finds the ranges in `data-` attributes and sets the viewBox.
 """
 
+import io
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import attrs
 import numpy as np
 
-from common.chart_scale import short, tick_labels, ticks, value_range
-
+# Colours on white, of the CSS classes s0 to s7; page.css has those on black.
+PALETTE = ("#0b62c4", "#c2410c", "#0f7b54", "#8e3bb8", "#8a6d00", "#c0266d", "#007c91", "#6b5b4b")
 SIZE = 10_000  # of the drawing, in its own units
 FARTHEST = 100_000 * SIZE  # from the frame that a value outside is drawn
 MARGIN = 0.04  # of the range of values, above and below
 SIDE_MARGIN = 0.01  # of the x axis: no dot or event lies on the edge
+LAST_SHARE = 0.96  # of the x axis: a label from there on ends at its place, or it would stick out
 MOST_DOTS = 40  # points of a line that are marked: more would hide the lines below
+TICKS = 5
+MOST_POWERS = 8  # of ten that a logarithmic axis labels
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,7 +32,7 @@ class Line:
     name: str
     x: np.ndarray  # ascending, (n,)
     y: np.ndarray  # NaN: a gap
-    colour: str  # CSS class, s0 to s7
+    colour: int  # of PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" thick
     dotted: bool = False  # its points are marked where they are few
 
@@ -37,7 +42,7 @@ class VerticalMark:
     """An event, drawn as a vertical line."""
 
     x: float
-    style: str
+    style: str  # CSS class
     text: str
 
 
@@ -48,49 +53,44 @@ class LineChart:
     title: str
     axis: str  # name of the x axis, with its unit
     lines: Sequence[Line]
-    columns: int  # of pixels that a line is drawn in: its extremes in each are kept
+    columns: int = SIZE  # of pixels that a line is drawn in: its extremes in each are kept
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
     top: float | None = None  # largest value to show; None: all are
 
     def svg(self) -> str:
         """Return the chart as HTML."""
-        x_range, y_range = self._x_range(), self._y_range()
-        frame = _Frame(x_range=x_range, y_range=y_range, logarithmic=self.logarithmic, columns=self.columns)
-        x_ticks, y_ticks = ticks(*x_range, logarithmic=False), ticks(*y_range, logarithmic=self.logarithmic)
-        grid = "".join(f"M0 {frame.down(value)}H{SIZE}" for value, _ in y_ticks)
+        marks = np.array([0.0, *(mark.x for mark in self.marks)])
+        x = Axis(*_widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN))
+        y = self._y_axis()
+        grid = "".join(f"M0 {_down(y, value)}H{SIZE}" for value, _ in y.ticks())
         drawn = [f'<path class="grid" d="{grid}"/>']
         for mark in self.marks:
-            place = frame.across(mark.x)
-            drawn.append(
-                f'<path class="mark {mark.style}" d="M{place} 0V{SIZE}"><title>{escape(mark.text)}</title></path>'
-            )
-        drawn += map(frame.drawn, self.lines)
+            place = f'd="M{round(SIZE * x.share(mark.x))} 0V{SIZE}"'
+            drawn.append(f'<path class="mark {mark.style}" {place}><title>{escape(mark.text)}</title></path>')
+        drawn += (_path(line, x, y, self.columns) for line in self.lines)
         title = self._described_title()
-        described = escape(f"{title} over {self.axis}: {self._ends()}", quote=True)
-        ranges = " ".join(f"{value:.10g}" for value in (*x_range, *y_range))
+        ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if line.weight != "raw"]
+        told = "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
+        ranges = " ".join(f"{value:.10g}" for value in (x.low, x.high, y.low, y.high))
         return (
             f'<figure class="chart" data-ranges="{ranges}" data-log="{int(self.logarithmic)}">'
             f"<figcaption>{escape(title)}</figcaption>"
-            f'<div class="y">{tick_labels(y_ticks, frame.up_share, "bottom")}</div>'
-            f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" aria-label="{described}">'
-            f"{''.join(drawn)}</svg>"
-            f'<div class="x">{tick_labels(x_ticks, frame.across_share, "left")}</div>'
+            f'<div class="y">{y.labels("bottom")}</div>'
+            f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
+            f'aria-label="{escape(f"{title} over {self.axis}: {told}")}">{"".join(drawn)}</svg>'
+            f'<div class="x">{x.labels("left")}</div>'
             f'<div class="axis">{escape(self.axis)}</div></figure>'
         )
 
-    def _x_range(self) -> tuple[float, float]:
-        marks = np.array([0.0, *(mark.x for mark in self.marks)])
-        return _widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN)
-
-    def _y_range(self) -> tuple[float, float]:
+    def _y_axis(self) -> "Axis":
         values = [line.y[np.isfinite(line.y)] for line in self.lines]
         shown = values if self.top is None else [one[one <= self.top] for one in values]
         if self.logarithmic:
             positive = np.concatenate([one[one > 0] for one in shown])
             low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
-            return low / 1.2, high * 1.2
-        return _widened(*value_range(shown), MARGIN)
+            return Axis(low / 1.2, high * 1.2, logarithmic=True)
+        return Axis(*_widened(*value_range(shown), MARGIN))
 
     def _described_title(self) -> str:
         """Return the title with the kind of the axis, and the values outside it."""
@@ -104,59 +104,108 @@ class LineChart:
         lines = f"; all values of {', '.join(whole)}" if whole else ""
         return f"{title} (values above {short(top)} lie outside, up to {short(highest)}{lines})"
 
-    def _ends(self) -> str:
-        ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if line.weight != "raw"]
-        return "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
 
+@attrs.frozen
+class Axis:
+    """An axis: its two ends, and round values to label in it."""
 
-@attrs.frozen(kw_only=True)
-class _Frame:
-    """Map from values to the units of the drawing."""
+    low: float
+    high: float
+    logarithmic: bool = False
 
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    logarithmic: bool
-    columns: int
-
-    def across_share(self, x: float) -> float:
-        return (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
-
-    def up_share(self, y: float) -> float:
-        low, high = self.y_range
-        if self.logarithmic:
-            return math.log(y / low) / math.log(high / low)
-        return (y - low) / (high - low)
-
-    def across(self, x: float) -> int:
-        return round(SIZE * self.across_share(x))
-
-    def down(self, y: float) -> int:
-        return round(SIZE * (1 - self.up_share(y)))
-
-    def drawn(self, line: Line) -> str:
-        """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
-        known, across, down = self._points(line)
-        before, after = np.append(False, known[:-1]), np.append(known[1:], False)
-        dotted = known if line.dotted and known.sum() <= MOST_DOTS else known & ~before & ~after
-        places = [f"{one} {two}" for one, two in zip(across.tolist(), down.tolist(), strict=True)]
-        path = "".join(("L" if before[at] else "M") + places[at] for at in np.flatnonzero(known))
-        dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(dotted))
-        name = escape(line.name, quote=True)
-        drawn = f'<path class="line {line.colour} {line.weight}" data-name="{name}" d="{path}"/>'
-        return drawn + (f'<path class="dots {line.colour}" d="{dots}"/>' if dots else "")
-
-    def _points(self, line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which points of a line are known, and where they lie."""
-        x, y = extremes(line.x, line.y, self.columns)
-        low, high = self.x_range
-        across = np.rint(SIZE * (x - low) / (high - low))
+    def share(self, values: Any) -> Any:
+        """Return where values lie, as shares of the axis; NaN where a logarithmic one has no place for them."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            up = (np.log(y) if self.logarithmic else y).astype(np.float64)
-            first, last = (math.log(one) if self.logarithmic else one for one in self.y_range)
-            down = np.rint(SIZE * (1 - (up - first) / (last - first)))
-        known = np.isfinite(down)
-        down = np.clip(np.where(known, down, 0), -FARTHEST, FARTHEST)
-        return known, across.astype(int), down.astype(int)
+            if self.logarithmic:
+                return np.log(np.asarray(values, np.float64) / self.low) / math.log(self.high / self.low)
+            return (np.asarray(values, np.float64) - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return round values in it, with their labels."""
+        powers = self._powers() if self.logarithmic else []
+        return [(value, short(value)) for value in powers] if len(powers) > 1 else self._multiples()
+
+    def labels(self, side: str) -> str:
+        """Return its labels as HTML, along the axis from its `side`, left or bottom."""
+        placed = [(float(self.share(value)), text) for value, text in self.ticks()]
+        return "".join(
+            f'<span{" class=last" if side == "left" and at > LAST_SHARE else ""} style="{side}:{100 * at:.2f}%">'
+            f"{escape(text)}</span>"
+            for at, text in placed
+        )
+
+    def _multiples(self) -> list[tuple[float, str]]:
+        rough = (self.high - self.low) / TICKS
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * (1 - 1e-9))
+        numbers = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+        return [(number * step, short(number * step, step)) for number in numbers]
+
+    def _powers(self) -> list[float]:
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        powers = powers[:: math.ceil(len(powers) / MOST_POWERS)]
+        decades = math.log10(self.high / self.low)
+        factors = (1,) if decades > 3 else (1, 3) if decades > 1 else (1, 1.5, 2, 3, 5, 7)
+        values = (factor * 10.0**power for power in powers for factor in factors)
+        return [value for value in values if self.low <= value <= self.high]
+
+
+def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,), *, doublings: bool = False) -> bytes:
+    """Return charts below each other over one x axis, on which `doublings` have equal lengths."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    height = 8 if len(charts) > 1 else 5
+    figure = Figure(figsize=(9, height))
+    # A layout that finds its margins takes as long as the drawing.
+    figure.subplots_adjust(left=0.1, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
+    rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for chart, axes in zip(charts, rows, strict=True):
+        for line in chart.lines:
+            _draw(axes, line)
+        for mark in chart.marks:
+            axes.axvline(mark.x, color="gray", linestyle=":", linewidth=1)
+        axes.set_yscale("log" if chart.logarithmic else "linear")
+        axes.set_ylabel(chart.title)
+        axes.grid(alpha=0.25)
+        if len(chart.lines) > 1:
+            axes.legend(loc="best" if doublings else "upper right")
+    rows[0].set_title(title, parse_math=False)  # a dollar sign is one
+    rows[-1].set_xlabel(charts[-1].axis)
+    if doublings:
+        rows[-1].set_xscale("log", base=2)
+        rows[-1].margins(x=0)
+        rows[-1].xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        rows[-1].xaxis.set_minor_formatter(NullFormatter())
+        rows[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    else:
+        rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    return drawn.getvalue()
+
+
+def value_range(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the least and the greatest finite value; two different numbers where there is one, or none."""
+    joined = np.concatenate([one[np.isfinite(one)] for one in values]) if values else np.zeros(0)
+    if not len(joined):
+        return 0.0, 1.0
+    first, last = float(joined.min()), float(joined.max())
+    if last - first > 1e-9 * max(abs(first), abs(last)):
+        return first, last
+    return (first - 0.1 * abs(first), last + 0.1 * abs(last)) if first else (0.0, 1.0)
+
+
+def short(value: float, step: float | None = None) -> str:
+    """Return a number in few characters: 1.5M, 2k, 0.004. `step`: between neighbors, which sets the digits."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * (1 if step is None else 1 - 1e-9):
+            return f"{value / size:.4g}{letter}"
+    if step is not None and step < 1:
+        exponent = math.floor(math.log10(step) + 1e-9)
+        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 has a digit more
+        return f"{value:.{halves - exponent}f}"
+    return f"{value:.4g}"
 
 
 def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -175,6 +224,39 @@ def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np
             kept.append(int(start + np.flatnonzero(~np.isfinite(y[start:end]))[0]))
     chosen = np.unique(kept)
     return x[chosen], y[chosen]
+
+
+def _path(line: Line, x: Axis, y: Axis, columns: int) -> str:
+    """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
+    line_x, line_y = extremes(line.x, line.y, columns)
+    across, down = np.rint(SIZE * x.share(line_x)).astype(int), np.rint(SIZE * (1 - y.share(line_y)))
+    known = np.isfinite(down)
+    down = np.clip(np.where(known, down, 0), -FARTHEST, FARTHEST).astype(int)
+    before, after = np.append(False, known[:-1]), np.append(known[1:], False)
+    dotted = known if line.dotted and known.sum() <= MOST_DOTS else known & ~before & ~after
+    places = [f"{one} {two}" for one, two in zip(across.tolist(), down.tolist(), strict=True)]
+    path = "".join(("L" if before[at] else "M") + places[at] for at in np.flatnonzero(known))
+    dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(dotted))
+    drawn = f'<path class="line s{line.colour} {line.weight}" data-name="{escape(line.name)}" d="{path}"/>'
+    return drawn + (f'<path class="dots s{line.colour}" d="{dots}"/>' if dots else "")
+
+
+def _draw(axes: Any, line: Line) -> None:
+    raw, bold = line.weight == "raw", line.weight == "bold"
+    axes.plot(
+        line.x,
+        line.y,
+        color=PALETTE[line.colour],
+        alpha=0.35 if raw else 1.0,
+        linewidth=1 + bold,
+        marker="o" if line.dotted and len(line.x) <= MOST_DOTS else "",
+        markersize=4,
+        label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),  # after "_" in no legend; no mathematics
+    )
+
+
+def _down(y: Axis, value: float) -> int:
+    return round(SIZE * (1 - float(y.share(value))))
 
 
 def _widened(low: float, high: float, share: float) -> tuple[float, float]:

@@ -1,33 +1,30 @@
-"""Templates of a report's page: HTML with everything escaped, CSS and scripts, in `templates/`."""
+"""Web pages: templates with everything escaped; `templates/page.html` is the frame of a page that opens offline."""
 
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.line_chart import PALETTE
+
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
-TEMPLATES = Path(__file__).parents[1] / "reporting" / "templates"
-
-
-def render(template: str, **values: Any) -> str:
-    """Return a template with these values."""
-    return _environment().get_template(template).render(**values)
+ROOT = Path(__file__).parents[1]
 
 
-def template_text(name: str) -> str:
-    """Return a file that has no values, such as CSS."""
-    return (TEMPLATES / name).read_text()
+def render(template: str, **values: Any) -> "Markup":
+    """Return a template, by its path from the root, with these values: HTML that another template takes as it is."""
+    from markupsafe import Markup
+
+    return Markup(_environment().get_template(template).render(**values))
 
 
 @functools.cache
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
+    options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(ROOT), **options)
+    environment.globals["palette"] = PALETTE
+    return environment

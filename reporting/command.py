@@ -1,6 +1,8 @@
 """report.py"""
 
 import os
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,10 +12,12 @@ import attrs
 from common.arguments import UsageError, option
 from common.checks import number
 from common.errors import printable
-from reporting.section import COLOURS
 
 PROJECT = "lockstep"
+COLOURS = 8  # that a page tells apart: line_chart.PALETTE
 NICENESS = 10  # the machine may be training
+LOOK_SECONDS = 10.0  # of a watch, by default
+IDLE_LOOKS = 2  # in succession without a job: torchrun may be restarting one
 SECONDS = number(0, 1e6, above=True, example="30")
 
 
@@ -57,18 +61,18 @@ class ReportCommand:
 
     def run(self) -> None:
         """Write the report."""
+        from common.files import check_replaceable
         from common.installation import keep_logs_only
-        from reporting.report_file import check_report
-        from reporting.watch import watch
+        from reporting.report_page import SIGN
 
         keep_logs_only()
         os.nice(NICENESS)
         if self.to is not None:
-            self._replay(self.to)
+            self._send(self.to)
             return
-        check_report(self._file)
+        check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:
-            watch(self.runs, self._write, self.every or 10.0)
+            watch(self.runs, self._write, self.every or LOOK_SECONDS)
         else:
             self._write()
 
@@ -78,26 +82,24 @@ class ReportCommand:
 
         return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
-    def _replay(self, name: str) -> None:
-        from reporting.trackers.tracker_registry import store_of
-        from reporting.trackers.tracker_sync import Replay
-        from reporting.watch import watch
+    def _send(self, name: str) -> None:
+        from reporting.trackers.tracker_sync import TrackerSync, store_of
 
         opener = store_of(name)
-        replays = [Replay(run, name, self.project or PROJECT, opener) for run in self.runs]
+        syncs = [TrackerSync(run, name, self.project or PROJECT, opener) for run in self.runs]
 
         def advance(*, last: bool = False) -> None:
-            for run, replay in zip(self.runs, replays, strict=True):
-                sent, held = replay.advance()
+            for run, sync in zip(self.runs, syncs, strict=True):
+                sent, held = sync.advance()
                 if last:
-                    replay.close()  # may find that the tracker has not taken all
+                    sync.close()  # may find that the tracker has not taken all
                 print(printable(f"{run}: {sent:,} steps sent to {name}, {held:,} there"), flush=True)
 
         with ExitStack() as stack:
-            for replay in replays:
-                stack.callback(replay.close)
+            for sync in syncs:
+                stack.callback(sync.close)
             if self.watch:
-                watch(self.runs, advance, self.every or 10.0)
+                watch(self.runs, advance, self.every or LOOK_SECONDS)
             advance(last=True)
 
     def _write(self) -> None:
@@ -110,15 +112,54 @@ class ReportCommand:
 
     def _draw(self, *, record: bool) -> list[str]:
         """Write the page; return notes."""
-        from reporting.report_file import write_report
-        from reporting.report_page import report_page
+        from reporting.report_page import report_page, write_report
         from reporting.run_history import read_history, run_names
         from reporting.samples.sample_sections import sample_sections
 
-        histories = [
-            attrs.evolve(read_history(run), name=name)
-            for run, name in zip(self.runs, run_names(self.runs), strict=True)
-        ]
+        named = zip(self.runs, run_names(self.runs), strict=True)
+        histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
         sections, notes = sample_sections(self.runs, record=record)
         write_report(self._file, report_page(self.runs, histories, sections))
         return [note for history in histories for note in history.notes] + notes
+
+
+def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float) -> None:
+    """Call `write`, and again whenever the runs have changed, until no job trains any of them.
+
+    A run that has not measured anything is waited for while its job lives; without one, what `write` raises is raised.
+    """
+    from reporting.run_history import NotBegun
+    from training.supervision.run_lock import is_locked
+
+    seen, idle = None, 0
+    while True:
+        idle = 0 if any(map(is_locked, runs)) else idle + 1  # before the look: what a job writes last is seen
+        now = [_version(run) for run in runs]
+        if now != seen:
+            try:
+                write()
+            except NotBegun:
+                if idle >= IDLE_LOOKS:
+                    raise
+            else:
+                seen = now
+        if idle >= IDLE_LOOKS:
+            return
+        time.sleep(every_seconds)
+
+
+def _version(run: Path) -> list[object]:
+    """Return a value that changes when a run has something new to report."""
+    from training.checkpoints.directory import checkpoints_of, steps_in
+    from training.supervision.exit_record import EXIT_FILE
+    from training.telemetry.metrics_log import EVALUATIONS, METRICS
+
+    return [*(_size(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -1,11 +1,10 @@
-"""Facts of a run for people: network, data, machine, cost; and differences between runs."""
+"""Facts of a run for people: network, data, machine and cost; and settings that differ between runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
-from reporting.recorded_run import RecordedEnvironment
 from reporting.run_history import RunHistory
 from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
@@ -23,8 +22,9 @@ class DifferingSetting:
 
 
 def headline(history: RunHistory) -> list[str]:
-    """Return a run's progress, in a few words each."""
-    parts = [history.state, f"step {history.step:,}" + _of(history.record.steps)]
+    """Return state, step, losses, tokens, time and dollars of a run."""
+    steps = None if history.record is None else history.record.steps
+    parts = [history.state, f"step {history.step:,}" + ("" if steps is None else f" of {steps:,}")]
     for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
@@ -33,16 +33,40 @@ def headline(history: RunHistory) -> list[str]:
     return parts + ([] if history.usd is None else [f"${history.usd:,.2f}"])
 
 
-def facts(history: RunHistory) -> list[Fact]:
-    """Return network, data and machine. Unknown facts are left out."""
-    return [*_model_facts(history), *_data_facts(history), *_machine_facts(history)]
+def facts(history: RunHistory) -> Iterator[Fact]:
+    """Yield network, data, machine and price of a run. Unknown facts are left out."""
+    from model.config import parameter_count
+    from model.stock_config import stock_class
+
+    model, record, job = history.model, history.record, history.job
+    shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
+    yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
+    if history.train.get("require_stock_class"):
+        yield "class of transformers", stock_class(model, history.name).name
+    if record is None:
+        return
+    if record.initial_weights is not None:
+        yield "initial weights", record.initial_weights.source
+    yield from (("settings", change) for change in describe_changes(record.changes))
+    for source in record.sources or []:
+        tokens, epochs = source["tokens"], source["epochs"]
+        yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned, {epochs:.3g} epochs"
+    if job.tokenizer is not None:
+        yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
+    if job.environment.device is not None:
+        yield "machine", f"{job.environment.world_size} x {job.environment.device}"
+        yield "software", f"torch {job.environment.packages.get('torch')}, Python {job.environment.python}"
+    yield "numerics", f"{record.numerics.get('precision')}, determinism {record.numerics['determinism']}"
+    if record.git_commit:
+        yield "commit", record.git_commit
+    if job.price_per_hour is not None:
+        yield "price", f"${job.price_per_hour:,.2f} an hour"
 
 
 def recipe(history: RunHistory) -> list[Fact]:
     """Return the keys of model.json and train.json that differ from their defaults, plumbing left out."""
-    values = _settings(history)
     chosen = []
-    for name, value in values.items():
+    for name, value in _settings(history).items():
         section, _, key = name.partition(".")
         if key not in PLUMBING_KEYS and value != KEYS[section][key].default:
             chosen.append((name, shown(value)))
@@ -56,8 +80,7 @@ def differing_settings(histories: Sequence[RunHistory]) -> list[DifferingSetting
     for name in dict.fromkeys(name for values in every for name in values):
         values = [shown(one[name]) if name in one else "unknown" for one in every]
         if len(set(values)) > 1:
-            key = name.partition(".")[2]
-            found.append(DifferingSetting(name=name, plumbing=key in PLUMBING_KEYS, values=values))
+            found.append(DifferingSetting(name=name, plumbing=name.partition(".")[2] in PLUMBING_KEYS, values=values))
     return found
 
 
@@ -75,10 +98,6 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _of(total: int | None) -> str:
-    return "" if total is None else f" of {total:,}"
-
-
 def _settings(history: RunHistory) -> dict[str, Any]:
     """Return the settings of the run by the names of their keys."""
     stored = {"model": attrs.asdict(history.model), "train": history.train}
@@ -90,49 +109,19 @@ def _settings(history: RunHistory) -> dict[str, Any]:
 
 
 def _resolved(history: RunHistory) -> dict[str, Any]:
-    record = history.record
-    environment = record.environment or RecordedEnvironment()
-    files = [str(sha256) for stream in record.train_streams or [] for sha256 in stream.sha256]
-    found = {"world size": record.world_size, "steps": record.steps, "commit": record.git_commit}
-    found |= {"device": environment.device, "torch": environment.packages.get("torch")}
-    found |= {"tokenizer": None if record.tokenizer is None else record.tokenizer.name}
-    found |= {"token files": ", ".join(files) or None}
-    found |= {f"resolved {key}": value for key, value in (record.numerics or {}).items()}
-    found["changes"] = "; ".join(describe_changes(record.changes or [])) or None
+    record, job = history.record, history.job
+    if record is None:
+        return {}
+    files = [str(sha256) for stream in record.train_streams for sha256 in stream.sha256]
+    found = {
+        "world size": record.world_size,
+        "steps": record.steps,
+        "commit": record.git_commit,
+        "device": job.environment.device,
+        "torch": job.environment.packages.get("torch"),
+        "tokenizer": None if job.tokenizer is None else job.tokenizer.name,
+        "token files": ", ".join(files) or None,
+        **{f"resolved {key}": value for key, value in record.numerics.items()},
+        "changes": "; ".join(describe_changes(record.changes)) or None,
+    }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _model_facts(history: RunHistory) -> Iterator[Fact]:
-    from model.config import parameter_count
-    from model.stock_config import stock_class
-
-    model = history.model
-    shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
-    yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
-    if history.train.get("require_stock_class"):
-        yield "class of transformers", stock_class(model, history.name).name
-    if history.record.initial_weights is not None:
-        yield "initial weights", history.record.initial_weights.source
-    for change in describe_changes(history.record.changes or []):
-        yield "settings", change
-
-
-def _data_facts(history: RunHistory) -> Iterator[Fact]:
-    for source in history.record.sources or []:
-        yield "dataset", f"{source.dataset}: {source.tokens:,} tokens planned, {source.epochs:.3g} epochs"
-    tokenizer = history.record.tokenizer
-    if tokenizer is not None:
-        yield "tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids"
-
-
-def _machine_facts(history: RunHistory) -> Iterator[Fact]:
-    record = history.record
-    if record.environment is not None:
-        yield "machine", f"{record.environment.world_size} x {record.environment.device}"
-        yield "software", f"torch {record.environment.packages.get('torch')}, Python {record.environment.python}"
-    if record.numerics:
-        yield "numerics", f"{record.numerics.get('precision')}, determinism {record.numerics.get('determinism')}"
-    if record.git_commit:
-        yield "commit", record.git_commit
-    if record.price_per_hour is not None:
-        yield "price", f"${record.price_per_hour:,.2f} an hour"

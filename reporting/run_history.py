@@ -10,16 +10,18 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.json_files import is_number
+from common.json_files import is_number, read_json
+from common.structure import structured
 from model.config import ModelConfig
-from reporting.recorded_run import RecordedRun, bits_per_nat, read_recorded
+from tokens.format.manifest import TokenizerRecord, read_manifest
+from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
 from training.supervision.exit_record import read_exit
 from training.supervision.run_lock import is_locked
+from training.telemetry.curves import Curve, curve_of, run_curves
 from training.telemetry.job_prices import last_price, priced_seconds
-from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, current_records, read_counted
+from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, current_records, is_price, read_counted
 
-AXES = {"steps": "steps", "tokens": "tokens", "hours": "hours", "dollars": "dollars"}
-LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
+AXES = ("steps", "tokens", "hours", "dollars")
 # Events that are marked in the curves, and the words for them.
 MARKED = {
     "start": "restart",
@@ -32,19 +34,7 @@ MARKED = {
     "stopped": "stopped",
     "diverged": "diverged",
 }
-
-
-@attrs.frozen(eq=False)
-class Curve:
-    """Values over steps, both float64 (n,); an unknown value is NaN."""
-
-    steps: np.ndarray
-    values: np.ndarray
-
-    @property
-    def last(self) -> float:
-        """The last value."""
-        return float(self.values[-1])
+ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped", "diverged": "diverged"}
 
 
 @attrs.frozen
@@ -56,34 +46,54 @@ class Mark:
     text: str  # details for people
 
 
+@attrs.frozen(kw_only=True)
+class Machine:
+    """Machine and software of a job."""
+
+    world_size: int | None = None
+    device: str | None = None
+    python: str | None = None
+    packages: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class LastJob:
+    """Contents of `resolved.json` beside the run record: tokens, machine and price of the last job."""
+
+    token_files: list[str] = attrs.field(factory=list)
+    tokenizer: TokenizerRecord | None = None
+    environment: Machine = attrs.field(factory=Machine)
+    price_per_hour: float | None = None
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class RunHistory:
     """History of a run, from the files of its directory."""
 
     name: str
     model: ModelConfig  # this and `train` as the run was trained; as they are now before the first job
-    train: dict[str, Any]  # keys of train.json, with the version's defaults
-    curves: dict[str, Curve]  # those of LOGGED that were logged, "validation_loss", and those of further datasets
+    train: dict[str, Any]  # keys of train.json, with their defaults
+    curves: dict[str, Curve]
     axes: dict[str, Curve]  # those of AXES that are known, as functions of the step
     marks: list[Mark]
-    state: str  # how the run stands, in words
+    state: str  # complete, running, stopped, ...
     ledger: dict[str, float]  # seconds of the whole run by part; empty before the first job has ended
     ledger_usd: float | None  # price of these seconds
     hours: float
     usd: float | None  # None without a price
-    record: RecordedRun
+    record: RunRecord | None  # None where `resolved.json` is missing or damaged
+    job: LastJob
     bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
-    notes: list[str]  # on what its files have and the report has not
+    notes: list[str]  # on lines and files that are left out
 
     @property
     def step(self) -> int:
         """The last step that was measured."""
         return int(max((curve.steps[-1] for curve in self.curves.values()), default=0))
 
-    def along(self, axis: str, curve: Curve) -> np.ndarray:
-        """Return where the points of a curve lie on an axis, (n,)."""
-        position = self.axes[axis]
-        return np.interp(curve.steps, position.steps, position.values)
+    def along(self, axis: str, steps: np.ndarray) -> np.ndarray:
+        """Return where steps lie on an axis, (n,)."""
+        return np.interp(steps, self.axes[axis].steps, self.axes[axis].values)
 
 
 class NotBegun(BadInput):
@@ -98,24 +108,19 @@ def check_begun(directory: Path) -> None:
 
 def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
-    from training.config.train_config import load_run, one_form
+    from training.config.train_config import load_run
 
     run = load_run(directory, ())
     check_begun(directory)
     found = read_counted(directory)
     lines, records = found.records, current_records(found.records)
-    curves = _curves(records)
+    curves = run_curves(records)
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
-    record, notes = read_recorded(directory)
-    try:
-        model, train = ModelConfig(**(record.model or {})), one_form("train", record.train or {})
-    except (TypeError, ValueError):  # none, or edited
-        model, train = run.model, {}
-    train = train or run.train.flat()
-    batches = record.global_batch_size, train.get("global_batch_size"), train.get("microbatch_size")
-    batch = next((value for value in batches if value is not None and is_number(value) and value > 0), 1)
-    seconds, usd = clock(lines, record.price_per_hour)
+    record, job, notes = read_resolved(directory)
+    model, train = (run.model, run.train.flat()) if record is None else (ModelConfig(**record.model), record.train)
+    batch = train["global_batch_size"] or train["microbatch_size"] if record is None else record.global_batch_size
+    seconds, usd = clock(lines, job.price_per_hour)
     ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
     return RunHistory(
         name=directory.resolve().name,
@@ -130,9 +135,30 @@ def read_history(directory: Path) -> RunHistory:
         hours=float(seconds[-1]) / 3600,
         usd=None if usd is None else float(usd[-1]),
         record=record,
-        bits_per_nat=bits_per_nat(record),
+        job=job,
+        bits_per_nat=_bits_per_nat(job.token_files),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
     )
+
+
+def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]]:
+    """Return what `resolved.json` says of a run; a damaged one is unknown, and a note says so."""
+    path = directory / RESOLVED
+    try:
+        if (record := read_record(directory)) is None:
+            return None, LastJob(), []
+        ModelConfig(**record.model)
+        values = read_json(path)
+        if isinstance(values.get("token_files"), str):
+            values["token_files"] = [values["token_files"]]
+        job = structured(values, LastJob, unknown_keys=True)
+        if job.price_per_hour is not None and not is_price(job.price_per_hour):
+            raise ValueError("price_per_hour: wanted dollars")
+        if not all(is_number(source["tokens"]) and is_number(source["epochs"]) for source in record.sources or []):
+            raise ValueError("sources: wanted numbers")
+    except (BadInput, ValueError, TypeError, LookupError) as error:
+        return None, LastJob(), [f"NOTE: {path}: damaged or edited, and left out of the report: {error}"]
+    return record, job, []
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
@@ -154,30 +180,11 @@ def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[
     return np.array(seconds), np.array(usd) if known else None
 
 
-def _curves(records: Sequence[dict[str, Any]]) -> dict[str, Curve]:
-    """Return the curves that have a value, by name."""
-    logged = [record for record in records if "train_loss" in record]
-    validated = [record for record in records if "validation_loss" in record]
-    found = {name: _curve(logged, name) for name in LOGGED} | {"validation_loss": _curve(validated, "validation_loss")}
-    for dataset in list(dict.fromkeys(key for record in validated for key in record.get("validation_losses", {})))[1:]:
-        measured = [record | record.get("validation_losses", {}) for record in validated]
-        found[dataset] = _curve([record for record in measured if dataset in record], dataset)
-    return {name: curve for name, curve in found.items() if np.isfinite(curve.values).any()}
-
-
-def _curve(records: Sequence[dict[str, Any]], key: str) -> Curve:
-    known = (record.get(key) for record in records)  # null where unknown
-    values = [math.nan if value is None else value for value in known]
-    steps = np.array([record["step"] for record in records], np.float64)
-    return Curve(steps, np.array(values, np.float64))
-
-
 def _axes(
     records: Sequence[dict[str, Any]], spent: tuple[np.ndarray, np.ndarray | None], tokens_per_step: int
 ) -> dict[str, Curve]:
     timed = [record for record in records if "elapsed_seconds" in record and "step" in record]
-    timed = sorted(timed, key=lambda record: record["step"])  # stable: in the order of the file
-    elapsed = _curve(timed, "elapsed_seconds")
+    elapsed = curve_of(sorted(timed, key=lambda record: record["step"]), "elapsed_seconds")
     ends = np.array([0.0, max((record.get("step", 0) for record in records), default=0) or 1.0])
     axes = {"steps": Curve(ends, ends), "tokens": Curve(ends, ends * tokens_per_step)}
     if timed:
@@ -205,10 +212,10 @@ def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
 
 
 def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
-    """Return how a run stands: what its last job wrote when it ended, or that it runs or was killed."""
+    """Return the state of a run: as its last job wrote when it ended, or running, or killed."""
     last = next((record for record in reversed(records) if record.get("event") in ENDS), None)
     ended = read_exit(directory)
-    if is_locked(directory) and (ended is None or not ended.final):  # written before the job's last report is drawn
+    if is_locked(directory) and (ended is None or not ended.final):  # written before the job's last chart is drawn
         return "running"
     outcome = "killed" if ended is None else ended.outcome
     if last is None or last["event"] == "start":
@@ -217,4 +224,12 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     return ENDS[last["event"]] + (f": {problem}" if problem else "")
 
 
-ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped", "diverged": "diverged"}
+def _bits_per_nat(token_files: Sequence[str]) -> float | None:
+    """Return the bits per byte of text of a loss of one nat per token; None where the bytes are not at hand."""
+    try:
+        manifest = read_manifest(Path(token_files[0])) if len(token_files) == 1 else None
+    except (BadInput, ValueError):  # damaged, or an impossible path
+        return None
+    if manifest is None or not manifest.text_bytes or manifest.tokens <= 0:
+        return None
+    return manifest.tokens / manifest.text_bytes / math.log(2)

@@ -7,8 +7,6 @@ import attrs
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import is_folder
-from common.json_files import read_json
-from common.structure import structured
 from training.checkpoints import archive
 from training.checkpoints.bucket_checkpoints import check_branch
 from training.checkpoints.compatibility import (
@@ -21,7 +19,7 @@ from training.checkpoints.compatibility import (
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_copies import find_on_nodes
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin, describe_changes, with_stream_list
+from training.checkpoints.run_record import RunRecord, WeightsOrigin, describe_changes, read_record
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
 from training.checkpoints.verification import find_before
@@ -92,7 +90,7 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
     if found is not None:
         beginning = _load(found, attrs.evolve(request, allow_drift=True), state, ranks)
     else:
-        recorded = from_coordinator(ranks, lambda: _recorded(request.directory))
+        recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         beginning = _begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
         if recorded is not None:
             _check_beginning(recorded.initial_weights, beginning.record.initial_weights)
@@ -114,15 +112,6 @@ def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning
     else:
         origin = start_from(request.initial, state, request.directory / "model.json", ranks)
     return Beginning([], attrs.evolve(request.record, initial_weights=origin))
-
-
-def _recorded(directory: Path) -> RunRecord | None:
-    """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
-    file = directory / RESOLVED
-    try:
-        return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
-    except ValueError as error:
-        raise BadInput(f"{file}: damaged or edited: {error}; copy it here again, or move it away") from error
 
 
 def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import attrs
 
 from common.web_page import render
-from reporting.samples.heat_views import DIFFERENCE_NATS, MOST_VIEWED, NATS, HeatView, Measured, heat_views
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, spaced
 from reporting.samples.token_text import TextCell, text_cells
 
@@ -17,34 +16,34 @@ if TYPE_CHECKING:
 MOST_CHECKPOINTS = 40  # that a page can compare; each takes 3 kB
 EXTREMES = 6  # cells of greatest gain, and of greatest loss
 CONTEXT_CELLS = 16  # shown before one of them
+# Lower bounds of the colours, in nats: of a negative log-probability, and of a difference either way.
+NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
 # Why a run is left out.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context"
 
 
 @attrs.frozen(kw_only=True)
-class ShownCell:
-    """A cell as the page has it."""
+class Measured:
+    """A checkpoint, with the log-probability of each cell of the text, in nats; None: not predicted, or not finite."""
 
-    text: str
-    classes: str
-    about: str  # shown under the pointer, with the value of each view
-    values: list[str]  # none of a token that is not predicted
+    label: str
+    values: list[float | None]
+    mean_nats: float | None  # per token
 
-
-@attrs.frozen(kw_only=True)
-class Extreme:
-    """A cell whose log-probability differs much, with the text before it."""
-
-    before: str
-    text: str
-    difference: float
+    def minus(self, other: "Measured") -> "Measured":
+        """Return the difference of the log-probabilities."""
+        pairs = zip(self.values, other.values, strict=True)
+        values = [None if one is None or two is None else one - two for one, two in pairs]
+        return Measured(label=f"{self.label} against {other.label}", values=values, mean_nats=None)
 
 
-def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> str | None:
+def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
     """Return the heat map of named runs as HTML; None where there is nothing to show.
 
-    Several runs are compared on the text of the first one that has one; a line names those left out, and why.
+    Several runs are compared on the text of the first one that has one; a line names those left out, and why. Without a
+    script, the last checkpoint is shown, and its difference from the first one, or from that of a second run.
     """
     usable = [(name, [sample for sample in samples if sample.log_probabilities]) for name, samples in runs]
     text = next((samples[-1].held_out for _, samples in usable if samples), None)
@@ -52,29 +51,32 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> str | No
         return None
     cells = text_cells(text.tokens)
     same = {name: [one for one in samples if _is_same(one.held_out, text)] for name, samples in usable}
-    reasons = [(name, OTHER_TEXT if samples else NOT_RECORDED) for name, samples in usable if not same[name]]
     measured = [
-        _measured_run(name if len(runs) > 1 else "", same[name], len(runs), cells) for name in same if same[name]
+        [_measured(f"{name}, " if len(runs) > 1 else "", sample, cells) for sample in spaced(samples, _most(len(runs)))]
+        for name, samples in same.items()
+        if samples
     ]
-    views = heat_views(measured)
-    every = [each for of_run in measured for each in of_run]
-    differences = [view for view in views if view.second is not None]
+    last = measured[0][-1]
+    differences = [other[-1].minus(last) for other in measured[1:2]]
+    differences = differences or [last.minus(one) for one in measured[0][:-1][:1]]
+    every = [one for of_run in measured for one in of_run]
     return render(
-        "heat_map.html",
+        "reporting/templates/heat_map.html",
         text=text,
-        cells=[_shown(cell, number, views, text) for number, cell in enumerate(cells)],
+        cells=[
+            _shown(cell, text, last.values[at], [one.values[at] for one in differences])
+            for at, cell in enumerate(cells)
+        ],
         measured=every,
-        views=views,
-        labels=[css_string(f"\n{view.label}: ") for view in views],
-        viewed_runs=min(MOST_VIEWED, len(measured)),
-        run_count=len(measured),
-        left_out=reasons,
-        extremes=[(view, *_extremes(cells, view)) for view in differences],
+        labels=[last.label, *(one.label for one in differences)],
+        strings=[css_string(f"\n{one.label}: ") for one in (last, *differences)],
+        left_out=[(name, OTHER_TEXT if samples else NOT_RECORDED) for name, samples in usable if not same[name]],
+        extremes=[(one.label, *_extremes(cells, one)) for one in differences],
         legend=[(bound, math.exp(-bound)) for bound in NATS],
         difference_nats=DIFFERENCE_NATS,
         data={
-            "labels": [each.label for each in every],
-            "values": [_hundredths(each) for each in every],
+            "labels": [one.label for one in every],
+            "values": [[None if value is None else round(100 * value) for value in one.values] for one in every],
             "nats": NATS,
             "difference": DIFFERENCE_NATS,
         },
@@ -89,38 +91,43 @@ def css_string(text: str) -> "Markup":
     return Markup('"' + "".join(signs) + '"')
 
 
+def _most(runs: int) -> int:
+    return max(2, MOST_CHECKPOINTS // runs)
+
+
 def _is_same(one: HeldOutText | None, other: HeldOutText) -> bool:
     """Tell whether checkpoints predicted the same tokens, each from as many before it."""
     return one is not None and (one.ids, one.tokens, one.window) == (other.ids, other.tokens, other.window)
 
 
-def _measured_run(name: str, samples: list[CheckpointSample], runs: int, cells: list[TextCell]) -> list[Measured]:
-    prefix = f"{name}, " if name else ""
-    chosen = spaced(samples, max(2, MOST_CHECKPOINTS // runs))
-    return [_measured(f"{prefix}step {sample.step:,}", sample, cells) for sample in chosen]
+def _measured(prefix: str, sample: CheckpointSample, cells: list[TextCell]) -> Measured:
+    known = [None, *(sample.log_probabilities or [])]  # nothing predicts the first token
+    parts = [known[cell.first : cell.first + cell.count] for cell in cells]
+    sums = [None if None in part else math.fsum(value for value in part if value is not None) for part in parts]
+    return Measured(label=f"{prefix}step {sample.step:,}", values=sums, mean_nats=sample.mean_nats)
 
 
-def _measured(label: str, sample: CheckpointSample, cells: list[TextCell]) -> Measured:
-    values = [None, *(sample.log_probabilities or [])]  # nothing predicts the first token
-    return Measured(
-        label=label,
-        values=[_sum(values[cell.first : cell.first + cell.count]) for cell in cells],
-        mean_nats=sample.mean_nats,
-    )
+def _shown(
+    cell: TextCell, text: HeldOutText, value: float | None, differences: list[float | None]
+) -> dict[str, object]:
+    """Return a cell as the page has it: its text, CSS classes, and words under the pointer with each view's value.
 
-
-def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None
-
-
-def _shown(cell: TextCell, number: int, views: list[HeatView], text: HeldOutText) -> ShownCell:
-    colours = [f"v{at}{view.colour(number)}" for at, view in enumerate(views)]
+    Colours: p0 (expected) to p8; a1 to a5 where the first checkpoint is better, b1 to b5, z for equal; u for unknown.
+    """
+    levels = ["u" if value is None else f"p{sum(-value >= bound for bound in NATS)}"]
+    values = ["not finite" if value is None else f"{value:.2f} nats, {_percent(math.exp(value))}"]
+    for difference in differences:
+        level = 0 if difference is None else sum(abs(difference) >= bound for bound in DIFFERENCE_NATS)
+        levels.append("u" if difference is None else f"{'ab'[difference < 0]}{level}" if level else "z")
+        values.append("not finite" if difference is None else f"{difference:+.2f} nats")
     starts_window = (cell.first - 1) % text.window == 0 and cell.first > 0
     kinds = [*([] if cell.kind == "text" else [cell.kind]), *(["w"] if starts_window else [])]
-    values = [view.text(number) for view in views] if cell.first else []
-    about = _about(cell, text, starts_window=starts_window)
-    return ShownCell(text=cell.text, classes=" ".join([*colours, *kinds]), about=about, values=values)
+    return {
+        "text": cell.text,
+        "classes": " ".join([*(f"v{at}{level}" for at, level in enumerate(levels)), *kinds]),
+        "about": _about(cell, text, starts_window=starts_window),
+        "values": values if cell.first else [],
+    }
 
 
 def _about(cell: TextCell, text: HeldOutText, *, starts_window: bool) -> str:
@@ -133,19 +140,23 @@ def _about(cell: TextCell, text: HeldOutText, *, starts_window: bool) -> str:
     return about + (f"\nfirst of a window of {text.window}: predicted from one token" if starts_window else "")
 
 
-def _extremes(cells: list[TextCell], view: HeatView) -> tuple[list[Extreme], list[Extreme]]:
-    """Return the cells that the first checkpoint predicts better by most, and those that it predicts worse by most."""
-    values = [(value, number) for number in range(len(cells)) if (value := view.value(number)) is not None]
-    ordered = sorted(values)
-    gains = [_extreme(cells, number, value) for value, number in reversed(ordered[-EXTREMES:]) if value > 0]
-    return gains, [_extreme(cells, number, value) for value, number in ordered[:EXTREMES] if value < 0]
+def _extremes(cells: list[TextCell], view: Measured) -> list[list[tuple[str, str, float]]]:
+    """Return (text before, text, difference) of the cells of greatest gain, and of those of greatest loss."""
+    ordered = sorted((value, at) for at, value in enumerate(view.values) if value is not None)
+    gains, losses = ordered[: -EXTREMES - 1 : -1], ordered[:EXTREMES]
+    return [
+        [
+            (_joined(cells[max(0, at - CONTEXT_CELLS) : at]), cells[at].text, value)
+            for value, at in chosen
+            if value * sign > 0
+        ]
+        for chosen, sign in ((gains, 1), (losses, -1))
+    ]
 
 
-def _extreme(cells: list[TextCell], number: int, difference: float) -> Extreme:
-    before = "".join(cell.text for cell in cells[max(0, number - CONTEXT_CELLS) : number])
-    return Extreme(before=before.replace("\n", ""), text=cells[number].text, difference=difference)
+def _joined(cells: list[TextCell]) -> str:
+    return "".join(cell.text for cell in cells).replace("\n", "")
 
 
-def _hundredths(measured: Measured) -> list[int | None]:
-    """Return the values in hundredths of a nat, for the script."""
-    return [None if value is None else round(100 * value) for value in measured.values]
+def _percent(probability: float) -> str:
+    return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1e}"

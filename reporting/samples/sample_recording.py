@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.file_lock import lock
 from common.files import sha256, write_error
 from common.json_files import JsonLog
-from reporting.recorded_run import read_recorded
+from reporting.run_history import read_resolved
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, Said, read_samples, weights_on_disk
 from training.checkpoints.directory import CHECKPOINTS, WEIGHTS, checkpoints_of, link_target
 from training.checkpoints.run_record import RESOLVED
@@ -107,11 +107,10 @@ def _held_out_tokens(run: Path) -> tuple[HeldOutTokens | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
     from tokens.format.token_file import open_split
 
-    record, _ = read_recorded(run)  # its notes are those of the history
-    start, vocabulary = (record.train or {}).get("start_val_token", 0), (record.model or {}).get("vocab_size", 0)
+    record, job, _ = read_resolved(run)  # its notes are those of the history
+    start, vocabulary = (0, 0) if record is None else (record.train["start_val_token"], record.model["vocab_size"])
     problem = f"{run / RESOLVED}: names no token files"
-    known = isinstance(start, int) and start >= 0 and isinstance(vocabulary, int)
-    for directory in record.token_files or [] if known else []:
+    for directory in job.token_files:
         try:
             stream = open_split(Path(directory), SPLIT)
         except BadInput as error:

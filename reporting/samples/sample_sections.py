@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import attrs
-
-from common.web_page import render, template_text
+from common.web_page import render
+from reporting.report_page import Section
 from reporting.run_history import run_names
-from reporting.samples.gallery import gallery
 from reporting.samples.heat_map import heat_map
-from reporting.samples.sample_log import read_counted_samples
+from reporting.samples.sample_log import CheckpointSample, read_counted_samples, spaced
 from reporting.samples.sample_recording import record_samples
-from reporting.section import Section
 from training.supervision.run_lock import is_locked
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section], list[str]]:
@@ -26,11 +29,30 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
         found, lines = read_counted_samples(run)
         samples.append((name, found))
         notes += lines.notes(growing=is_locked(run))
-    parts = (("Samples", "samples", gallery(samples)), ("Log-probabilities", "log-probabilities", heat_map(samples)))
-    sections = [Section(title=title, anchor=anchor, html=html) for title, anchor, html in parts if html is not None]
-    if notes:
-        html = render("notes.html", notes=notes)
-        sections.append(Section(title="Missing samples", anchor="missing-samples", html=html))
-    if sections:
-        sections[0] = attrs.evolve(sections[0], style=template_text("samples.css"))
-    return sections, notes
+    missing = render("reporting/templates/missing_samples.html", notes=notes) if notes else None
+    parts = {"Samples": gallery(samples), "Log-probabilities": heat_map(samples), "Missing samples": missing}
+    return [
+        Section(title=title, anchor=title.lower().replace(" ", "-"), html=html)
+        for title, html in parts.items()
+        if html is not None
+    ], notes
+
+
+def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
+    """Return the continuations of named runs as HTML, by prompt; None where there are none."""
+    rows = []
+    for name, samples in runs:
+        said = [sample for sample in samples if sample.said]
+        for sample in spaced(said, max(2, MOST_SHOWN // len(runs))):
+            rows.append((f"{name}, step {sample.step:,}" if len(runs) > 1 else f"step {sample.step:,}", sample))
+    if not rows:
+        return None
+    prompts = list(dict.fromkeys(one.prompt for _, sample in rows for one in sample.said))
+    shown = [
+        (prompt, [(label, [one for one in sample.said if one.prompt == prompt]) for label, sample in rows])
+        for prompt in prompts
+    ]
+    problems = [(name, sample) for name, samples in runs for sample in samples if sample.problem]
+    count = sum(len(samples) for _, samples in runs)
+    template = "reporting/templates/gallery.html"
+    return render(template, prompts=shown, problems=problems, count=count, shown=len(rows))

@@ -3,12 +3,15 @@
 A state file says how far the tracker has come, and how its data looked then. Where both still agree with
 metrics.jsonl, a replay appends what is new; otherwise, after a kill or where a resumed run supersedes steps that
 differ, the tracker's data is written anew. So each row is there once.
+
+To add a tracker: write its `Store` in a file, and add its line to TRACKERS.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -68,6 +71,22 @@ class Store(Protocol):
         """Store for good what was taken."""
 
 
+@attrs.frozen
+class Tracker:
+    """A tracker: the place of its Store, and the package it needs."""
+
+    module: str
+    kind: str
+    requirement: str  # as tested
+
+
+TRACKERS = {
+    "tensorboard": Tracker("reporting.trackers.tensorboard_events", "TensorBoardEvents", "tensorboard==2.21.0"),
+    "wandb": Tracker("reporting.trackers.wandb_run", "WandbRun", "wandb==0.31.0"),
+    "trackio": Tracker("reporting.trackers.trackio_run", "TrackioRun", "trackio==0.43.0"),
+}
+
+
 @attrs.frozen(kw_only=True)
 class Progress:
     """State file: the rows that a tracker holds."""
@@ -79,7 +98,7 @@ class Progress:
     held: Any = None  # by the tracker's own data
 
 
-class Replay:
+class TrackerSync:
     """Sends a run to one tracker. Each call of `advance` sends what is new; one replay of a run at a time."""
 
     def __init__(self, directory: Path, name: str, project: str, open_store: Callable[[TrackedRun], Store]):
@@ -172,6 +191,17 @@ class Replay:
             version=self._progress.version if self._progress.identity == identity else 0,
             config=read_json(record) if record.is_file() else {},
         )
+
+
+def store_of(name: str) -> Callable[[TrackedRun], Store]:
+    """Return what opens a tracker's store of a run. Raises BadInput where its package is missing."""
+    tracker = TRACKERS[name]
+    try:
+        import_module(name)
+    except ImportError as error:
+        raise BadInput(f"--to {name}: needs {name}: pip install {tracker.requirement}") from error
+    opener: Callable[[TrackedRun], Store] = getattr(import_module(tracker.module), tracker.kind)
+    return opener
 
 
 def _add(digest: "hashlib._Hash", rows: Sequence[TrackedRow]) -> "hashlib._Hash":

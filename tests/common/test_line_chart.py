@@ -1,16 +1,17 @@
-"""Line chart: every point and event is visible, or the title says what is not."""
+"""Line chart: every point and event is visible, or the title says what is not; labels are few and round."""
 
 import re
 from typing import Any
 
 import numpy as np
+import pytest
 
-from common.line_chart import Line, LineChart, VerticalMark
+from common.line_chart import Axis, Line, LineChart, VerticalMark, value_range
 
 
 def chart(values: list[float], **changes: Any) -> str:
     """Return the chart of a line with a value for each step."""
-    line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), colour="s0", dotted=True)
+    line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), colour=0, dotted=True)
     return LineChart(**({"title": "loss", "axis": "steps", "lines": [line], "columns": 500} | changes)).svg()
 
 
@@ -44,3 +45,20 @@ def test_the_title_says_which_values_lie_outside_and_that_an_axis_is_logarithmic
     assert "up to 36k; all values of loss)<" in chart([36_000.0], top=3.0)
     assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
     assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [([], (0, 1)), ([0.0], (0, 1)), ([np.nan, 2.0], (1.8, 2.2)), ([3.0, 1.0], (1, 3))]
+)
+def test_a_range_has_two_different_ends(values: list[float], wanted: tuple[float, float]) -> None:
+    assert value_range([np.array(values)]) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.05, 1.45), (0.9, 30), (1e-6, 1e30), (2, 2.5)])
+def test_a_logarithmic_axis_has_some_labels_and_not_too_many(low: float, high: float) -> None:
+    assert 2 <= len(Axis(low, high, logarithmic=True).ticks()) <= 12
+
+
+def test_the_last_label_of_an_x_axis_ends_at_its_place() -> None:
+    labels = Axis(0.0, 41.0).labels("left")
+    assert labels.count("<span") == 5 and '<span class=last style="left:97.56%">40' in labels

@@ -1,11 +1,20 @@
-"""Command line of report.py: an option that would do nothing, and a run given twice, are usage errors."""
+"""report.py: odd options are usage errors; a watch writes the report as runs grow, and ends with them."""
 
+import itertools
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.arguments import UsageError
-from reporting.command import ReportCommand
+from reporting.command import ReportCommand, watch
+from reporting.samples.sample_log import read_samples
+from tests import launch
+from tests.conftest import ROOT
+from tests.training.supervision.runs import start, wait_until
+from training.supervision.run_lock import is_locked, take_run_lock
+from training.telemetry.metrics_log import METRICS, REPORT
 
 A, B = Path("a"), Path("b")
 
@@ -25,3 +34,54 @@ A, B = Path("a"), Path("b")
 def test_what_would_do_nothing_is_a_usage_error(options: dict[str, object], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         ReportCommand(**({"runs": (A,)} | options))  # type: ignore[arg-type]
+
+
+def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_has_ended(tmp_path: Path) -> None:
+    held = take_run_lock(tmp_path)
+    assert held.file is not None and is_locked(tmp_path)
+    written: list[str] = []
+    content = iter(["one", "two", "three"])
+
+    def write() -> None:
+        written.append((tmp_path / METRICS).read_text() if written else "")
+        if len(written) == 3:
+            held.file.close()  # type: ignore[union-attr]
+        (tmp_path / METRICS).write_text(next(content, "three"))
+
+    watch([tmp_path], write, 0.01)
+    assert written[:4] == ["", "one", "two", "three"]
+    assert not is_locked(tmp_path)
+
+
+def test_a_run_that_nobody_trains_is_reported_once(tmp_path: Path) -> None:
+    calls = itertools.count()
+    watch([tmp_path, tmp_path / "absent"], lambda: next(calls) and None, 0.01)
+    assert next(calls) == 1
+
+
+@pytest.mark.slow
+def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: Callable[..., Path]) -> None:
+    run = make_run(min_train_tokens=120 * 8 * 32, checkpoint_interval=30, keep_checkpoints=1, validation_interval=30)
+    training = start(run, 1, SLOW_STEP=0.05)
+    wait_until(lambda: is_locked(run), training)
+    watching = launch.start(ROOT / "report.py", str(run), "--watch", "--every", "0.2")
+    output, errors = watching.communicate(120)
+    assert (watching.returncode, errors) == (0, "")
+    assert training.communicate(10) and training.returncode == 0
+    assert output.count(REPORT) > 1
+    steps = [sample.step for sample in read_samples(run)]
+    assert len(steps) > 2 and steps[-1] == 120  # more than the run has kept
+
+
+@pytest.mark.slow
+def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: Callable[..., Path]) -> None:
+    run = make_run(min_train_tokens=400 * 8 * 32, checkpoint_interval=30)
+    training = start(run, 1, SLOW_STEP=0.05)
+    wait_until(lambda: is_locked(run), training)
+    watching = launch.start(ROOT / "report.py", str(run), "--watch", "--every", "0.2", "--no-samples")
+    wait_until((run / REPORT).exists, watching)
+    watching.send_signal(signal.SIGINT)
+    _, errors = watching.communicate(30)
+    assert watching.returncode == 130 and "interrupted" in errors and (run / REPORT).stat().st_size > 0
+    training.send_signal(signal.SIGKILL)
+    training.communicate(30)

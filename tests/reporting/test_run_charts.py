@@ -1,4 +1,4 @@
-"""Curves of runs: every run is visible, and lines, axes and events are named."""
+"""Curves of runs: every run is visible, lines, axes and events are named, and outliers flatten nothing."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,18 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from reporting.recorded_run import RecordedTokenizer
-from reporting.run_charts import charted_axes, legend
+from reporting.run_charts import charted_axes, common_top, legend
 from reporting.run_facts import differing_settings
 from reporting.run_history import read_history
-from tests.reporting.written_runs import start, step, training, write_run
+from tests.reporting.written_runs import start, step, training, write_resolved, write_run
+from training.telemetry.curves import Curve
+
+STEPS = np.arange(1, 100_001, dtype=float)
+FALLING = 2 + 3 * np.exp(-STEPS / 20_000)
+
+
+def curve(values: np.ndarray) -> Curve:
+    return Curve(STEPS[: len(values)], values)
 
 
 def titles(charts: list[str]) -> list[str]:
@@ -44,13 +51,13 @@ def test_the_average_and_the_logged_values_are_told_apart(tmp_path: Path) -> Non
     names = re.findall(r'data-name="([^"]*)"', loss)
     assert names == ["training loss, as logged", "training loss, average", "validation loss"]
     assert "gradient norm, before clipping, as logged" in norm
-    assert legend([history])[-1].text == "thick: moving average; thin: as logged"
+    assert legend([history])[-1][1] == "thick: moving average; thin: as logged"
     several = [history] * 3
     assert titles(charted_axes(several)[0].charts)[:2] == [
         "training loss, nats per token, moving average",
         "validation loss, nats per token",
     ]
-    assert [entry.text for entry in legend(several)] == ["run"] * 3
+    assert [text for _, text in legend(several)] == ["run"] * 3
 
 
 def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
@@ -63,12 +70,11 @@ def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
 
 
 def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path: Path) -> None:
-    history = read_history(write_run(tmp_path / "run", training()))
-    kinds = [RecordedTokenizer(name=name, vocabulary_size=size) for name, size in (("gpt2", 50257), ("bpe", 4096))]
-    several = [
-        attrs.evolve(history, record=attrs.evolve(history.record, tokenizer=kind), bits_per_nat=bits)
-        for kind, bits in zip(kinds, (0.3, 0.5), strict=True)
-    ]
+    several = []
+    for name, size, bits in (("gpt2", 50257, 0.3), ("bpe", 4096, 0.5)):
+        tokenizer = {"name": name, "vocabulary_size": size, "end_of_text_id": 0, "ranks_file": None}
+        history = read_history(write_resolved(write_run(tmp_path / name, training()), tokenizer=tokenizer))
+        several.append(attrs.evolve(history, name="run", bits_per_nat=bits))
     charts = charted_axes(several)[0].charts
     assert titles(charts)[0] == "training loss, bits per byte of text (the tokenizers differ)"
     assert "validation loss, bits per byte" in titles(charts)[1] and "run ends at 1.55" in charts[1]
@@ -76,3 +82,33 @@ def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path:
     assert len([title for title in apart if "(not comparable with other tokenizers" in title]) == 4
     assert "validation loss, nats per token of bpe (4,096 ids)" in apart[3]
     assert differing_settings(several)[0].values == ["gpt2", "bpe"]
+
+
+def test_one_spike_does_not_flatten_a_long_curve() -> None:
+    spiked = FALLING.copy()
+    spiked[60_000] = 30.0
+    top = common_top([curve(spiked)], losses=True)
+    assert top is not None and 4 < top < 5
+    assert common_top([curve(FALLING)], losses=True) is None
+
+
+def test_high_losses_of_the_first_steps_do_not_flatten_the_others() -> None:
+    early = np.where(STEPS < 1000, 11.0, FALLING)
+    top = common_top([curve(early)], losses=True)
+    assert top is not None and 4 < top < 5
+    assert common_top([curve(FALLING[::-1])], losses=True) is None
+
+
+def test_one_bad_run_does_not_flatten_the_others_and_another_tokenizer_is_no_bad_run() -> None:
+    bad = curve(np.array([5.0, 36_000.0]))
+    top = common_top([curve(FALLING), bad], losses=True)
+    assert top is not None and top < 6
+    assert common_top([curve(FALLING), curve(3 * FALLING)], losses=True) is None
+    assert common_top([bad], losses=True) is None
+    begins_well = curve(np.array([5.5] * 50 + [36_000.0] * 50))
+    assert common_top([curve(FALLING), begins_well], losses=True) < 6
+
+
+def test_a_moving_average_leaves_gaps_out() -> None:
+    values = curve(np.array([1.0, np.nan, 3.0, 5.0])).smoothed()
+    assert np.isnan(values[1]) and values[[0, 2, 3]].tolist() == [2.0, 3.0, 4.0]

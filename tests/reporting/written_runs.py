@@ -6,6 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from training.config.train_config import load_run
+
 QUICKSTART = Path("runs/quickstart")
 PARTS = {"compile": 4.0, "training": 90.0, "lost": 6.0}  # seconds
 
@@ -36,3 +40,16 @@ def write_run(directory: Path, records: list[dict[str, Any]]) -> Path:
         shutil.copy(QUICKSTART / name, directory)
     (directory / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return directory
+
+
+def write_resolved(run: Path, **changes: Any) -> Path:
+    """Write the `resolved.json` of a run, with changes; those of `model` and `train` are merged."""
+    read = load_run(run, ())
+    values: dict[str, Any] = {
+        "model": attrs.asdict(read.model) | changes.pop("model", {}),
+        "train": read.train.flat() | changes.pop("train", {}),
+        "global_batch_size": 8,
+        "numerics": {"determinism": "elastic", "precision": "fp32"},
+    }
+    (run / "resolved.json").write_text(json.dumps(values | changes))
+    return run

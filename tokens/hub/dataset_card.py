@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokens.format.manifest import SPLITS, Manifest, is_of
 from tokens.prepare.plan import HASH
-from tokens.stats.length_chart import CHART
+from tokens.stats.stats import CHART
 
 TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")
 

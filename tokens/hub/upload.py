@@ -20,7 +20,7 @@ from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, manifest_t
 from tokens.hub.dataset_card import dataset_card
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.verify import verify
-from tokens.stats.length_chart import CHART
+from tokens.stats.stats import CHART
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 if TYPE_CHECKING:

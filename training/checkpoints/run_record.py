@@ -8,7 +8,10 @@ from typing import Any
 
 import attrs
 
+from common.errors import BadInput
 from common.files import replace_file, writing
+from common.json_files import read_json
+from common.structure import structured
 from tokens.format.manifest import finished_by
 from tokens.format.token_file import TokenStream
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -121,6 +124,15 @@ def with_stream_list(values: Any) -> Any:
         streams = values.get(key) or []
         lists[f"{key}s"] = streams if isinstance(streams, list) else [streams]
     return values | lists
+
+
+def read_record(directory: Path) -> RunRecord | None:
+    """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
+    file = directory / RESOLVED
+    try:
+        return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
+    except ValueError as error:
+        raise BadInput(f"{file}: damaged or edited: {error}; copy it here again, or move it away") from error
 
 
 def describe_changes(changes: Sequence[SettingChange]) -> list[str]:

@@ -3,15 +3,14 @@
 `python -m training.telemetry.chart RUN_DIR` draws it; a run starts that in the background at its checkpoints.
 """
 
-import io
-import math
 import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import attrs
 
 from common.errors import BadInput, printable
 from common.files import replace_file, writing
@@ -24,8 +23,7 @@ FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 ROOT = Path(__file__).parents[2]
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables: a drawing is no rank
-SMOOTHED_SHARE = 0.02  # width of the moving average, as a share of the logged steps
-TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
+PANELS = {"learning_rate": "learning rate", "grad_norm": "gradient norm\n(before clipping)"}  # below the losses
 
 
 class BackgroundChart:
@@ -73,73 +71,33 @@ def draw_chart(directory: Path) -> Path:
 
     Raises BadInput where the metrics cannot be read or the chart cannot be written.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from common.line_chart import PALETTE, Line, LineChart, VerticalMark, png
+    from training.telemetry.curves import TRAIN, losses, run_curves
 
     records = read_metrics(directory)
-    train = [record for record in records if "train_loss" in record]
-    validation = [record for record in records if "validation_loss" in record]
-    figure = Figure(figsize=(9, 8))
-    loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
-    # A layout that finds its margins takes as long as the drawing.
-    figure.subplots_adjust(left=0.1, right=0.98, top=0.96, bottom=0.06, hspace=0.08)
-
-    steps = [record["step"] for record in train]
-    losses = [record["train_loss"] for record in train]
-    loss.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
-    loss.plot(steps, _smoothed(losses), color=TRAIN, linewidth=2, label=_label("train", train, "train_loss"))
-    validation_steps = [record["step"] for record in validation]
-    validation_losses = [record["validation_loss"] for record in validation]
-    label = _label("validation", validation, "validation_loss")
-    loss.plot(validation_steps, validation_losses, color=VALIDATION, marker="o", markersize=4, label=label)
-    for dataset, points in _other_losses(validation).items():
-        name = printable(dataset).replace("$", r"\$")  # no mathematics
-        label = f"{name}: {points[-1][1]:.4f}"
-        loss.plot(*zip(*points, strict=True), marker="o", markersize=4, alpha=0.6, label=label)
-    loss.set_ylabel("loss (nats per token)")
-    last = max(steps + validation_steps, default=0)
-    loss.set_title(f"{printable(directory.name)}: step {last:,}", parse_math=False)  # a dollar sign is one
-    loss.legend(loc="upper right")
-    rate.plot(steps, [record.get("learning_rate", math.nan) for record in train], color=RATE)
-    rate.set_ylabel("learning rate")
-    norm.plot(steps, [record.get("grad_norm") or math.nan for record in train], color=NORM, linewidth=1)
-    norm.set_ylabel("gradient norm\n(before clipping)")
-    norm.set_yscale("log")
-    norm.set_xlabel("step (optimizer updates)")
-    norm.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (loss, rate, norm):
-        axes.grid(alpha=0.25)
-        for resumed in [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]:
-            axes.axvline(resumed, color="gray", linestyle=":", linewidth=1)
-
-    path, drawn = directory / CHART, io.BytesIO()
-    figure.savefig(drawn, dpi=110, format="png")
+    curves = run_curves(records)
+    lines = []
+    for colour, (name, curve) in enumerate(losses(curves).items()):
+        label, shown = f"{printable(name)}: {curve.last:.4f}", colour % len(PALETTE)
+        line = Line(name=label, x=curve.steps, y=curve.values, colour=shown, dotted=name != TRAIN)
+        if name == TRAIN:
+            lines.append(attrs.evolve(line, weight="raw"))
+            line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
+        lines.append(line)
+    restarts = [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]
+    marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
+    charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
+    for colour, (key, title) in enumerate(PANELS.items(), start=2):
+        known = [curves[key]] if key in curves else []
+        lines = [Line(name=key, x=curve.steps, y=curve.values, colour=colour) for curve in known]
+        axis, logarithmic = "step (optimizer updates)", key == "grad_norm"
+        charts.append(LineChart(title=title, axis=axis, lines=lines, marks=marks, logarithmic=logarithmic))
+    last = int(max((curve.steps[-1] for curve in curves.values()), default=0))
+    path = directory / CHART
+    drawn = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))
     with writing(path):
-        replace_file(path, drawn.getvalue())
+        replace_file(path, drawn)
     return path
-
-
-def _smoothed(values: list[float]) -> list[float]:
-    """Return the bias-corrected exponential moving average (Kingma and Ba 2015, section 3); few values stay."""
-    decay = 1 - 1 / max(1.0, len(values) * SMOOTHED_SHARE)
-    smoothed, average = [], 0.0
-    for count, value in enumerate(values, start=1):
-        average = decay * average + (1 - decay) * value
-        smoothed.append(average / (1 - decay**count))
-    return smoothed
-
-
-def _other_losses(validation: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, loss) on each dataset of a mixture but the first."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for record in validation:
-        for dataset, value in list(record.get("validation_losses", {}).items())[1:]:
-            points.setdefault(dataset, []).append((record["step"], value))
-    return points
-
-
-def _label(name: str, records: list[dict[str, Any]], key: str) -> str:
-    return f"{name}: {records[-1][key]:.4f}" if records else name
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reporting.trackers.tracked_rows import tracked_rows
-from reporting.trackers.tracker_registry import TRACKERS
+from reporting.trackers.tracker_sync import TRACKERS
 from tests.reporting.trackers.tracked import append_steps, replay
 from training.telemetry.metrics_log import METRICS, current_records, read_lines
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from reporting.run_history import NotBegun
-from reporting.trackers import tracker_registry
+from reporting.trackers import tracker_sync
 from reporting.trackers import tracker_sync as module
 from reporting.trackers.tracked_rows import TrackedRow
 from tests import launch
@@ -111,19 +111,19 @@ def test_while_a_job_trains_the_newest_step_waits_and_goes_when_it_has_ended(
 
 def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such run directory"):
-        module.Replay(tmp_path / "absent", "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
-    waiting = module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path / "absent", "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+    waiting = module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(NotBegun, match="the run has not begun"):  # which a watch waits out
         waiting.advance()
     waiting.close()
     append_steps(tmp_path, 1, 2)
-    first = module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+    first = module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
-        module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
     first.close()
     os.mkfifo(tmp_path / ".tracker-trackio.lock")
     with pytest.raises(BadInput, match=r"\.lock: cannot be written: is a pipe"):
-        module.Replay(tmp_path, "trackio", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path, "trackio", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_
 def test_a_failure_in_a_later_batch_doubles_nothing(tracker: tuple[str, Callable[[], Values]], tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 25)
-    opener = tracker_registry.store_of(name)
+    opener = tracker_sync.store_of(name)
 
     def failing(run: module.TrackedRun) -> module.Store:
         opened = opener(run)
@@ -155,7 +155,7 @@ def test_a_failure_in_a_later_batch_doubles_nothing(tracker: tuple[str, Callable
         opened.append = once  # type: ignore[method-assign]
         return opened
 
-    replayed = module.Replay(tmp_path / "run", name, "tests", failing)
+    replayed = module.TrackerSync(tmp_path / "run", name, "tests", failing)
     with pytest.raises(BadInput, match="no space left"):
         replayed.advance()
     replayed.close()

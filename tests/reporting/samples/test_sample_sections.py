@@ -2,7 +2,7 @@
 
 import re
 
-from reporting.samples.gallery import MOST_SHOWN, gallery
+from reporting.samples.sample_sections import MOST_SHOWN, gallery
 from tests.reporting.samples.sampled import sample
 
 
