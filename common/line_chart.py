@@ -61,8 +61,8 @@ class LineChart:
     def svg(self) -> str:
         """Return the chart as HTML."""
         marks = np.array([0.0, *(mark.x for mark in self.marks)])
-        x = Axis(*_widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN))
-        y = self._y_axis()
+        x = Scale(*_widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN))
+        y = self._y_scale()
         grid = "".join(f"M0 {_down(y, value)}H{SIZE}" for value, _ in y.ticks())
         drawn = [f'<path class="grid" d="{grid}"/>']
         for mark in self.marks:
@@ -83,14 +83,14 @@ class LineChart:
             f'<div class="axis">{escape(self.axis)}</div></figure>'
         )
 
-    def _y_axis(self) -> "Axis":
+    def _y_scale(self) -> "Scale":
         values = [line.y[np.isfinite(line.y)] for line in self.lines]
         shown = values if self.top is None else [one[one <= self.top] for one in values]
         if self.logarithmic:
             positive = np.concatenate([one[one > 0] for one in shown])
             low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
-            return Axis(low / 1.2, high * 1.2, logarithmic=True)
-        return Axis(*_widened(*value_range(shown), MARGIN))
+            return Scale(low / 1.2, high * 1.2, logarithmic=True)
+        return Scale(*_widened(*value_range(shown), MARGIN))
 
     def _described_title(self) -> str:
         """Return the title with the kind of the axis, and the values outside it."""
@@ -106,8 +106,8 @@ class LineChart:
 
 
 @attrs.frozen
-class Axis:
-    """An axis: its two ends, and round values to label in it."""
+class Scale:
+    """Scale of an axis: its two ends, and round values to label in it."""
 
     low: float
     high: float
@@ -226,7 +226,7 @@ def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np
     return x[chosen], y[chosen]
 
 
-def _path(line: Line, x: Axis, y: Axis, columns: int) -> str:
+def _path(line: Line, x: Scale, y: Scale, columns: int) -> str:
     """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
     line_x, line_y = extremes(line.x, line.y, columns)
     across, down = np.rint(SIZE * x.share(line_x)).astype(int), np.rint(SIZE * (1 - y.share(line_y)))
@@ -255,7 +255,7 @@ def _draw(axes: Any, line: Line) -> None:
     )
 
 
-def _down(y: Axis, value: float) -> int:
+def _down(y: Scale, value: float) -> int:
     return round(SIZE * (1 - float(y.share(value))))
 
 

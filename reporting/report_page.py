@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +31,6 @@ USD_DIGITS = 4  # significant ones of a total in dollars: enough to see its part
 
 
 @attrs.frozen(kw_only=True)
-class Section:
-    """A part of the page between the curves and the cost."""
-
-    title: str
-    anchor: str
-    html: "Markup"
-
-
-@attrs.frozen(kw_only=True)
 class LedgerPart:
     """A part of a run's time."""
 
@@ -50,8 +41,8 @@ class LedgerPart:
     usd: str  # "" without a price
 
 
-def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Sequence[Section]) -> str:
-    """Return the page of runs and their histories. `sections`: shown after the curves."""
+def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: "Mapping[str, Markup]") -> str:
+    """Return the page of runs and their histories. `sections`: shown after the curves, by title."""
     rows, compared, advice = _evaluations(runs)
     results = {row.home.resolve(): row.results for row in rows}
     differing = differing_settings(histories)

@@ -47,7 +47,7 @@ class Mark:
 
 
 @attrs.frozen(kw_only=True)
-class Machine:
+class JobMachine:
     """Machine and software of a job."""
 
     world_size: int | None = None
@@ -62,7 +62,7 @@ class LastJob:
 
     token_files: list[str] = attrs.field(factory=list)
     tokenizer: TokenizerRecord | None = None
-    environment: Machine = attrs.field(factory=Machine)
+    environment: JobMachine = attrs.field(factory=JobMachine)
     price_per_hour: float | None = None
 
 

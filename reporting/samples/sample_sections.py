@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.web_page import render
-from reporting.report_page import Section
 from reporting.run_history import run_names
 from reporting.samples.heat_map import heat_map
 from reporting.samples.sample_log import CheckpointSample, read_counted_samples, spaced
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
 
 
-def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section], list[str]]:
-    """Return the sections, and notes; first `record` what is missing.
+def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, Markup], list[str]]":
+    """Return the sections by title, and notes; first `record` what is missing.
 
     Raises BadInput where a log of the runs cannot be read at all.
     """
@@ -31,11 +30,7 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
         notes += lines.notes(growing=is_locked(run))
     missing = render("reporting/templates/missing_samples.html", notes=notes) if notes else None
     parts = {"Samples": gallery(samples), "Log-probabilities": heat_map(samples), "Missing samples": missing}
-    return [
-        Section(title=title, anchor=title.lower().replace(" ", "-"), html=html)
-        for title, html in parts.items()
-        if html is not None
-    ], notes
+    return {title: html for title, html in parts.items() if html is not None}, notes
 
 
 def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.line_chart import Axis, Line, LineChart, VerticalMark, value_range
+from common.line_chart import Scale, Line, LineChart, VerticalMark, value_range
 
 
 def chart(values: list[float], **changes: Any) -> str:
@@ -56,9 +56,9 @@ def test_a_range_has_two_different_ends(values: list[float], wanted: tuple[float
 
 @pytest.mark.parametrize(("low", "high"), [(1.05, 1.45), (0.9, 30), (1e-6, 1e30), (2, 2.5)])
 def test_a_logarithmic_axis_has_some_labels_and_not_too_many(low: float, high: float) -> None:
-    assert 2 <= len(Axis(low, high, logarithmic=True).ticks()) <= 12
+    assert 2 <= len(Scale(low, high, logarithmic=True).ticks()) <= 12
 
 
 def test_the_last_label_of_an_x_axis_ends_at_its_place() -> None:
-    labels = Axis(0.0, 41.0).labels("left")
+    labels = Scale(0.0, 41.0).labels("left")
     assert labels.count("<span") == 5 and '<span class=last style="left:97.56%">40' in labels

@@ -75,7 +75,7 @@ def test_values_that_no_computation_gives_are_left_out_and_text_that_is_not_unic
     run = write_run(tmp_path / "run", [start(), step(1, 4.0), *odd])
     history = read_history(run)
     assert history.curves["train_loss"].values.tolist() == [4.0]
-    write_report(run / "report.html", report_page([run], [history], []))
+    write_report(run / "report.html", report_page([run], [history], {}))
     assert "2 lines, from line 3 on" in history.notes[0]
     assert "\\ud83d" in (run / "report.html").read_text()
 
@@ -102,7 +102,7 @@ def test_a_damaged_record_is_left_out_and_a_note_names_it(tmp_path: Path, damage
     history = read_history(run)
     [note] = history.notes
     assert note.startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out of the report: ")
-    assert history.record is None and len(report_page([run], [history], [])) > 10_000
+    assert history.record is None and len(report_page([run], [history], {})) > 10_000
     assert differing_settings([history, history]) == []
     record_samples(run)
 
