@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.line_chart import Scale, Line, LineChart, VerticalMark, value_range
+from common.line_chart import Line, LineChart, Scale, VerticalMark, value_range
 
 
 def chart(values: list[float], **changes: Any) -> str:

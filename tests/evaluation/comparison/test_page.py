@@ -19,7 +19,7 @@ def test_the_page_needs_nothing_else_and_hides_nothing(runs: dict[str, Path], tm
     assert "<script" not in page and "http" not in page
     assert "short step-00000003 is above &lt;script&gt; step-00000008 by" in page
     assert page.count("<svg") == 4  # loss and bits per byte of both
-    assert "prefers-color-scheme: dark" in page
+    assert "prefers-color-scheme:dark" in page
     line = next(line for line in shown.splitlines() if line.startswith("bits/byte"))
     assert all(value in page for value in line.split()[1:])
 
