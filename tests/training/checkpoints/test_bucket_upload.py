@@ -90,7 +90,7 @@ def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(
 
 
 def refuse_uploads(status: int) -> Callable[[str], int | None]:
-    return lambda asked: status if asked.startswith("PUT", "POST") and "/step-" in asked else None
+    return lambda asked: status if asked.startswith(("PUT", "POST")) and "/step-" in asked else None
 
 
 @pytest.mark.slow

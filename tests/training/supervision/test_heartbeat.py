@@ -212,7 +212,7 @@ def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., P
     script = tmp_path / "hurried.py"
     script.write_text(HURRIED)
     with socket.socket() as closed:
-        closed.bind("127.0.0.1", 0)
+        closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     places = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
     torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}
