@@ -30,7 +30,7 @@ from gpu_hour_steps import HourStep, Outcome, hour_steps, read_outcome, run_limi
 from tabulate import tabulate
 
 from common.errors import EXIT_ERROR, BadInput
-from model.config import parameter_count
+from model.counts import parameter_count
 from training.checkpoints.node_disks import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, Needs, report

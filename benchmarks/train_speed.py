@@ -21,7 +21,8 @@ from bench import SIZES, WARM_UP, Size
 from beside_nanogpt import NanogptComparison
 from cyclopts import Parameter
 
-from model.config import ModelConfig, flops_per_token
+from model.config import ModelConfig
+from model.counts import flops_per_token
 from tokens.batches.sampling import Layout
 from training.checkpoints.run_record import RESOLVED
 from training.config.train_config import load_run

@@ -1,4 +1,4 @@
-"""Model configuration (model.json): shape and options of a network, its parameter count and FLOPs.
+"""Model configuration (model.json): shape and options of a network.
 
 C embedding width, H heads, K key-value heads, D head width (C = H * D), L layers, M MLP width, T context length,
 V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their sources.
@@ -7,41 +7,157 @@ V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their
 import attrs
 
 from common import checks
+from model.options import ARCEE, EVERY, GPT2, LLAMA, NANOCHAT, QWEN3, ROTARY, named, option, rows
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257
 
 GATED = ("swiglu",)  # activations of an MLP with a third matrix, its gate
-ACTIVATIONS = ("gelu_tanh", "gelu", "relu2", *GATED)  # GPT-2's, the exact one, ReLU squared
+# In the MLP, and their words in a model card: GPT-2's, the exact one, ReLU squared.
+ACTIVATION_WORDS = {
+    "gelu_tanh": "GELU, approximated by tanh",
+    "gelu": "exact GELU",
+    "relu2": "squared ReLU",
+    "swiglu": "SwiGLU",
+}
+STOCK_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2", "swiglu": "silu"}  # transformers' words
+UNGATED = tuple(name for name in ACTIVATION_WORDS if name not in GATED)
+BIASES = {  # of queries, keys and values; of all else
+    (True, True): "all",
+    (True, False): "of queries, keys and values",
+    (False, True): "all but those of queries, keys and values, which are zeros here",
+    (False, False): "none; those that the class has are zeros here",
+}
 
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """The fields of `model.json`. Spellings are those of gpjt/ddp-base-model-from-scratch."""
+    """The fields of `model.json`, a row each. Spellings are those of gpjt/ddp-base-model-from-scratch."""
 
-    vocab_size: int = attrs.field(validator=checks.integer(2, 1 << 24))  # token ids are 0 .. vocab_size - 1
-    context_length: int = attrs.field(validator=checks.integer(1, 1 << 24))  # T, tokens
-    emb_dim: int = attrs.field(validator=checks.integer(1, 1 << 20))  # C
-    n_heads: int = attrs.field(validator=checks.integer(1, 1 << 20))  # H; head width is C / H
-    n_layers: int = attrs.field(validator=checks.integer(1, 10_000))  # L
-    drop_rate: float = attrs.field(default=0.0, validator=checks.number(0.0, 0.99))
-    qkv_bias: bool = attrs.field(default=False, validator=checks.boolean())
-    tie_weights: bool = attrs.field(default=False, validator=checks.boolean())  # output head = token embedding
-    activation: str = attrs.field(default="gelu_tanh", validator=checks.one_of(*ACTIVATIONS))  # in the MLP
-    mlp_width: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1, 1 << 24)))  # M; 4 C
-    biases: bool = attrs.field(default=True, validator=checks.boolean())  # of all other linear layers and LayerNorms
-    norm: str = attrs.field(default="layernorm", validator=checks.one_of("layernorm", "rmsnorm"))
-    norm_gain: bool = attrs.field(default=True, validator=checks.boolean())  # false: norms have no parameters
-    norm_eps: float = attrs.field(default=1e-5, validator=checks.number(0.0, 1.0, above=True))
-    positions: str = attrs.field(default="learned", validator=checks.one_of("learned", "rope"))
-    rope_base: float = attrs.field(default=10_000.0, validator=checks.number(1.0, above=True))
-    n_kv_heads: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1, 1 << 20)))  # K; H
-    qk_norm: bool = attrs.field(default=False, validator=checks.boolean())  # RMSNorm of each query and key
-    scale_attention_by_inverse_layer: bool = attrs.field(default=False, validator=checks.boolean())  # 1 / layer, from 1
-    embedding_norm: bool = attrs.field(default=False, validator=checks.boolean())  # of the token embedding
-    logit_softcap: float | None = attrs.field(default=None, validator=checks.optional(checks.number(0.0, above=True)))
-    zero_init_projections: bool = attrs.field(default=False, validator=checks.boolean())  # back to the residual stream
-    zero_init_head: bool = attrs.field(default=False, validator=checks.boolean())
+    vocab_size: int = option(  # token ids are 0 .. vocab_size - 1
+        checks.integer(2, 1 << 24), stock=EVERY, keys=named("vocab_size", "vocab_size")
+    )
+    context_length: int = option(  # T, tokens
+        checks.integer(1, 1 << 24),
+        stock=EVERY,
+        keys=named("n_positions n_ctx", "max_position_embeddings"),
+        card=lambda config, _: ("context", f"{config.context_length:,} tokens"),
+    )
+    emb_dim: int = option(checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_embd", "hidden_size"))  # C
+    n_heads: int = option(  # H; head width is C / H
+        checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_head", "num_attention_heads")
+    )
+    n_layers: int = option(  # L
+        checks.integer(1, 10_000),
+        stock=EVERY,
+        keys=named("n_layer", "num_hidden_layers"),
+        card=lambda config, _: ("layers, heads, width", f"{config.n_layers}, {config.n_heads}, {config.emb_dim}"),
+    )
+    drop_rate: float = option(  # the classes with RoPE have that of attention alone
+        checks.number(0.0, 0.99),
+        0.0,
+        stock=EVERY,
+        keys=named("attn_pdrop embd_pdrop resid_pdrop", "attention_dropout"),
+    )
+    qkv_bias: bool = option(  # missing ones are zeros in the classes
+        checks.boolean(),
+        False,
+        stock=EVERY,
+        keys=named("", "attention_bias"),
+        says=lambda config, _: config.qkv_bias or config.biases,
+    )
+    tie_weights: bool = option(  # output head = token embedding
+        checks.boolean(),
+        False,
+        stock=EVERY,
+        keys=named("tie_word_embeddings", "tie_word_embeddings"),
+        says=lambda config, stock: config.tie_weights and not config.folds_embedding_norm(stock),
+        card=lambda config, _: ("output head", "the token embedding" if config.tie_weights else "weights of its own"),
+    )
+    activation: str = option(  # in the MLP
+        checks.one_of(*ACTIVATION_WORDS),
+        "gelu_tanh",
+        stock={GPT2: UNGATED, LLAMA: GATED, ARCEE: UNGATED, QWEN3: GATED, NANOCHAT: UNGATED},
+        keys=named("activation_function", "hidden_act"),
+        says=lambda config, _: STOCK_ACTIVATIONS[config.activation],
+        card=lambda config, _: ("MLP", f"{ACTIVATION_WORDS[config.activation]}, hidden width {config.hidden_width:,}"),
+    )
+    mlp_width: int | None = option(  # M; 4 C
+        checks.optional(checks.integer(1, 1 << 24)),
+        None,
+        stock=EVERY,
+        keys=named("n_inner", "intermediate_size"),
+        says=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
+    )
+    biases: bool = option(  # of all other linear layers and LayerNorms; missing ones are zeros in the classes
+        checks.boolean(),
+        True,
+        stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
+        keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
+        card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),
+    )
+    norm: str = option(
+        checks.one_of("layernorm", "rmsnorm"),
+        "layernorm",
+        stock=dict.fromkeys(ROTARY, ("rmsnorm",)),
+        card=lambda config, _: ("norm", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[config.norm] + config.no_gain),
+    )
+    norm_gain: bool = option(  # false: norms have no parameters; ones in the classes that have them
+        checks.boolean(), True, stock={**EVERY, NANOCHAT: (False,)}
+    )
+    norm_eps: float = option(
+        checks.number(0.0, 1.0, above=True), 1e-5, stock=EVERY, keys=named("layer_norm_epsilon", "rms_norm_eps")
+    )
+    positions: str = option(
+        checks.one_of("learned", "rope"),
+        "learned",
+        stock=dict.fromkeys(ROTARY, ("rope",)),
+        card=lambda config, _: (
+            "positions",
+            "learned" if config.positions == "learned" else f"rotary (RoPE), base {config.rope_base:g}",
+        ),
+    )
+    rope_base: float = option(checks.number(1.0, above=True), 10_000.0, stock=EVERY, keys=named("", "rope_theta"))
+    n_kv_heads: int | None = option(  # K; H
+        checks.optional(checks.integer(1, 1 << 20)),
+        None,
+        stock=dict.fromkeys(ROTARY),
+        keys=named("", "num_key_value_heads"),
+        says=lambda config, _: config.kv_heads,
+        card=lambda config, _: config.n_kv_heads and ("heads of keys and values", str(config.n_kv_heads)),
+    )
+    qk_norm: bool = option(  # RMSNorm of each query and key
+        checks.boolean(),
+        False,
+        stock={QWEN3: (True,), NANOCHAT: (True,)},
+        card=lambda config, _: config.qk_norm and ("queries and keys", f"normalized by RMSNorm{config.no_gain}"),
+    )
+    scale_attention_by_inverse_layer: bool = option(  # 1 / layer, from 1
+        checks.boolean(),
+        False,
+        stock={GPT2: None},
+        keys={GPT2: ("scale_attn_by_inverse_layer_idx",)},
+        says=lambda config, _: config.scale_attention_by_inverse_layer or attrs.NOTHING,
+        card=lambda config, _: (
+            config.scale_attention_by_inverse_layer
+            and ("attention scores", "divided by the number of the layer, from 1")
+        ),
+    )
+    embedding_norm: bool = option(  # of the token embedding; folded into the table for classes that lack it
+        checks.boolean(),
+        False,
+        stock={**EVERY, NANOCHAT: (True,)},
+        card=lambda config, stock: config.embedding_norm and ("token embedding", _normalized(config, stock)),
+    )
+    logit_softcap: float | None = option(
+        checks.optional(checks.number(0.0, above=True)),
+        None,
+        stock={NANOCHAT: None},
+        keys={NANOCHAT: ("final_logit_softcapping",)},
+        card=lambda config, _: config.logit_softcap and ("logits", f"soft-capped by tanh at {config.logit_softcap:g}"),
+    )
+    zero_init_projections: bool = option(checks.boolean(), False, stock=EVERY)  # back to the residual stream
+    zero_init_head: bool = option(checks.boolean(), False, stock=EVERY)
 
     def __attrs_post_init__(self) -> None:
         if self.emb_dim % self.n_heads:
@@ -84,36 +200,19 @@ class ModelConfig:
         """Hidden width of the MLP: M."""
         return self.mlp_width or 4 * self.emb_dim
 
+    def folds_embedding_norm(self, stock: str) -> bool:
+        """Tell whether a class lacks the norm of the token embedding, which is then folded into the exported table."""
+        return self.embedding_norm and stock != NANOCHAT
+
+    @property
+    def no_gain(self) -> str:
+        """Words for norms without gain."""
+        return "" if self.norm_gain else ", without gain"
+
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the token embedding in memory; checkpoints hold the first `vocab_size` of them."""
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Return the number of trained parameters: padding not counted, tied weights counted once."""
-    width, vocabulary = config.emb_dim, config.vocab_size * config.emb_dim
-    norm = width * config.norm_gain * (2 if config.norm == "layernorm" and config.biases else 1)
-    qk_norms = 2 * config.head_width * config.qk_norm * config.norm_gain
-    mlp_rows = config.hidden_width * (2 if config.activation in GATED else 1) + width
-    biases = config.qkv_width * config.qkv_bias + (width + mlp_rows) * config.biases
-    outer = norm * (1 + config.embedding_norm) + vocabulary * (not config.tie_weights)
-    positions = config.context_length * width * (config.positions == "learned")
-    return vocabulary + positions + config.n_layers * (_block_matrices(config) + biases + 2 * norm + qk_norms) + outer
-
-
-def matmul_parameter_count(config: ModelConfig) -> int:
-    """Return the number of weights in matrix products: those of the blocks, GPT-2's 12 C^2, and the head's V x C."""
-    return config.n_layers * _block_matrices(config) + config.vocab_size * config.emb_dim
-
-
-def flops_per_token(config: ModelConfig) -> int:
-    """Return FLOPs of forward and backward for one token: 6 N + 12 L C T.
-
-    PaLM (arXiv 2204.02311), appendix B, with N the matmul parameters; causal masking is not credited.
-    """
-    attention = 12 * config.n_layers * config.emb_dim * config.context_length
-    return 6 * matmul_parameter_count(config) + attention
 
 
 GPT2_SMALL = ModelConfig(
@@ -127,7 +226,14 @@ GPT2_SIZES = {  # Radford et al. 2019, table 2, as released by OpenAI
 }
 
 
-def _block_matrices(config: ModelConfig) -> int:
-    """Return the weights of a block's matrices: queries, keys and values, attention output, MLP."""
-    mlp = (3 if config.activation in GATED else 2) * config.hidden_width
-    return config.emb_dim * (config.qkv_width + config.emb_dim + mlp)
+def attention_window(config: ModelConfig) -> int | None:
+    """Return the tokens that a query attends to, at most, itself included, as the options state it; None: all."""
+    windows = (row.window(config) for row in rows(type(config)).values() if row.window is not None)
+    return min((window for window in windows if window is not None), default=None)
+
+
+def _normalized(config: ModelConfig, stock: str) -> str:
+    if not config.folds_embedding_norm(stock):
+        return "normalized"
+    head = ", and the head is the table before" if config.tie_weights else ""
+    return f"normalized in training; here the table is{head}"

@@ -1,7 +1,7 @@
-"""Stock classes: the class of Hugging Face's transformers that computes a configuration's network, or why none does.
+"""Stock classes of Hugging Face's transformers: the one that computes a configuration's network, or why none does.
 
-An option that a class lacks is refused in training and in export, by name, and so is a field of ModelConfig that is not
-in the tables below. `stock_config.py` has its config.json, `stock_weights.py` the weights.
+An option that a class lacks is refused in training and in export, by name, and so is a field of ModelConfig that has no
+row (model/options.py). `stock_weights.py` has the weights.
 """
 
 import json
@@ -10,88 +10,123 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, either, quoted
-from model.config import ACTIVATIONS, GATED, ModelConfig
+from model.config import INITIAL_STD, STOCK_ACTIVATIONS, ModelConfig
+from model.options import ARCEE, GPT2, LLAMA, NANOCHAT, QWEN3, ROTARY, ArchitectureOption, rows
 
-UNGATED = tuple(name for name in ACTIVATIONS if name not in GATED)
-# Fields that every class has, or that its weights express: a missing bias is zero, a missing gain one; a norm of the
-# token embedding is folded into the table.
-EXPRESSED = {
-    *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
-    *("mlp_width", "norm_eps", "rope_base", "zero_init_projections", "zero_init_head"),
+CLASSES = {
+    GPT2: "GPT2LMHeadModel",
+    LLAMA: "LlamaForCausalLM",
+    ARCEE: "ArceeForCausalLM",
+    QWEN3: "Qwen3ForCausalLM",
+    NANOCHAT: "NanoChatForCausalLM",
 }
+DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}  # where config.json has no rms_norm_eps
 
 
-@attrs.frozen(kw_only=True)
-class Architecture:
-    """A model class of transformers: its name, its `model_type`, and the values of our options that it computes."""
+@attrs.frozen
+class StockClass:
+    """A model class of transformers and the values of its configuration."""
 
-    name: str
     model_type: str
-    options: dict[str, tuple[Any, ...]]  # any value of those that are not here
+    config: dict[str, Any]  # config.json
+
+    @property
+    def name(self) -> str:
+        return CLASSES[self.model_type]
 
 
-ROTARY = {"norm": ("rmsnorm",), "positions": ("rope",), "scale_attention_by_inverse_layer": (False,)}
-UNCAPPED = {"logit_softcap": (None,)}
-GPT2 = Architecture(
-    name="GPT2LMHeadModel",
-    model_type="gpt2",
-    options={"norm": ("layernorm",), "positions": ("learned",), "qk_norm": (False,), "activation": UNGATED}
-    | {"n_kv_heads": (None,)}
-    | UNCAPPED,
-)
-LLAMA = Architecture(
-    name="LlamaForCausalLM",
-    model_type="llama",
-    options=ROTARY | {"qk_norm": (False,), "activation": GATED} | UNCAPPED,
-)
-ARCEE = Architecture(
-    name="ArceeForCausalLM",
-    model_type="arcee",
-    options=ROTARY | {"qk_norm": (False,), "activation": UNGATED} | UNCAPPED,
-)
-QWEN3 = Architecture(
-    name="Qwen3ForCausalLM",
-    model_type="qwen3",
-    options=ROTARY | {"qk_norm": (True,), "activation": GATED, "biases": (False,)} | UNCAPPED,
-)
-NANOCHAT = Architecture(
-    name="NanoChatForCausalLM",
-    model_type="nanochat",
-    options=ROTARY
-    | {"qk_norm": (True,), "activation": UNGATED, "biases": (False,), "norm_gain": (False,), "embedding_norm": (True,)},
-)
-CLASSES = (GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT)
+def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
+    """Return the class that computes the same network. Raises BadInput, beginning with `where`, if there is none."""
+    kind = stock_kind(config, where)
+    values = {"architectures": [CLASSES[kind]], "model_type": kind}
+    for name, row in rows(type(config)).items():
+        value = getattr(config, name) if row.says is None else row.says(config, kind)
+        values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
+    if kind in ROTARY:
+        rope = {"rope_type": "default", "rope_theta": config.rope_base}  # and rope_theta for loaders before 5
+        values |= {"head_dim": config.head_width, "rope_parameters": rope}
+    return StockClass(kind, values | {"initializer_range": INITIAL_STD, "torch_dtype": "float32", "use_cache": True})
 
 
-def architecture_of(config: ModelConfig, where: str = "model.json") -> Architecture:
-    """Return the class that computes the same network. Raises BadInput naming options that no class has together."""
-    values = attrs.asdict(config)
-    known = EXPRESSED.union(*(each.options for each in CLASSES))
-    for field in values.keys() - known:
+def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
+    """Return the `model_type` of the class. Raises BadInput naming options that no class has together."""
+    table, values = rows(type(config)), attrs.asdict(config)
+    for field in values.keys() - table.keys():
         raise BadInput(
             f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face's transformers has such an "
-            "option, so the trained model could not be exported; remove it, or map it in model/stock.py"
+            "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
+    computed = {kind: {field: _computed(config, field, row, kind) for field, row in table.items()} for kind in CLASSES}
     misfits = {
-        each.name: [field for field in each.options if values[field] not in each.options[field]] for each in CLASSES
+        kind: [field for field, known in fields.items() if known is not None and values[field] not in known]
+        for kind, fields in computed.items()
     }
     least = min(map(len, misfits.values()))
-    nearest = [each for each in CLASSES if len(misfits[each.name]) == least]
+    nearest = [kind for kind in CLASSES if len(misfits[kind]) == least]
     if least == 0:
         return nearest[0]
-    wrong = dict.fromkeys(field for each in nearest for field in misfits[each.name])
+    wrong = dict.fromkeys(field for kind in nearest for field in misfits[kind])
     got = ", ".join(f"{field} {json.dumps(values[field])}" for field in wrong)
-    wants = "; ".join(f"{each.name} wants {_wanted(each, misfits[each.name])}" for each in nearest)
+    wants = {
+        kind: " and ".join(f"{field} {either(map(json.dumps, computed[kind][field] or ()))}" for field in misfits[kind])
+        for kind in nearest
+    }
     raise BadInput(
         f"{where}: got {got}, but no class of Hugging Face's transformers computes this network, so the trained model "
-        f"could not be exported; {wants}"
+        f"could not be exported; {'; '.join(f'{CLASSES[kind]} wants {wanted}' for kind, wanted in wants.items())}"
     )
 
 
-def folds_embedding_norm(config: ModelConfig) -> bool:
-    """Tell whether the class lacks the norm of the token embedding: it is folded into the table, away from the head."""
-    return config.embedding_norm and architecture_of(config) is not NANOCHAT
+def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
+    """Return the configuration of a network by the config.json of a class with RoPE.
+
+    Raises ValueError, "KEY: got ..., wanted ...", for a key that is missing or a value that would be another network.
+    """
+    table = rows(ModelConfig)
+    keys = {name: row.keys[kind][0] for name, row in table.items() if row.keys.get(kind)}
+    for name in ("vocab_size", "context_length", "emb_dim", "n_layers", "n_heads"):
+        value = values.get(keys[name])
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{keys[name]}: got {quoted(value)}, wanted an integer of at least 1")
+    rope = _rope(values)
+    ours = {theirs: name for name, theirs in STOCK_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+    computed = table["activation"].stock[kind] or ()
+    wanted: dict[str, tuple[Any, ...]] = {
+        "head_dim": (None, values["hidden_size"] // values["num_attention_heads"]),
+        "hidden_act": tuple(theirs for theirs, name in ours.items() if name in computed),
+        "use_sliding_window": (False, None),
+        "quantization_config": (None,),
+        "partial_rotary_factor": (1.0, None),
+    }
+    for key, known in wanted.items():
+        if key in values and values[key] not in known:
+            raise ValueError(f"{key}: got {quoted(values[key])}, wanted {either(map(repr, known))}")
+    default_activation = "silu" if kind in (LLAMA, QWEN3) else "relu2"
+    attention_bias = values.get("attention_bias", False)
+    read = {name: values[key] for name, key in keys.items() if key in values and name != "drop_rate"}
+    fixed = {name: row.stock[kind][0] for name, row in table.items() if len(row.stock.get(kind) or ()) == 1}  # type: ignore[index]
+    return ModelConfig(
+        **{"norm_eps": DEFAULT_EPS[kind], "logit_softcap": 15.0 if kind == NANOCHAT else None}
+        | read
+        | {"activation": ours[values.get("hidden_act", default_activation)], "rope_base": rope}
+        | {"biases": attention_bias or values.get("mlp_bias", False)}
+        | fixed
+    )
 
 
-def _wanted(architecture: Architecture, fields: list[str]) -> str:
-    return " and ".join(f"{field} {either(map(json.dumps, architecture.options[field]))}" for field in fields)
+def _computed(config: ModelConfig, field: str, row: ArchitectureOption, kind: str) -> tuple[Any, ...] | None:
+    """Return the values of an option that a class computes; None: all."""
+    return row.stock.get(kind, (attrs.fields_dict(type(config))[field].default,))
+
+
+def _rope(values: dict[str, Any]) -> float:
+    """Return RoPE's base. Raises ValueError for angles that are scaled."""
+    found = [name for name in ("rope_parameters", "rope_scaling") if values.get(name) is not None]
+    key, parameters = (found[0], values[found[0]]) if found else ("rope_parameters", {})
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{key}: got {quoted(parameters)}, wanted an object")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope_type: got {quoted(kind)}, wanted 'default': angles without scaling")
+    base: float = parameters.get("rope_theta", values.get("rope_theta", 10_000.0))
+    return base

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from model.config import GATED, ModelConfig
 from model.naming import to_hugging_face
-from model.stock import GPT2, NANOCHAT, Architecture, architecture_of, folds_embedding_norm
+from model.options import GPT2, NANOCHAT
+from model.stock import CLASSES, stock_kind
 
 # Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.
 ROTARY_NAMES = {
@@ -27,19 +28,19 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
 
 def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Convert a plain state dict to the names and layout of its stock class. Raises BadInput if there is none."""
-    architecture = architecture_of(config)
-    state = _folded(plain, config) if folds_embedding_norm(config) else dict(plain)
-    state = {**_neutral(config, architecture), **state}
-    return to_hugging_face(state) if architecture is GPT2 else _to_rotary(state, config, architecture)
+    kind = stock_kind(config)
+    state = _folded(plain, config) if config.folds_embedding_norm(kind) else dict(plain)
+    state = {**_neutral(config, kind), **state}
+    return to_hugging_face(state) if kind == GPT2 else _to_rotary(state, config, kind)
 
 
-def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
+def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Convert a state dict of a class with RoPE to a plain one, in fp32; biases that only we have are zero.
 
     Raises ValueError naming an unknown parameter, a tied head that differs from the embedding, or a bias of the
     attention output, other than zero, that this network lacks.
     """
-    modules = {theirs: ours for ours, theirs in _rotary_names(architecture).items()}
+    modules = {theirs: ours for ours, theirs in _rotary_names(kind).items()}
     plain: dict[str, Tensor] = {}
     apart: dict[str, dict[str, Tensor]] = {}  # queries, keys and values of each fused parameter
     for name, value in weights.items():
@@ -54,14 +55,12 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Ar
         elif module in modules:
             plain[f"{where}{modules[module]}.{leaf}"] = value.float()
         else:
-            raise ValueError(f"parameter {name} is none of {architecture.name}'s")
+            raise ValueError(f"parameter {name} is none of {CLASSES[kind]}'s")
     for name in [name for name in plain if name.endswith("attention.output.bias") and not config.biases]:
         if plain.pop(name).any():
-            raise ValueError(
-                f"parameter {name}: got a bias, wanted zeros: {architecture.name} has no option biases here"
-            )
+            raise ValueError(f"parameter {name}: got a bias, wanted zeros: {CLASSES[kind]} has no option biases here")
     for name, parts in apart.items():
-        plain[name] = _fused(name, parts, config, swapped=architecture is NANOCHAT)
+        plain[name] = _fused(name, parts, config, swapped=kind == NANOCHAT)
     head = plain.pop("head.weight", None) if config.tie_weights else None
     if head is not None and not torch.equal(head, plain.setdefault("token_embedding.weight", head)):
         raise ValueError("its configuration ties head and token embedding, but its weights have two that differ")
@@ -78,8 +77,8 @@ def swap_halves(rows: Tensor, heads: int) -> Tensor:
     return torch.stack((second, first), dim=1).flatten(0, 2)
 
 
-def _rotary_names(architecture: Architecture) -> dict[str, str]:
-    return ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
+def _rotary_names(kind: str) -> dict[str, str]:
+    return ROTARY_NAMES | (NANOCHAT_NAMES if kind == NANOCHAT else {})
 
 
 def _folded(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -95,17 +94,17 @@ def _folded(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     return state
 
 
-def _neutral(config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
+def _neutral(config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Return ones for gains and zeros for biases that the class has whatever the options: a state dict of those."""
     width = config.emb_dim
     norms = {"attention_norm": width, "mlp_norm": width}
     norms |= {f"attention.{part}_norm": config.head_width for part in ("query", "key") if config.qk_norm}
     outer = {"final_norm.weight": torch.ones(width)}
-    if architecture is NANOCHAT:
+    if kind == NANOCHAT:
         norms, outer = {}, {}
-    attention_bias = config.qkv_bias or config.biases or architecture is GPT2
+    attention_bias = config.qkv_bias or config.biases or kind == GPT2
     biases = {"attention.qkv": config.qkv_width, "attention.output": width} if attention_bias else {}
-    if architecture is GPT2:
+    if kind == GPT2:
         biases |= {"attention_norm": width, "mlp_norm": width, "mlp.up": config.hidden_width, "mlp.down": width}
         outer |= {"final_norm.bias": torch.zeros(width)}
     block = {f"{module}.weight": torch.ones(size) for module, size in norms.items()}
@@ -142,15 +141,15 @@ def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Ten
     return zeros
 
 
-def _to_rotary(state: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
-    names, theirs = _rotary_names(architecture), {}
+def _to_rotary(state: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
+    names, theirs = _rotary_names(kind), {}
     for name, value in state.items():
         module, _, leaf = name.rpartition(".")
         block = re.match(r"blocks\.(\d+)\.", module)
         part, where = (module[block.end() :], f"model.layers.{block[1]}.") if block else (module, "")
         if part == "attention.qkv":
             rows = list(value.split([heads * config.head_width for heads in config.qkv_heads]))
-            if architecture is NANOCHAT:
+            if kind == NANOCHAT:
                 rows[:2] = [swap_halves(own, heads) for own, heads in zip(rows, config.qkv_heads[:2], strict=False)]
             for projection, own in zip(PROJECTIONS, rows, strict=True):
                 theirs[f"{where}self_attn.{projection}.{leaf}"] = own.contiguous()

@@ -35,8 +35,8 @@ def headline(history: RunHistory) -> list[str]:
 
 def facts(history: RunHistory) -> Iterator[Fact]:
     """Yield network, data, machine and price of a run. Unknown facts are left out."""
-    from model.config import parameter_count
-    from model.stock_config import stock_class
+    from model.counts import parameter_count
+    from model.stock import stock_class
 
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"

@@ -3,7 +3,8 @@
 import torch
 
 from model.axes import axes_of
-from model.config import ModelConfig, flops_per_token
+from model.config import ModelConfig
+from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.async_writer import Destination, Saver

@@ -25,7 +25,7 @@ from evaluation.shared.command_line import check_alone
 from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from model.pretrained import unpadded
-from model.stock_config import stock_class
+from model.stock import stock_class
 from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS

@@ -6,9 +6,10 @@ from pathlib import Path
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measure import perplexity
 from evaluation.shared.run_cost import cost_of
-from model.config import ModelConfig, parameter_count
-from model.stock import folds_embedding_norm
-from model.stock_config import stock_class
+from model.config import ModelConfig
+from model.counts import parameter_count
+from model.options import rows
+from model.stock import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
@@ -44,18 +45,6 @@ print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
 {% endfor %}"""
 
 
-ACTIVATIONS = {
-    "gelu_tanh": "GELU, approximated by tanh",
-    "gelu": "exact GELU",
-    "relu2": "squared ReLU",
-    "swiglu": "SwiGLU",
-}
-BIASES = {  # of queries, keys and values; of all else
-    (True, True): "all",
-    (True, False): "of queries, keys and values",
-    (False, True): "all but those of queries, keys and values, which are zeros here",
-    (False, False): "none; those that the class has are zeros here",
-}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
 
 
@@ -71,7 +60,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
         tags=[stock.config["model_type"], "lockstep"],
     )
     sections = [
-        ("Model", "", [*_shape(trained, trained.network.config), ("weights", DTYPES[dtype])]),
+        ("Model", "", [*_shape(trained, trained.network.config, stock.model_type), ("weights", DTYPES[dtype])]),
         ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(
@@ -86,32 +75,12 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     return str(card)
 
 
-def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
-    yield "layers, heads, width", f"{config.n_layers}, {config.n_heads}, {config.emb_dim}"
-    yield "context", f"{config.context_length:,} tokens"
+def _shape(trained: Trained, config: ModelConfig, stock: str) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
-    yield "output head", "the token embedding" if config.tie_weights else "weights of its own"
-    if folds_embedding_norm(config):
-        yield (
-            "token embedding",
-            "normalized in training; here the table is"
-            + (", and the head is the table before" if config.tie_weights else ""),
-        )
-    elif config.embedding_norm:
-        yield "token embedding", "normalized"
-    gain = "" if config.norm_gain else ", without gain"
-    yield "norm", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[config.norm] + gain
-    yield "positions", "learned" if config.positions == "learned" else f"rotary (RoPE), base {config.rope_base:g}"
-    if config.kv_heads != config.n_heads:
-        yield "heads of keys and values", str(config.kv_heads)
-    if config.qk_norm:
-        yield "queries and keys", f"normalized by RMSNorm{gain}"
-    if config.scale_attention_by_inverse_layer:
-        yield "attention scores", "divided by the number of the layer, from 1"
-    yield "biases", BIASES[config.qkv_bias, config.biases]
-    yield "MLP", f"{ACTIVATIONS[config.activation]}, hidden width {config.hidden_width:,}"
-    if config.logit_softcap is not None:
-        yield "logits", f"soft-capped by tanh at {config.logit_softcap:g}"
+    for row in rows(type(config)).values():
+        fact = row.card and row.card(config, stock)
+        if fact:
+            yield fact
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:

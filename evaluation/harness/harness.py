@@ -25,7 +25,7 @@ from evaluation.harness.command import HarnessCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.measuring import measure_each, share
-from model.stock_config import stock_class
+from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.hardware.memory_errors import is_memory_error
 from training.parallel.process_group import Ranks, together

@@ -23,7 +23,7 @@ from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
 from evaluation.smoke.smoke import decode
 from model.generate import Sampling, generate, lay_out_for_generation
-from model.stock_config import stock_class
+from model.stock import stock_class
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop
 from training.telemetry.metrics_log import ANSWERS

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
-from model.config import ModelConfig
+from model.config import STOCK_ACTIVATIONS, UNGATED, ModelConfig
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, to_plain
+from model.options import ROTARY
 from model.pretrained import load_plain
-from model.stock import CLASSES, GPT2
-from model.stock_config import GPT2_ACTIVATIONS, config_of_stock
+from model.stock import config_of_stock
 from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank
@@ -29,7 +29,6 @@ NANOGPT = "ckpt.pt"
 # Files with the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
-ROTARY_CLASSES = {each.model_type: each for each in CLASSES if each is not GPT2}
 # Keys that are read, of ours; all other options of a network are not told by weights of these names.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
@@ -48,8 +47,8 @@ SHAPE_KEYS = {
     **{"n_ctx": "context_length", "n_inner": "hidden_width"},
     **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
-ACTIVATIONS = {theirs: ours for ours, theirs in GPT2_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
-ACTIVATION_KEYS = {"activation_function": ACTIVATIONS, "activation": {name: name for name in GPT2_ACTIVATIONS}}
+GPT2_ACTIVATIONS = {STOCK_ACTIVATIONS[ours]: ours for ours in UNGATED} | {"gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATION_KEYS = {"activation_function": GPT2_ACTIVATIONS, "activation": {name: name for name in UNGATED}}
 NANOGPT_NOTE = (
     "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
@@ -77,7 +76,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         weights, values, where = _read_nanogpt(path)
     else:
         (where, values), weights = _read_config(path, run), _read_weights(path)
-        if isinstance(kind := values.get("model_type"), str) and kind in ROTARY_CLASSES:
+        if isinstance(kind := values.get("model_type"), str) and kind in ROTARY:
             return _load_rotary(weights, values, where)
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
@@ -113,9 +112,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 def _load_rotary(weights: dict[str, Tensor], values: dict[str, Any], where: Path) -> GPT:
     """Load a model of a class with RoPE. Raises BadInput."""
     try:
-        architecture = ROTARY_CLASSES[values["model_type"]]
-        config = config_of_stock(values, architecture)
-        plain = from_stock(weights, config, architecture)
+        config = config_of_stock(values, values["model_type"])
+        plain = from_stock(weights, config, values["model_type"])
         network = GPT(config)
         load_plain(network, plain)
     except ValueError as error:

@@ -10,7 +10,8 @@ from common.errors import BadInput
 from evaluation.shared.significance import Interval
 from experiments.ladder.forecast import MOST_EXTRAPOLATION, describe_extrapolation
 from experiments.ladder.loss_law import LawFit
-from model.config import ModelConfig, matmul_parameter_count
+from model.config import ModelConfig
+from model.counts import matmul_parameter_count
 from training.config.train_config import Run, TrainConfig
 from training.data.locate_tokens import lengths_at_hand
 from training.planning.estimate import ASSUMED_START_UP_SECONDS

@@ -12,7 +12,7 @@ from common.errors import printable
 from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
-from model.config import matmul_parameter_count
+from model.counts import matmul_parameter_count
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand

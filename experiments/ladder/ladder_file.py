@@ -10,7 +10,8 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
 from experiments.shared.experiment_files import BUCKET, changed_run, read_experiment, read_seeds
-from model.config import ModelConfig, matmul_parameter_count
+from model.config import ModelConfig
+from model.counts import matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")

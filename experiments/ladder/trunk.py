@@ -16,7 +16,7 @@ from common.files import replace_file, sync, writing
 from experiments.ladder.ladder_file import BatchSize, LadderFile, LadderSize, scaled_batch, stated
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
-from model.config import flops_per_token
+from model.counts import flops_per_token
 from training.checkpoints.atomic_commit import discard, partial_of, publish
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.config.batch_plan import Plan, make_plan

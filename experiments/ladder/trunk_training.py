@@ -16,7 +16,7 @@ from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
 from experiments.shared.experiment_files import counted, write_run_directory
 from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
-from model.config import flops_per_token
+from model.counts import flops_per_token
 
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 

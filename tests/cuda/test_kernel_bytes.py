@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.cuda.emulated import run
-from training.planning.throughput import LAYER_BYTES, LOGIT_BYTES
+from training.planning.throughput import LAYER_BYTES, LOSS_BYTES
 
 
 def test_kernels_move_at_least_what_the_roofline_counts() -> None:
@@ -17,7 +17,7 @@ def test_kernels_move_at_least_what_the_roofline_counts() -> None:
         for kind in ("blocks", "loss")
     )
     assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # casts of weights, which it leaves out, are 7 % here
-    assert loss == pytest.approx(LOGIT_BYTES, rel=0.02)
+    assert loss == pytest.approx(LOSS_BYTES, rel=0.02)
 
 
 @pytest.mark.xdist_group("h100 124M")

@@ -12,7 +12,7 @@ from common.errors import BadInput
 from evaluation.export.export import save_network
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.stock_config import stock_class
+from model.stock import stock_class
 from tests.conftest import TINY_MODEL, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
@@ -82,7 +82,7 @@ def test_what_no_class_computes_is_refused_by_name_and_by_the_nearest_class(
 
 @pytest.mark.parametrize("experts", [None, 8])
 def test_a_field_that_is_not_mapped_is_refused_whatever_its_value(experts: int | None) -> None:
-    with pytest.raises(BadInput, match=r"^model\.json: experts: got .*no class .* option.* model/stock\.py$"):
+    with pytest.raises(BadInput, match=r"^model\.json: experts: got .*no class .* option.* model/config\.py$"):
         stock_class(MixtureConfig(**TINY_MODEL, experts=experts))
 
 

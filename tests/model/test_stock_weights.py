@@ -10,7 +10,7 @@ import torch
 from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
 from model.generate import Sampling, generate
-from model.stock_config import stock_class
+from model.stock import stock_class
 from model.stock_weights import swap_halves
 from tests.model.architectures import CASES
 from tests.model.test_gpt import SMALL

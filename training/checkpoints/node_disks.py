@@ -17,7 +17,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder, writing
-from model.config import parameter_count
+from model.counts import parameter_count
 from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed

@@ -7,7 +7,8 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from model.config import ModelConfig, flops_per_token, parameter_count
+from model.config import ModelConfig
+from model.counts import flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.batch_division import describe_balance, factors, microbatch_sizes

@@ -13,7 +13,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.structure import checked
 from model.config import ModelConfig
-from model.stock_config import stock_class
+from model.stock import stock_class
 from training.config.foreign_keys import OTHER_SPELLINGS, hint, translate
 from training.config.key_groups import (
     GROUP_RATES,

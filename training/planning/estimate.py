@@ -9,7 +9,8 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from model.config import ModelConfig, matmul_parameter_count
+from model.config import ModelConfig
+from model.counts import matmul_parameter_count
 from tokens.batches.rank_shares import balance
 from training.config.batch_division import microbatch_sizes
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan

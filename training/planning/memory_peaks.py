@@ -17,9 +17,6 @@ HALF_BYTES = 2  # of the same in bf16, as matrix products take weights and give 
 LOGIT_BYTES = 2
 SOFTCAP_BYTES = 4  # per token and row of the vocabulary: compiled, a softcap keeps its tanh in fp32
 HIDDEN_BYTES = 4  # per token and C: the input of a block or of the head in fp32, and its gradient
-# Per token and C of a block: compiled, it keeps the attention's projection in bf16, not its fp32 sum with the input,
-# which the backward pass adds again.
-COMPILED_SAVES = -2
 OUTPUT_GRADIENT_BYTES = 2  # per token and C: the gradient of a block's output, in bf16
 OUTPUT_BYTES = 6  # per token and C of a block that was run again: its output in fp32 and the MLP's in bf16
 
@@ -128,4 +125,4 @@ class BatchMemory:
 
     @property
     def _block_bytes(self) -> int:
-        return self.size * self.saved.block_bytes + COMPILED_SAVES * self.model.emb_dim * self._tokens
+        return self.size * self.saved.block_bytes

@@ -8,7 +8,8 @@ import math
 
 import attrs
 
-from model.config import ModelConfig, parameter_count
+from model.config import ModelConfig
+from model.counts import parameter_count
 from training.config.batch_plan import Plan
 from training.planning.throughput import Throughput
 

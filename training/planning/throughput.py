@@ -6,8 +6,10 @@ from typing import Any
 import attrs
 
 from common.json_files import read_json
-from model.config import GATED, GPT2_SMALL, ModelConfig, matmul_parameter_count
+from model.config import GPT2_SMALL, ModelConfig, attention_window
+from model.counts import matmul_parameter_count
 from training.hardware.gpus import Gpu
+from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
@@ -26,16 +28,15 @@ SAME_SPEED = {
     *("zero_init_projections", "zero_init_head"),
 }
 
-# Bytes that our compiled kernels move per token: for each layer and C, for each row of the vocabulary. Counted by
-# benchmarks/kernel_bytes.py: 136.6 to 145 in four sizes, without what weighs less with larger micro-batches (casts of
-# weights, the optimizer).
+# Bytes that our compiled kernels move per token. Of a block: those of network_sizes.py with everything fused, and this
+# share of those with a kernel for each operator. benchmarks/kernel_bytes.py counts 136.6 to 145 for each layer and C of
+# GPT-2 in four sizes, without what weighs less with larger micro-batches (casts of weights, the optimizer): 136 =
+# 116 + 20, of 172. In seven other shapes of 124M the sum is 8 % below to 2 % above the count.
 LAYER_BYTES = 136
-LOGIT_BYTES = 6
-# Counted likewise, 124M: for each C of the MLP's width, and more where it is gated; for each C, by RoPE and QK-norm;
-# for each row of the vocabulary. The shapes of NanoChat and Qwen3 are 9 % below and 7 % above their own counts.
-MLP_BYTES, GATE_BYTES = 10, 13
-HEAD_BYTES = {("learned", False): 0, ("rope", False): 42, ("learned", True): 39, ("rope", True): 59}
-SOFTCAP_BYTES = 2
+UNFUSED_SHARE = 20 / 172
+# Of the loss, for each row of the vocabulary, counted likewise.
+LOSS_BYTES = 6
+SOFTCAP_LOSS_BYTES = 2
 
 
 @attrs.frozen
@@ -123,20 +124,19 @@ def upper_bound(config: ModelConfig, gpu: Gpu) -> float:
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
     """Return the roofline by kind of kernel."""
-    width, layers = config.emb_dim, config.n_layers
+    sizes, length, layers = network_sizes(config), config.context_length, config.n_layers
+    window = min(attention_window(config) or length, length)
+    keys = window - window**2 / (2 * length)  # that a query attends to, on average: of all, the causal half
     traffic = reached.bandwidth * gpu.bytes_per_second
     return {
         "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
-        # of the T x T products, the causal half
-        "attention": 6 * layers * width * config.context_length / (reached.attention * gpu.peak_flops),
-        "elementwise": layer_bytes(config) * width * layers / traffic,
-        "loss": (LOGIT_BYTES + SOFTCAP_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
+        "attention": 12 * layers * sizes.attention_width * keys / (reached.attention * gpu.peak_flops),
+        "elementwise": layers * block_traffic(config) / traffic,
+        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
     }
 
 
-def layer_bytes(config: ModelConfig) -> float:
-    """Return the bytes that compiled kernels move per token, layer and C."""
-    mlp = config.hidden_width / config.emb_dim
-    gate = GATE_BYTES * mlp * (config.activation in GATED)
-    grouped = (config.n_heads + config.kv_heads) / (2 * config.n_heads)
-    return LAYER_BYTES + MLP_BYTES * (mlp - 4) + gate + HEAD_BYTES[config.positions, config.qk_norm] * grouped
+def block_traffic(config: ModelConfig) -> float:
+    """Return the bytes that the compiled kernels of a block move per token."""
+    sizes = network_sizes(config)
+    return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import number
 from common.errors import BadInput
-from model.config import ModelConfig, parameter_count
+from model.config import ModelConfig
 from training.telemetry.time_ledger import TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
@@ -78,4 +78,6 @@ class Budget:
 
 def expected_save_seconds(model: ModelConfig, optimizer_bytes: int) -> float:
     """Return the seconds of a save to a slow disk: for the first save of a process, until one has been measured."""
+    from model.counts import parameter_count  # not for --help: it needs torch
+
     return (WEIGHT_BYTES * parameter_count(model) + optimizer_bytes) / SLOW_DISK_BYTES_PER_SECOND

@@ -16,7 +16,7 @@ from common.errors import BadInput
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import locate
 from model.gpt import GPT
-from model.stock_config import stock_class
+from model.stock import stock_class
 from model.stock_weights import to_stock
 from tests.model.architectures import QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL

@@ -8,7 +8,8 @@ from common.errors import BadInput
 from experiments.ladder import budget_sizes
 from experiments.ladder.budget_sizes import MachineSpeed, best_sizes, describe_choices, size_family
 from experiments.ladder.loss_law import LawFit, LossPoint, fit_law
-from model.config import ModelConfig, matmul_parameter_count
+from model.config import ModelConfig
+from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
 from training.config.train_config import load_run
 from training.planning.price_list import MACHINES, PriceList, read_machines

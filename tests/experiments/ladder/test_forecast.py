@@ -9,7 +9,7 @@ from forecast_coverage import BESIROGLU
 
 from experiments.ladder.forecast import Forecast, describe_forecast, forecast_record, make_forecast
 from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest
-from model.config import matmul_parameter_count
+from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
 from training.config.train_config import Run, load_run
 from training.planning.estimate import make_estimate

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from model.stock import architecture_of
+from model.stock import stock_class
 from tests.conftest import ROOT
 from training.config.batch_plan import make_plan
 from training.config.train_config import PLUMBING_KEYS, Run, load_run
@@ -36,7 +36,7 @@ def test_the_recipe_is_one_for_all_machines_and_fits_each(name: str, world_size:
     assert of_recipe[0] == of_recipe[1]
     network, other = attrs.asdict(run.model), attrs.asdict(reference.model)
     assert {key for key in network if network[key] != other[key]} == (MLP if "qwen3" in name else set())
-    assert architecture_of(run.model).name == stock
+    assert stock_class(run.model).name == stock
     predicted = MemoryModel.of(run.model, run.train, world_size).predict(run.train.batch.microbatch_size)
     assert predicted.total < gpu_bytes(known_gpus()[gpu])
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from model.config import ModelConfig, parameter_count
+from model.config import ModelConfig
+from model.counts import parameter_count
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.machines import two_machines
 from tests.model.architectures import NANOCHAT

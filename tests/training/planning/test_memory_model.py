@@ -18,8 +18,8 @@ from tests.conftest import TINY_MODEL
 from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
 from training.planning.memory_model import PLAIN, THRIFTY, MemoryModel, gpu_bytes
-from training.planning.memory_peaks import COMPILED_SAVES, BatchMemory
-from training.planning.network_sizes import network_sizes, saved_bytes
+from training.planning.memory_peaks import BatchMemory
+from training.planning.network_sizes import network_sizes
 
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 
@@ -47,10 +47,26 @@ def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
 
 def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
     """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
-    batch = BatchMemory(model=config, options=options, saved=network_sizes(config), size=microbatch_size)
-    blocks = 0 if options.recompute_blocks else config.n_layers
-    compiled = COMPILED_SAVES * config.emb_dim * microbatch_size * config.context_length * blocks
-    return batch.kept + batch.head.copies - compiled
+    sizes = network_sizes(config, compiled=False)
+    batch = BatchMemory(model=config, options=options, saved=sizes, size=microbatch_size)
+    return batch.kept + batch.head.copies
+
+
+def saved_bytes(network: GPT, microbatch_size: int) -> int:
+    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage
+        return tensor
+
+    tokens = torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        F.linear(network.hidden(tokens), network.output_weight())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:

@@ -5,7 +5,8 @@ import math
 import attrs
 import pytest
 
-from model.config import ModelConfig, parameter_count
+from model.config import ModelConfig
+from model.counts import parameter_count
 from model.gpt import GPT
 from tests.conftest import TINY_MODEL
 from training.planning.network_sizes import network_sizes

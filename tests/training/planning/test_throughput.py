@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ from training.planning.throughput import (
     LAYER_BYTES,
     MEASUREMENTS,
     OURS,
-    layer_bytes,
+    block_traffic,
     roofline,
     seconds_per_token,
     throughputs,
@@ -58,14 +59,25 @@ def test_no_published_number_is_above_the_bound() -> None:
         assert row["tokens_per_second"] < row["gpus"] * upper_bound(config, known_gpus()[row["gpu"]])
 
 
-def test_the_bytes_of_other_networks_are_those_that_were_counted() -> None:
-    # benchmarks/kernel_bytes.py on emulated GPUs, 124M: NanoChat's shape, Qwen3's with 4 key-value heads
-    rotary = attrs.evolve(GPT2_SIZES["124M"], positions="rope", qk_norm=True, biases=False)
-    nanochat = attrs.evolve(rotary, activation="relu2", n_heads=6)
-    qwen3 = attrs.evolve(rotary, activation="swiglu", mlp_width=2048, n_kv_heads=4)
-    assert layer_bytes(GPT2_SIZES["124M"]) == LAYER_BYTES
-    assert layer_bytes(nanochat) == pytest.approx(215.0, rel=0.1)
-    assert layer_bytes(qwen3) == pytest.approx(184.7, rel=0.1)
+# benchmarks/kernel_bytes.py on emulated GPUs, 124M: bytes per token, layer and C
+ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [
+        ({}, LAYER_BYTES),
+        ({"mlp_width": 3 * 768}, 126),
+        ({"positions": "rope"}, 178),
+        ({"qk_norm": True}, 175),
+        ({"activation": "swiglu"}, 188),
+        (ROTARY | {"activation": "relu2", "n_heads": 6}, 215.0),  # NanoChat's shape
+        (ROTARY | {"activation": "swiglu", "mlp_width": 2048, "n_kv_heads": 4}, 184.7),  # Qwen3's
+    ],
+)
+def test_the_bytes_of_a_block_are_those_that_were_counted(options: dict[str, Any], counted: float) -> None:
+    config = attrs.evolve(GPT2_SIZES["124M"], **options)
+    assert block_traffic(config) / config.emb_dim == pytest.approx(counted, rel=0.09 if options else 1e-12)
 
 
 def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
