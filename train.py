@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
-import math
 import os
 import sys
 import traceback
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.file_lock import Locked
 from common.files import is_folder, system_error
-from common.installation import begin, exit_status, keep_logs_only
-from training.launch import check_environment, check_launcher, environment_rank
+from common.installation import begin, checked_status, keep_logs_only
+from training.launch import check_environment, check_launcher, environment_rank, environment_world_size
 from training.supervision.exit_record import ExitRecord
 
 if TYPE_CHECKING:
-    from training.command import Options, TrainCommand
+    from training.command import TrainCommand
     from training.config.train_config import Run
     from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
@@ -25,6 +24,37 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 
 def main() -> int:
     """Run the command; return its exit status."""
+    command = parse_command()
+    supervision = supervise(command)
+    if isinstance(supervision, int):
+        return supervision
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # torch takes seconds
+
+    from training.config.train_config import load_run
+    from training.job import run_job
+
+    run, torchrun_errors = None, get_error_handler()
+    torchrun_errors.initialize()
+    try:
+        run = load_run(command.run, command.overrides)
+        if prepare(run, command):
+            status = run_job(run, command.options, supervision, initial_weights(command.options.init_from))
+        else:
+            status = EXIT_DONE
+    except Exception as error:  # noqa: BLE001  # described below; leave() prints nothing
+        status = describe_error(error, run, supervision)
+        if status is None:
+            torchrun_errors.record_exception(error)
+            traceback.print_exc()
+            status = EXIT_ERROR
+    supervision.exit_record.write(status)
+    if status in {EXIT_STOPPED, EXIT_DIVERGED}:
+        supervision.end_torchrun()
+    return status
+
+
+def parse_command() -> "TrainCommand":
+    """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
     try:
         begin("train.py")
         from common.arguments import parse
@@ -32,9 +62,15 @@ def main() -> int:
 
         command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     except SystemExit as end:
-        if end.code:  # a usage error, or a missing package
-            ExitRecord(None).write(EXIT_USAGE)
+        if not end.code:
+            leave(checked_status(EXIT_DONE))
+        ExitRecord(None).write(EXIT_USAGE)
         raise
+    return command
+
+
+def supervise(command: "TrainCommand") -> "Supervision | int":
+    """Receive signals and lock the run directory; return the exit status instead where the command ends here."""
     from training.supervision.supervision import Supervision
 
     if command.trains:
@@ -54,57 +90,46 @@ def main() -> int:
         say(f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again")
         supervision.exit_record.write(supervision.earlier_status)
         return supervision.earlier_status
-    from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
-
-    try:
-        status = record(train)(command, supervision) or EXIT_DONE  # record's type allows None
-    except Exception:  # noqa: BLE001  # record has kept it for torchrun; leave() prints nothing
-        traceback.print_exc()
-        status = EXIT_ERROR
-    supervision.exit_record.write(status)
-    if status in {EXIT_STOPPED, EXIT_DIVERGED}:
-        supervision.end_torchrun()
-    return status
+    return supervision
 
 
-def train(command: "TrainCommand", supervision: "Supervision") -> int:
-    """Check the run directory before the process group starts, then train; return the exit status."""
-    from training.batch_finder.finder import report_largest
+def prepare(run: "Run", command: "TrainCommand") -> bool:
+    """Check run and machine before the process group starts; return False where the command does not train, but done.
+
+    Raises BadInput.
+    """
+    from training.checkpoints.node_disks import disk_need
     from training.config.batch_plan import derive_layout
-    from training.config.train_config import load_run
-    from training.hardware.memory_errors import is_gpu_memory_error, is_memory_error
-    from training.job import run_job
-    from training.launch import environment_world_size
+    from training.hardware.preflight import Needs, enforce, report
+    from training.launch import environment_local_world_size
 
-    try:
-        run = load_run(command.run, command.overrides)
-        if command.dry_run or command.plan:
-            return dry_run(run, command)
-        if command.preflight:
-            return check_machine(run, command)
-        if command.find_max_microbatch:
-            report_largest(run, command.overrides, command.options.device, None, command.write)
-            return EXIT_DONE
-        if command.trains:
-            check_launcher()
-        derive_layout(run.train, run.model.context_length, environment_world_size())
-        check_machine(run, command)
-        return run_job(run, command.options, supervision, initial_weights(command.options.init_from))
-    except (BadInput, Diverged) as error:
-        alone = isinstance(error, BadInput) and error.alone
-        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        if environment_rank() == 0 or alone or not supervision.stop_asked.wait(RANK_0_SECONDS):
-            say(str(error))
-        return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
-    except (MemoryError, RuntimeError) as error:
-        if not is_memory_error(error):
-            raise
-        say(f"rank {environment_rank()}: {out_of_memory(run, gpu=is_gpu_memory_error(error))}")
-    except OSError as error:
-        if error.filename is None:
-            raise
-        say(system_error(error))  # a file or folder that cannot be read, for one
-    return EXIT_ERROR
+    if command.dry_run or command.plan:
+        from training.planning.dry_run import dry_run
+
+        dry_run(run, command, initial_weights(command.options.init_from))
+        return False
+    if command.find_max_microbatch:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.options.device, None, command.write)
+        return False
+    disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
+    needs = Needs(
+        device=command.options.device,
+        compiles=run.train.execution.compiles_on_gpu,
+        disk=disk,
+        ranks=None if command.preflight else environment_local_world_size(),
+        bucket=run.train.checkpoints.checkpoints,
+    )
+    if command.preflight:
+        if report(needs) != EXIT_DONE:
+            raise SystemExit(EXIT_ERROR)
+        return False
+    if command.trains:
+        check_launcher()
+    derive_layout(run.train, run.model.context_length, environment_world_size())
+    enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
+    return True
 
 
 def initial_weights(source: str | None) -> "InitialWeights | None":
@@ -117,80 +142,28 @@ def initial_weights(source: str | None) -> "InitialWeights | None":
     return InitialWeights(source, lambda: load_network(locate(source, None)))
 
 
-def check_initial_weights(run: "Run", options: "Options") -> None:
-    """Raise BadInput where training could not begin with, or go on from, the weights of --init-from."""
-    from training.checkpoints.directory import checkpoints_of
-    from training.checkpoints.saved_state import read_state
-    from training.checkpoints.verification import find
-    from training.initial_weights import check_network, check_origin
+def describe_error(error: Exception, run: "Run | None", supervision: "Supervision") -> int | None:
+    """Print an error that the user can do something about, as one line; return the exit status, None for any other."""
+    if isinstance(error, BadInput | Diverged):
+        alone = isinstance(error, BadInput) and error.alone
+        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
+        if environment_rank() == 0 or alone or not supervision.stop_asked.wait(RANK_0_SECONDS):
+            say(str(error))
+        return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
+    from training.hardware.memory_errors import describe_memory_error, is_memory_error
 
-    if (initial := initial_weights(options.init_from)) is None:
-        return
-    found = None if options.resume == "never" else find(checkpoints_of(run.directory), options.resume)
-    if found is not None:
-        check_origin(initial, read_state(found).config.initial_weights, found)
-    else:
-        check_network(initial, initial.load().config, run.model, run.directory / "model.json")
-
-
-def check_machine(run: "Run", command: "TrainCommand") -> int:
-    """Check this machine before anything is downloaded, the same on every rank; with --preflight print all checks.
-
-    Returns the exit status. Raises BadInput for a problem.
-    """
-    from training.checkpoints.node_disks import disk_need
-    from training.hardware.preflight import Needs, enforce, report
-    from training.launch import environment_local_world_size
-
-    needs = Needs(
-        device=command.options.device,
-        compiles=run.train.execution.compiles_on_gpu,
-        disk=disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None,
-        ranks=None if command.preflight else environment_local_world_size(),
-        bucket=run.train.checkpoints.checkpoints,
-    )
-    if command.preflight:
-        return report(needs)
-    enforce(needs, quiet=environment_rank() != 0)
-    return EXIT_DONE
-
-
-def out_of_memory(run: "Run", *, gpu: bool) -> str:
-    """Return the out-of-memory error as one line, with what to do."""
-    size = run.train.batch.microbatch_size
-    smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
-    if smaller is None:
-        advice = "use a larger GPU, or parallel fsdp" if gpu else "use a larger machine, or a smaller model"
-    return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
+    if run is not None and is_memory_error(error):
+        say(f"rank {environment_rank()}: {describe_memory_error(error, run.train.batch.microbatch_size)}")
+        return EXIT_ERROR
+    if isinstance(error, OSError) and error.filename is not None:
+        say(system_error(error))  # a file or folder that cannot be read, for one
+        return EXIT_ERROR
+    return None
 
 
 def say(problem: str) -> None:
     """Print an error as one line."""
     print(f"train.py: {printable(problem)}", file=sys.stderr, flush=True)
-
-
-def dry_run(run: "Run", command: "TrainCommand") -> int:
-    """Print what a run would do, with --plan on machines for rent; needs no GPU, nor tokens with min_train_tokens."""
-    from training.config.batch_plan import describe, make_plan
-    from training.data.locate_tokens import lengths_at_hand
-    from training.planning.estimate import make_estimate
-    from training.planning.estimate_table import describe_estimate
-    from training.planning.forecast_file import describe_forecast_file
-    from training.planning.price_list import MACHINES, read_machines
-    from training.planning.several_nodes import Network
-
-    check_initial_weights(run, command.options)
-    lengths = lengths_at_hand(run.train, command.options.token_files)
-    if command.dry_run:
-        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
-        lines = describe(run.model, run.train, plan)
-    else:
-        prices = read_machines(command.machines or MACHINES, command.machine)
-        network = Network(nodes=command.nodes, link=command.node_link or math.inf)
-        lines = [*describe_estimate(make_estimate(run, prices, lengths, network)), *describe_forecast_file(run)]
-    print("\n".join(map(printable, [*run.notices, *lines])))
-    return EXIT_DONE
 
 
 def leave(status: int) -> NoReturn:
@@ -205,4 +178,4 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(exit_status(main))
+    leave(checked_status(main()))

@@ -117,10 +117,7 @@ def keep_logs_only() -> None:
 
 
 def exit_status(main: Callable[[], int]) -> int:
-    """Run a script's main function; return its exit status, an error where output was lost that is its product.
-
-    A line on stderr says so, unless stdout's reader has gone, as `head` does.
-    """
+    """Run a script's main function; return its exit status, as `checked_status`."""
     guard_outputs()
     try:
         status = main()
@@ -128,6 +125,14 @@ def exit_status(main: Callable[[], int]) -> int:
         if end.code != EXIT_DONE:
             raise
         status = EXIT_DONE  # of --help
+    return checked_status(status)
+
+
+def checked_status(status: int) -> int:
+    """Return a status, or an error where output was lost that is this command's product.
+
+    A line on stderr says so, unless stdout's reader has gone, as `head` does.
+    """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None
     if output is None or output.problem is None or output.patience_seconds is not None:

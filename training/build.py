@@ -14,7 +14,6 @@ from training.config.batch_plan import VALIDATION_SHARE, Plan
 from training.config.train_config import TrainConfig
 from training.data.open_tokens import make_reading
 from training.data.verify_tokens import TokenWatch
-from training.exactness.attention_kernel import Shape, use_attention
 from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.loop import Loop
@@ -48,8 +47,11 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     """
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
-    use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
+    if ranks.device.type == "cuda":  # torch has one fused kernel on a CPU, and unfused attention for dropout
+        from training.exactness.attention_kernel import Shape, use_attention
+
+        shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
+        use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network, recompute_blocks=recompute, chunks=chunks)
     parallel = parallelize(model, train.execution.parallel, numerics, plan.layout.microbatches, ranks)

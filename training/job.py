@@ -18,7 +18,7 @@ from training.initial_weights import InitialWeights
 from training.loop import Loop
 from training.open_job import OpenJob, open_job
 from training.parallel.process_group import Ranks, from_coordinator, stop
-from training.resume import Beginning, ResumeRequest, load_before, resume
+from training.resume import Beginning, ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
@@ -96,7 +96,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
 
 def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: int) -> int:
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
-    from training.replay import read_recorded, replay
+    from training.replay import load_before, read_recorded, replay
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     state, settings = _make_state(job)

@@ -1,8 +1,9 @@
 """Opening of a job: its ranks, disks, token files and plan, before a weight is made or loaded."""
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-from training.checkpoints.bucket_upload import Uploader, open_uploader
 from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.command import Options
 from training.config.batch_plan import Plan, make_plan
@@ -16,6 +17,9 @@ from training.supervision.supervision import Supervision
 from training.telemetry.reporter import print_lines
 from training.telemetry.time_ledger import TimeLedger
 
+if TYPE_CHECKING:
+    from training.checkpoints.bucket_upload import Uploader
+
 
 @attrs.frozen(kw_only=True)
 class OpenJob:
@@ -27,7 +31,7 @@ class OpenJob:
     heartbeat: Heartbeat
     ledger: TimeLedger
     disks: NodeDisks
-    uploader: Uploader | None
+    uploader: "Uploader | None"
     token_set: TokenSet
     plan: Plan
 
@@ -57,7 +61,11 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
     disks = NodeDisks(ranks) if replays else find_disks(run, ranks)
     if not disks.shared:
         disks.on_each(lambda: supervision.lock_own_disk(run.directory))
-    uploader = None if replays else open_uploader(run, disks)
+    uploader = None
+    if run.train.checkpoints.checkpoints is not None and not replays:
+        from training.checkpoints.bucket_upload import open_uploader
+
+        uploader = open_uploader(run, disks)
     print_lines(ranks, run.notices)
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)

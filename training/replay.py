@@ -10,11 +10,16 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.run_record import WeightsOrigin, read_record
 from training.checkpoints.tensor_files import state_sha256
-from training.parallel.process_group import Ranks
+from training.checkpoints.verification import find_before
+from training.parallel.process_group import Ranks, from_coordinator
+from training.resume import Beginning, ResumeRequest, begin, load_checkpoint
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.reporter import print_lines
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")
 Numbers = dict[str, float | str | None]  # by one of KEYS
@@ -71,6 +76,24 @@ def replay(
     return same
 
 
+def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+    """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
+
+    Call it on every rank.
+    """
+    found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
+    if found is not None:
+        beginning = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
+    else:
+        recorded = from_coordinator(ranks, lambda: read_record(request.directory))
+        beginning = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
+        if recorded is not None:
+            _check_beginning(recorded.initial_weights, beginning.record.initial_weights)
+    source = found or "the start"
+    print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
+    return beginning
+
+
 def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
     """Print the numbers of a step beside the recorded ones; return whether those that are recorded are the same."""
     for key, value in seen.items():
@@ -78,3 +101,14 @@ def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
         verdict = "not recorded" if key not in recorded else "same" if was == value else "DIFFERENT"
         print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {str(was)[:22] if key in recorded else '':22}  {verdict}")
     return all(recorded[key] == value for key, value in seen.items() if key in recorded)
+
+
+def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) -> None:
+    """Raise BadInput where a replay begins with other weights than the run did."""
+    was, given = (None if origin is None else origin.sha256 for origin in (recorded, now))
+    if was == given:
+        return
+    if recorded is None:
+        raise BadInput("--replay: the run began with random weights; leave --init-from out")
+    advice = f"pass --init-from {recorded.source}" if now is None else f"{now.source} has others"
+    raise BadInput(f"--replay: the run began with the weights of {recorded.source}; {advice}")

@@ -5,25 +5,14 @@ from pathlib import Path
 import attrs
 
 from common.bucket import Bucket
-from common.errors import BadInput
 from common.files import is_folder
 from training.checkpoints import archive
-from training.checkpoints.bucket_checkpoints import check_branch
-from training.checkpoints.compatibility import (
-    all_changes,
-    changed_settings,
-    differences,
-    numerics_drift,
-    validates_alike,
-)
-from training.checkpoints.directory import checkpoints_of, name_of
+from training.checkpoints.directory import name_of
 from training.checkpoints.node_copies import find_on_nodes
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.run_record import RunRecord, WeightsOrigin, describe_changes, read_record
+from training.checkpoints.run_record import RunRecord, describe_changes
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
-from training.checkpoints.verification import find_before
-from training.exactness.attention_kernel import Shape, keep_attention
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
@@ -64,11 +53,11 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
         archived = disks.on_each(lambda: archive.archive_all(directory))[0]
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
-        return _begin(request, state, ranks)
+        return begin(request, state, ranks)
     found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:
-        return _begin(request, state, ranks)
-    beginning = _load(found, request, state, ranks)
+        return begin(request, state, ranks)
+    beginning = load_checkpoint(found, request, state, ranks)
     _check_branch(bucket, state.position.step, wanted, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = disks.on_each(lambda: archive.archive_after(found))[0]
@@ -81,30 +70,14 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     return beginning
 
 
-def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
-    """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
-
-    Call it on every rank.
-    """
-    found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
-    if found is not None:
-        beginning = _load(found, attrs.evolve(request, allow_drift=True), state, ranks)
-    else:
-        recorded = from_coordinator(ranks, lambda: read_record(request.directory))
-        beginning = _begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
-        if recorded is not None:
-            _check_beginning(recorded.initial_weights, beginning.record.initial_weights)
-    source = found or "the start"
-    print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
-    return beginning
-
-
 def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -> None:
     if bucket is not None:
+        from training.checkpoints.bucket_checkpoints import check_branch
+
         from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 
 
-def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Begin at step 0."""
     origin = None
     if request.initial is None:
@@ -114,26 +87,30 @@ def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning
     return Beginning([], attrs.evolve(request.record, initial_weights=origin))
 
 
-def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) -> None:
-    """Raise BadInput where a replay begins with other weights than the run did."""
-    was, given = (None if origin is None else origin.sha256 for origin in (recorded, now))
-    if was == given:
-        return
-    if recorded is None:
-        raise BadInput("--replay: the run began with random weights; leave --init-from out")
-    advice = f"pass --init-from {recorded.source}" if now is None else f"{now.source} has others"
-    raise BadInput(f"--replay: the run began with the weights of {recorded.source}; {advice}")
+def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+    """Print the changes since the checkpoint, then load it. Call it on every rank."""
+    from training.checkpoints.compatibility import (
+        all_changes,
+        changed_settings,
+        differences,
+        numerics_drift,
+        validates_alike,
+    )
 
-
-def _load(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
-    """Print the changes since the checkpoint, then load it."""
     before = read_state(found).config
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, differences(request.directory, before, request.record, found))
+    numerics = request.record.numerics
+    if ranks.device.type == "cuda":
+        from training.exactness.attention_kernel import Shape, keep_attention
+
+        microbatch_size, config = request.record.train["microbatch_size"], state.parallel.network.config
+        shape = Shape(config, microbatch_size, numerics["precision"], ranks.device)
+        numerics = keep_attention(shape, before.numerics, numerics, ranks)
     record = attrs.evolve(
         request.record,
-        numerics=keep_attention(_attention(request, state, ranks), before.numerics, request.record.numerics, ranks),
+        numerics=numerics,
         initial_weights=before.initial_weights,
         exact_percent=before.exact_percent,
     )
@@ -147,9 +124,3 @@ def _load(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) 
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     return Beginning(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))
-
-
-def _attention(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Shape:
-    """Return the shape of this job's attention."""
-    microbatch_size, precision = request.record.train["microbatch_size"], request.record.numerics["precision"]
-    return Shape(state.parallel.network.config, microbatch_size, precision, ranks.device)

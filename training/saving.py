@@ -1,16 +1,19 @@
 """Saving policy: one save in flight, the best checkpoint on the disk, how long a stop with a checkpoint takes."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
-from training.checkpoints.bucket_upload import UploadOutcome
 from training.checkpoints.directory import name_of
 from training.state import TrainState
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
+
+if TYPE_CHECKING:
+    from training.checkpoints.bucket_upload import UploadOutcome
 
 
 class Saving:
@@ -88,7 +91,7 @@ class Saving:
             outcome = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
             self._reporter.say(f"WARNING: step {step:,}: {outcome} {saved.problem}")
 
-    def _report_upload(self, uploaded: UploadOutcome) -> None:
+    def _report_upload(self, uploaded: "UploadOutcome") -> None:
         step, seconds = int(uploaded.name.rpartition("-")[2]), round(uploaded.seconds, 3)
         if uploaded.problem is None:
             self._reporter.event(step, "upload", name=uploaded.name, seconds=seconds)

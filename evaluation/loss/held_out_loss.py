@@ -24,9 +24,9 @@ from evaluation.shared.measure import perplexity
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import effective_units, mean_and_error, plus_minus
 from model.gpt import GPT
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, read_ranks
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, read_ranks
 from training.parallel.process_group import Ranks
 
 FEW_DOCUMENTS = 10.0  # of one length, below which the standard error is little known

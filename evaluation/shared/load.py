@@ -17,8 +17,9 @@ from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_f
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.pretrained import load_plain
+from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
 from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS, name_of
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state

@@ -8,7 +8,6 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from tokens.format.foreign_names import parse_name
 from tokens.format.header import TokenFile, readable_tokens
 from tokens.format.manifest import MANIFEST, SPLITS, Content, Manifest, advice, is_of, read_manifest
 from tokens.format.token_file import TokenStream, open_split
@@ -42,9 +41,11 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
     """Return whether a directory holds, or its manifest lists, files of a split."""
     names = [path.name for path in directory.glob("*")]
-    foreign = [parsed for parsed in map(parse_name, names) if parsed is not None]
-    names += [] if manifest is None else manifest.files
-    return any(is_of(name, split) for name in names) or any(parsed.split == split for parsed in foreign)
+    if any(is_of(name, split) for name in [*names, *([] if manifest is None else manifest.files)]):
+        return True
+    from tokens.format.foreign_names import parse_name
+
+    return any(parsed.split == split for parsed in map(parse_name, names) if parsed is not None)
 
 
 def read_finished(directory: Path) -> Manifest | None:

@@ -15,10 +15,11 @@ from common.files import sha256
 from common.json_files import parse_json, read_regular
 from common.structure import structured
 from tokens.format.header import readable_tokens
-from tokens.tokenizer.tokenizer import RANKS_FILE
 
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
+RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
+PLAN = "plan.json"  # of tokens that are still being prepared
 FORMAT = 1
 
 
@@ -124,6 +125,12 @@ def parse_manifest(data: bytes) -> Manifest | None:
 def manifest_text(manifest: Manifest) -> str:
     values = attrs.asdict(manifest) | {"tokenizer": manifest.tokenizer.as_json()}
     return json.dumps({"format": FORMAT, **values}, indent=2) + "\n"
+
+
+def still_grows(directory: Path) -> bool:
+    """Tell whether a directory's token files are still being prepared."""
+    named = [directory / MANIFEST, *directory.glob("train*.safetensors")]  # the manifest may have been deleted since
+    return (directory / PLAN).exists() and not any(file.exists() for file in named)
 
 
 def finished_by(directory: Path) -> str | None:

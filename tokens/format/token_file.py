@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
-from tokens.format.foreign_header import read_foreign_header
-from tokens.format.foreign_names import foreign_names
 from tokens.format.header import TokenFile, read_header, readable_tokens
 
 OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
@@ -154,6 +152,9 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
 
 def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
     """Return another program's files of a split. Raises BadInput where the folder has none, or mixes formats."""
+    from tokens.format.foreign_header import read_foreign_header
+    from tokens.format.foreign_names import foreign_names
+
     with readable_tokens(directory):
         names = [path.name for path in directory.glob("*")]
     by_split = foreign_names(directory, names)

@@ -16,12 +16,11 @@ from common.hub_client import CARD, check_logged_in, check_names, hub_errors, up
 from common.json_files import read_every_line
 from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
-from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, manifest_text, read_manifest
+from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, is_of, manifest_text, read_manifest
 from tokens.hub.dataset_card import dataset_card
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.verify import verify
 from tokens.stats.stats import CHART
-from tokens.tokenizer.tokenizer import RANKS_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo

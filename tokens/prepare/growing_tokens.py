@@ -16,12 +16,11 @@ import numpy as np
 from common.errors import BadInput
 from common.file_lock import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
-from tokens.format.manifest import MANIFEST, TokenizerRecord
+from tokens.format.manifest import MANIFEST, RANKS_FILE, TokenizerRecord
 from tokens.format.token_file import TokenStream, Version, open_split
 from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, read_plan
-from tokens.tokenizer.tokenizer import RANKS_FILE
 
 DEAD_SECONDS = 60.0  # without a written byte, before the lock is looked at: the preparer may have been started anew
 STALLED_SECONDS = 1800.0  # without a written byte, where locks are not seen

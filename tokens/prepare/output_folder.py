@@ -8,13 +8,11 @@ from pathlib import Path
 from common.errors import BadInput
 from common.file_lock import open_locked
 from common.files import is_folder, writing
-from tokens.format.manifest import MANIFEST
+from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE
 from tokens.prepare.bucket_output import IN_USE, scratch_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
-from tokens.prepare.plan import PLAN
-from tokens.tokenizer.tokenizer import RANKS_FILE
 
 
 def check_output(command: PrepareCommand) -> None:

@@ -21,9 +21,9 @@ from common.structure import structured
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
+from tokens.format.manifest import PLAN
 from tokens.tokenizer.tokenizer import token_dtype
 
-PLAN = "plan.json"
 FORMAT = 1
 MOST_BYTES = 1 << 40  # of a plan file, which names each input
 HASH, TAIL = "hash", "tail"

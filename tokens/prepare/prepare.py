@@ -13,7 +13,7 @@ from common.files import by_number, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.contents import read_finished
-from tokens.format.manifest import Manifest
+from tokens.format.manifest import RANKS_FILE, Manifest
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import CommitLog, Totals, read_log
@@ -26,7 +26,7 @@ from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, 
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
 from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
-from tokens.tokenizer.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 

@@ -18,11 +18,11 @@ from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, read_manifest
+from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, is_of, read_manifest
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
-from tokens.prepare.plan import PLAN, UnitPlan, read_plan
+from tokens.prepare.plan import UnitPlan, read_plan
 
 
 def status(where: str) -> list[str]:

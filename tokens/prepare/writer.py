@@ -15,6 +15,7 @@ from tokens.format.contents import read_content
 from tokens.format.header import read_header
 from tokens.format.manifest import (
     MANIFEST,
+    RANKS_FILE,
     SPLITS,
     Content,
     FileEntry,
@@ -30,7 +31,7 @@ from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, PrepareSettings, UnitPlan
 from tokens.prepare.tail_split import copy_tail, missing_splits, too_much_held_out
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer
+from tokens.tokenizer.tokenizer import Tokenizer
 
 
 class TokenWriter:

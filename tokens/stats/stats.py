@@ -17,9 +17,8 @@ from common.errors import BadInput, printable
 from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
 from tokens.format.contents import open_listed
-from tokens.format.manifest import SPLITS, Manifest, is_of, read_manifest
+from tokens.format.manifest import PLAN, SPLITS, Manifest, is_of, read_manifest
 from tokens.format.token_file import TokenStream
-from tokens.prepare.plan import PLAN
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19

@@ -31,7 +31,6 @@ PROBE = [
 ]
 
 END_OF_TEXT = "<|endoftext|>"
-RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
 GPT2_RANKS = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # sha256 of r50k_base.tiktoken
 
 

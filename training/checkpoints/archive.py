@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.files import is_folder, write_error
-from tokens.tokenizer.tokenizer import RANKS_FILE
+from tokens.format.manifest import RANKS_FILE
 from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish, recover
 from training.checkpoints.directory import (
     CHECKPOINTS,

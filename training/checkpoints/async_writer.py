@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from training.checkpoints.atomic_commit import (
     publish,
     write_state_and_manifest,
 )
-from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 from training.checkpoints.directory import name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
@@ -31,6 +30,9 @@ from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
 from training.parallel.process_group import SAVE_TIMEOUT, together
 from training.state import Position, TrainState
+
+if TYPE_CHECKING:
+    from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 
 Value = TypeVar("Value")
 
@@ -52,7 +54,7 @@ class Destination:
 
     directory: Path
     keep: int  # newest checkpoints
-    uploader: Uploader | None = None  # to a bucket, besides
+    uploader: "Uploader | None" = None  # to a bucket, besides
 
 
 class Saver:
@@ -114,7 +116,7 @@ class Saver:
         waited = time.perf_counter() - began
         return attrs.evolve(self._outcome, stall_seconds=self._outcome.stall_seconds + waited)
 
-    def uploads(self) -> Iterable[UploadOutcome]:
+    def uploads(self) -> "Iterable[UploadOutcome]":
         """Return, without waiting, the outcomes of uploads to a bucket that were not returned yet."""
         return () if self._uploader is None else self._uploader.ended()
 

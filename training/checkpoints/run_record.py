@@ -12,9 +12,8 @@ from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import read_json
 from common.structure import structured
-from tokens.format.manifest import finished_by
+from tokens.format.manifest import RANKS_FILE, finished_by
 from tokens.format.token_file import TokenStream
-from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
 from training.config.key_groups import OptimizationOptions

@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from common.errors import BadInput, printable
 from tokens.batches.micro_batches import Reading, ready
-from tokens.format.manifest import MANIFEST
+from tokens.format.manifest import still_grows
 from tokens.prepare.growing_tokens import GrowingTokens
-from tokens.prepare.plan import PLAN
 from training.parallel.process_group import Ranks, from_coordinator
 
 POLL_SECONDS = 1.0  # between two looks at the commit log
@@ -26,7 +25,7 @@ def growing_directories(directories: list[Path], ranks: Ranks, *, follow: bool) 
     """
 
     def look() -> list[bool]:
-        grow = [_grows(path) for path in directories]
+        grow = [still_grows(path) for path in directories]
         for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
             if not follow:
                 raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
@@ -35,11 +34,6 @@ def growing_directories(directories: list[Path], ranks: Ranks, *, follow: bool) 
 
     grow = from_coordinator(ranks, look)
     return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
-
-
-def _grows(path: Path) -> bool:
-    named = [path / MANIFEST, *path.glob("train*.safetensors")]  # the manifest may have been deleted since
-    return (path / PLAN).exists() and not any(file.exists() for file in named)
 
 
 def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:

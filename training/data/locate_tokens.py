@@ -11,8 +11,6 @@ from common.errors import BadInput
 from common.files import is_folder
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
-from tokens.hub.bucket_tokens import download_tokens
-from tokens.hub.download import download_dataset, tokens_downloaded
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks, together
@@ -81,6 +79,9 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
     """Download a dataset once per machine, while its other ranks wait on gloo; of the hub so many train tokens."""
     if location.remote:
+        from tokens.hub.bucket_tokens import download_tokens
+        from tokens.hub.download import download_dataset
+
         fetch = functools.partial(download_dataset, location.dataset, location.directory, train_tokens)
         if is_bucket(location.dataset):
             fetch = functools.partial(download_tokens, location.dataset, location.directory)
@@ -89,6 +90,8 @@ def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) ->
 
 def _is_begun(directory: Path) -> bool:
     """Tell whether only the first shards of a dataset have been downloaded there."""
+    from tokens.hub.download import tokens_downloaded
+
     return tokens_downloaded(directory) is not None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -11,15 +11,15 @@ from common.errors import BadInput
 from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.contents import has_split, open_listed
-from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
+from tokens.format.manifest import RANKS_FILE, Content, Manifest, TokenizerRecord, read_manifest, still_grows
 from tokens.format.token_file import TokenStream
-from tokens.prepare.growing_tokens import GrowingTokens
-from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.train_config import Run, TrainConfig
-from training.data.follow_tokens import growing_directories
 from training.data.locate_tokens import TokenLocation, download, locate_tokens, train_tokens_wanted
-from training.parallel.process_group import Ranks, together
+from training.parallel.process_group import Ranks, from_coordinator, together
+
+if TYPE_CHECKING:
+    from tokens.prepare.growing_tokens import GrowingTokens
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class TokenDirectory:
     train: TokenStream
     validation: TokenStream | None  # where the run validates on it
     contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/data/verify_tokens.py
-    growing: GrowingTokens | None = None  # while the files are still being prepared
+    growing: "GrowingTokens | None" = None  # while the files are still being prepared
 
     @property
     def streams(self) -> list[TokenStream]:
@@ -89,7 +89,7 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size)
     for location in locations:
         download(location, wanted.get(location.dataset), ranks)
-    growing = growing_directories([location.directory for location in locations], ranks, follow=follow)
+    growing = _growing([location.directory for location in locations], ranks, follow=follow)
     unfinished = next((grows.directory for grows in growing if grows is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
@@ -104,6 +104,15 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
     together(ranks, open_all)
     return token_sets[0]
+
+
+def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
+    """Return the directories that are still being prepared, None for the others. Raises BadInput without --follow."""
+    if not from_coordinator(ranks, lambda: any(map(still_grows, directories))):
+        return [None] * len(directories)
+    from training.data.follow_tokens import growing_directories
+
+    return growing_directories(directories, ranks, follow=follow)
 
 
 def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:
@@ -124,7 +133,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
     return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
-def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train: TrainConfig) -> TokenSet:
+def _open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", train: TrainConfig) -> TokenSet:
     """Open all train streams, and of a run that validates all validation streams.
 
     Of tokens that are still being prepared only the first: a step would have to wait for the others.

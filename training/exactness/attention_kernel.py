@@ -88,12 +88,11 @@ class Shape:
 
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
-    """Enable one attention kernel, the same on every rank, for the life of this process; on a CPU do nothing.
+    """Enable one attention kernel, the same on every rank, for the life of this process.
 
     Call it on every rank. Raises BadInput, blaming `model_json`, if no fused kernel supports the shape.
     """
-    if shape.device.type == "cuda":  # torch has one fused kernel on a CPU, and unfused attention for dropout
-        _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
+    _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:

@@ -18,5 +18,15 @@ def is_gpu_memory_error(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(_says(error, words) for words in GPU_WORDS)
 
 
+def describe_memory_error(error: Exception, microbatch_size: int) -> str:
+    """Return a memory error as one line, with a remedy."""
+    gpu, size = is_gpu_memory_error(error), microbatch_size
+    smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
+    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
+    if smaller is None:
+        advice = "use a larger GPU, or parallel fsdp" if gpu else "use a larger machine, or a smaller model"
+    return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
+
+
 def _says(error: Exception, words: str) -> bool:
     return isinstance(error, RuntimeError) and words in str(error)

@@ -18,7 +18,6 @@ from typing import Literal
 import attrs
 import torch
 
-from common.bucket import Bucket
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
 from common.files import free_disk, mounted_as
 from training.hardware.driver import driver_cuda, driver_gpus
@@ -175,6 +174,8 @@ def check_disk(need: DiskNeed) -> Check:
 
 def check_bucket(url: str) -> Check:
     """Write an object and delete it."""
+    from common.bucket import Bucket
+
     try:
         bucket = Bucket(url)
         bucket.write("preflight", b"")

@@ -20,7 +20,6 @@ from model.loss import NextTokenLoss
 from tokens.batches.rank_shares import rank_shares
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.exchange import exchanges
-from training.parallel.fsdp import wrap_in_fsdp
 from training.parallel.mesh import Levels, levels_of, make_mesh, wrapper_and_node_size
 from training.parallel.ordered_reduce import OrderedGradients
 from training.parallel.process_group import RankGroup, Ranks
@@ -120,6 +119,8 @@ def parallelize(
     reduction: OrderedGradients | BucketSum | None = ordered
     clock = StepClock(device)
     if sharded:
+        from training.parallel.fsdp import wrap_in_fsdp
+
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:

@@ -24,10 +24,8 @@ from common.errors import EXIT_ERROR, advisory
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.parallel.step_clock import StepSeconds
-from training.supervision.beat_exchange import BeatExchange
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
-from training.supervision.stack_location import current_place, place_of_error
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
@@ -75,6 +73,8 @@ class Heartbeat:
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
+            from training.supervision.beat_exchange import BeatExchange
+
             prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
             self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -91,6 +91,8 @@ class Heartbeat:
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the heartbeat; if a collective has failed, first print where every rank is."""
+        from training.supervision.stack_location import place_of_error
+
         cut_off = error is not None and _of_collective(error)
         if cut_off and self._thread is not None:
             time.sleep(self._beat_seconds)  # until a beat has told why
@@ -196,6 +198,8 @@ class Heartbeat:
                 os._exit(EXIT_ERROR)
 
     def _publish(self, departure: Departure | None) -> None:
+        from training.supervision.stack_location import current_place
+
         self._count += 1
         beat = Beat(
             count=self._count,
