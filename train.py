@@ -37,10 +37,9 @@ def main() -> int:
     torchrun_errors.initialize()
     try:
         run = load_run(command.run, command.overrides)
-        if prepare(run, command):
+        status = prepare(run, command)
+        if status is None:
             status = run_job(run, command.options, supervision, initial_weights(command.options.init_from))
-        else:
-            status = EXIT_DONE
     except Exception as error:  # noqa: BLE001  # described below; leave() prints nothing
         status = describe_error(error, run, supervision)
         if status is None:
@@ -93,8 +92,8 @@ def supervise(command: "TrainCommand") -> "Supervision | int":
     return supervision
 
 
-def prepare(run: "Run", command: "TrainCommand") -> bool:
-    """Check run and machine before the process group starts; return False where the command does not train, but done.
+def prepare(run: "Run", command: "TrainCommand") -> int | None:
+    """Check run and machine before the process group starts; return the status of a command that does not train.
 
     Raises BadInput.
     """
@@ -107,12 +106,12 @@ def prepare(run: "Run", command: "TrainCommand") -> bool:
         from training.planning.dry_run import dry_run
 
         dry_run(run, command, initial_weights(command.options.init_from))
-        return False
+        return EXIT_DONE
     if command.find_max_microbatch:
         from training.batch_finder.finder import report_largest
 
         report_largest(run, command.overrides, command.options.device, None, command.write)
-        return False
+        return EXIT_DONE
     disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
     needs = Needs(
         device=command.options.device,
@@ -122,14 +121,12 @@ def prepare(run: "Run", command: "TrainCommand") -> bool:
         bucket=run.train.checkpoints.checkpoints,
     )
     if command.preflight:
-        if report(needs) != EXIT_DONE:
-            raise SystemExit(EXIT_ERROR)
-        return False
+        return report(needs)
     if command.trains:
         check_launcher()
     derive_layout(run.train, run.model.context_length, environment_world_size())
     enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
-    return True
+    return None
 
 
 def initial_weights(source: str | None) -> "InitialWeights | None":

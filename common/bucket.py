@@ -22,7 +22,6 @@ from common.errors import BadInput
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
-SCHEMES = ("s3", "gs", "az")
 RETRY_SECONDS = 60.0  # after which a request is not tried again
 REQUEST_SECONDS = 60.0  # of one request; it moves a piece at most
 PIECE_BYTES = 1 << 24  # of an upload in parts, and of a download
@@ -64,11 +63,6 @@ class StoredObject:
 
 class Taken(BadInput):
     """A conditional write or read found another version than it was of."""
-
-
-def is_bucket(url: str) -> bool:
-    """Tell whether a URL is of a bucket, and has no credentials in it."""
-    return re.fullmatch(rf"({'|'.join(SCHEMES)})://[\w.-]+(/[\w./=+-]+)?", url) is not None
 
 
 class Bucket:

@@ -27,6 +27,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "its folder does not exist: create it",
 }
+BUCKET_SCHEMES = ("s3", "gs", "az")
 
 
 def by_number(name: str) -> tuple[str, str]:
@@ -176,3 +177,8 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def is_bucket(url: str) -> bool:
+    """Tell whether a URL is of a bucket, and has no credentials in it."""
+    return re.fullmatch(rf"({'|'.join(BUCKET_SCHEMES)})://[\w.-]+(/[\w./=+-]+)?", url) is not None

@@ -1,10 +1,10 @@
 """Resume: find a run's checkpoint, compare it with this job, load it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
-from common.bucket import Bucket
 from common.files import is_folder
 from training.checkpoints import archive
 from training.checkpoints.directory import name_of
@@ -17,6 +17,9 @@ from training.initial_weights import InitialWeights, check_origin, start_from, s
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
+
+if TYPE_CHECKING:
+    from common.bucket import Bucket
 
 _FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
 
@@ -40,7 +43,7 @@ class Beginning:
     record: RunRecord  # this job's, with what it takes over from the checkpoint's
 
 
-def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: Bucket | None) -> Beginning:
+def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None") -> Beginning:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
     `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint that is missing,
@@ -70,7 +73,7 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     return beginning
 
 
-def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -> None:
+def _check_branch(bucket: "Bucket | None", step: int, wanted: str, ranks: Ranks) -> None:
     if bucket is not None:
         from training.checkpoints.bucket_checkpoints import check_branch
 

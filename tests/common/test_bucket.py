@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from common import bucket as bucket_module
-from common.bucket import PIECE_BYTES, Bucket, Taken, is_bucket
+from common.bucket import PIECE_BYTES, Bucket, Taken
 from common.errors import BadInput
+from common.files import is_bucket
 from tests.bucket_server import KEY, SECRET, BucketServer
 
 

@@ -21,8 +21,7 @@ from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
 from training.batch_finder.worker_pool import WorkerPool
-from training.config.batch_division import factors
-from training.config.batch_plan import derive_layout
+from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run, TrainConfig
 from training.hardware.preflight import Needs, enforce
 from training.hardware.usable_gpus import choose_device

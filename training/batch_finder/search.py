@@ -5,7 +5,7 @@ import bisect
 import attrs
 
 from common.errors import BadInput
-from training.config.batch_division import microbatch_sizes
+from training.config.batch_plan import microbatch_sizes
 from training.config.key_groups import BatchOptions
 from training.config.train_config import TrainConfig
 

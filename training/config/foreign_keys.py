@@ -61,8 +61,6 @@ _THEIRS = {
 }
 # Keys of train.json that are read no more.
 _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")
-_OLD = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
-OTHER_SPELLINGS = {**_OLD, **{ours: old for old, ours in _OLD.items()}}  # of gpjt/ddp-base-model-from-scratch
 FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 

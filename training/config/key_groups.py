@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from common.bucket import SCHEMES, is_bucket
 from common.checks import boolean, integer, number, one_of, optional, set_one_form
 from common.errors import either, quoted
+from common.files import BUCKET_SCHEMES, is_bucket
 from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
@@ -56,7 +56,7 @@ def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> 
 def _bucket(_: Any, __: Any, value: Any) -> None:
     if value is None or (isinstance(value, str) and is_bucket(value)):
         return
-    wanted = f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in SCHEMES)} without credentials"
+    wanted = f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials"
     raise ValueError(f"checkpoints: got {quoted(value)}, wanted {wanted}; they are on the disk anyway")
 
 

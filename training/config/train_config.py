@@ -14,7 +14,6 @@ from common.json_files import parse_json, read_json
 from common.structure import checked
 from model.config import ModelConfig
 from model.stock import stock_class
-from training.config.foreign_keys import OTHER_SPELLINGS, hint, translate
 from training.config.key_groups import (
     GROUP_RATES,
     BatchOptions,
@@ -31,6 +30,9 @@ from training.config.optimizer_settings import muon_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import FIRST_MOMENTUM
 
+# Keys with their other spelling, that of gpjt/ddp-base-model-from-scratch, and back
+_SPELLINGS = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
+_OTHER_SPELLINGS = _SPELLINGS | {ours: theirs for theirs, ours in _SPELLINGS.items()}
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
 
@@ -159,13 +161,7 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
     files = {section: directory / f"{section}.json" for section in KEYS}
     values = {section: read_json(file, advice=_WANTED) for section, file in files.items()}
     overridden = {_apply(override, values) for override in overrides}
-    notices = translate(values["model"], values["train"], files["model"], files["train"])
-    for section, known in KEYS.items():
-        for key, value in values[section].items():
-            if key not in known:
-                where = "--set" if key in overridden else files[section]
-                meant = hint(section, key, value, KEYS, overridden=key in overridden)
-                raise BadInput(f"{where}: unknown key {quoted(key)}{meant}")
+    notices = _translate(values, files, overridden)
     file = files["model"]
     try:
         model = checked(ModelConfig, values["model"])
@@ -180,6 +176,22 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
+def _translate(values: dict[str, dict[str, Any]], files: dict[str, Path], overridden: set[str]) -> list[str]:
+    """Translate keys of other programs in place; return a notice for each. Raises BadInput for an unknown one."""
+    if all(key in KEYS[section] for section in KEYS for key in values[section]):
+        return []
+    from training.config.foreign_keys import hint, translate
+
+    notices = translate(values["model"], values["train"], files["model"], files["train"])
+    for section, known in KEYS.items():
+        for key, value in values[section].items():
+            if key not in known:
+                where = "--set" if key in overridden else files[section]
+                meant = hint(section, key, value, KEYS, overridden=key in overridden)
+                raise BadInput(f"{where}: unknown key {quoted(key)}{meant}")
+    return notices
+
+
 def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     """Put an override in place, of either spelling; return its key."""
     name, equals, text = override.partition("=")
@@ -187,7 +199,7 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     section = section or "train"
     if not equals or not key or section not in values:
         raise BadInput(f"--set {quoted(override)}: wanted train.KEY=VALUE or model.KEY=VALUE")
-    values[section].pop(OTHER_SPELLINGS.get(key, ""), None)
+    values[section].pop(_OTHER_SPELLINGS.get(key, ""), None)
     try:
         values[section][key] = parse_json(text, kind=None)
     except ValueError:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import attrs
 
-from common.bucket import is_bucket
 from common.errors import BadInput
-from common.files import is_folder
+from common.files import is_bucket, is_folder
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
 from training.config.batch_plan import make_plan

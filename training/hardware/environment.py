@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
-from training.hardware.gpus import named_gpus
-
 _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", "matplotlib", "tqdm")
 
 
 def peak_flops(device: torch.device) -> float | None:
     """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, for which no MFU is shown."""
-    gpus = named_gpus(torch.cuda.get_device_name(device)) if device.type == "cuda" else []
+    if device.type != "cuda":
+        return None
+    from training.hardware.gpus import named_gpus
+
+    gpus = named_gpus(torch.cuda.get_device_name(device))
     return gpus[0].peak_flops if gpus else None
 
 
