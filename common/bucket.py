@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import attrs
 
 from common.errors import BadInput
+from common.files import is_bucket
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion

@@ -13,8 +13,9 @@ from urllib.parse import urljoin
 
 import attrs
 
-from common.bucket import SCHEMES, Bucket, StoredObject
+from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
+from common.files import BUCKET_SCHEMES
 from common.hub_client import hub_errors
 
 REMOTE = "://"
@@ -109,7 +110,7 @@ class _Ranges(io.RawIOBase):
 def _locate(url: str) -> tuple[Bucket, str]:
     """Return a bucket and the name of an object in it."""
     scheme, _, rest = url.partition(REMOTE)
-    if scheme in SCHEMES:
+    if scheme in BUCKET_SCHEMES:
         name, _, inner = rest.partition("/")
         return Bucket(f"{scheme}://{name}"), inner.strip("/")
     if url.startswith(HUB_FILES):

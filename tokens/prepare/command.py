@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import UsageError, option
-from common.bucket import is_bucket
 from common.checks import integer, number
+from common.files import is_bucket
 from common.remote_files import REMOTE
 
 FRACTION = number(0, 1, below=True)
