@@ -6,6 +6,8 @@ of two.
 """
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import attrs
 import numpy as np
@@ -19,11 +21,17 @@ from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import share
 from evaluation.shared.records import Record
-from tokens.batches.rank_shares import rank_shares
+from model.loss import NextTokenLoss
+from tokens.batches.micro_batches import MicroBatch
+from tokens.batches.sampling import Layout, microbatch_index
+from training.guard import Guard
+from training.optimizer import Optimizer
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
-from training.precision import Numerics
-from training.step import seed_dropout
+from training.precision import LossScale, Numerics
+from training.schedule import Schedule
+from training.state import StepSettings, TrainState
+from training.step import run_microbatches
 
 
 @attrs.frozen
@@ -109,7 +117,9 @@ def validation_loss(trained: Trained, examples: list[Example], ranks: Ranks) -> 
 @torch.no_grad()
 def answer_losses(network: nn.Module, example: Example) -> Tensor:
     """Return the loss of each of the answer's tokens, nats, fp32 (A,)."""
-    return _losses(network, example.tokens, example.first_target)
+    ids = torch.tensor(example.tokens, device=next(network.parameters()).device)
+    logits = network(ids[None, :-1])[0, example.first_target - 1 :]  # (A, V)
+    return F.cross_entropy(logits.float(), ids[example.first_target :], reduction="none")
 
 
 def encode(trained: Trained, text: str) -> list[int]:
@@ -119,46 +129,55 @@ def encode(trained: Trained, text: str) -> list[int]:
 
 class _Tuner:
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
-        self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
-        part = ranks.data_parallel
-        self._share = rank_shares(settings.batch_size, part.size)[part.rank]  # records; a micro-batch is one
-        numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
+        self._examples, self._settings, self._ranks = examples, settings, ranks
         network = trained.network.to(ranks.device)
-        self._parallel = parallelize(network, "ddp", numerics, settings.batch_size, ranks)
-        self._optimizer = torch.optim.AdamW(
-            trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        rate, records = settings.learning_rate, settings.batch_size
+        self._step = StepSettings(
+            layout=Layout(
+                context_length=network.config.context_length,
+                microbatch_size=1,
+                microbatches=records,
+                data_parallel_size=ranks.data_parallel.size,
+            ),
+            schedule=Schedule(peak=rate, decay=None, warmup_steps=0, decay_steps=0, total_steps=1, final_fraction=1.0),
+            numerics=Numerics(determinism="elastic", precision="fp32", compiled=False),
+            seed=settings.seed,
+            clipping_max_norm=None,
+        )
+        self._adamw = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=settings.weight_decay)
+        self._state = TrainState(
+            parallel=parallelize(NextTokenLoss(network), "ddp", self._step.numerics, records, ranks),
+            optimizer=cast("Optimizer", self._adamw),  # decays all parameters, as the book's does
+            loss_scale=LossScale("fp32", ranks.device),
+            guard=Guard(ranks),
         )
 
     def run_epoch(self, epoch: int) -> None:
         """Make one update for each whole batch of the records, in an order set by the seed and the epoch."""
-        size = self._settings.batch_size
+        size, network = self._settings.batch_size, self._state.parallel.network
         order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self._examples))
         steps = len(order) // size
-        self._network.train()
+        network.train()
         shown = None if self._ranks.coordinates else True
         for step in tqdm(range(steps), f"  epoch {epoch}", disable=shown, unit="step", leave=False):
             batch = [self._examples[number] for number in order[step * size : (step + 1) * size]]
-            self._update((epoch - 1) * steps + step, batch)
-        self._network.eval()
+            micro_batches = self._micro_batches(batch)
+            run_microbatches(self._state, self._step, (epoch - 1) * steps + step, micro_batches.__next__)
+            self._adamw.step()
+            self._state.parallel.zero_grad()
+        network.eval()
 
-    def _update(self, step: int, batch: list[Example]) -> None:
+    def _micro_batches(self, batch: list[Example]) -> Iterator[MicroBatch]:
+        """Yield this rank's records of a batch. Their losses add up to the mean over the batch's targets."""
         firsts = [1 if self._settings.prompt_loss else example.first_target for example in batch]
         targets = sum(len(example.tokens) - first for example, first in zip(batch, firsts, strict=True))
-        for index in self._share:
-            if self._network.config.drop_rate > 0:
-                seed_dropout(self._settings.seed, step, index)
-            with self._parallel.gradient_sync(enabled=index == self._share[-1]):
-                losses = _losses(self._parallel.model, batch[index].tokens, firsts[index])
-                (losses.sum() / targets).backward()  # reduced by sums: the mean over the batch's tokens
-        self._optimizer.step()
-        self._parallel.zero_grad()
-
-
-def _losses(model: nn.Module, tokens: list[int], first: int) -> Tensor:
-    """Return the loss of each token from `first` on, nats, fp32, 1-D."""
-    ids = torch.tensor(tokens, device=next(model.parameters()).device)
-    logits = model(ids[None, :-1])[0, first - 1 :]  # (A, V)
-    return F.cross_entropy(logits.float(), ids[first:], reduction="none")
+        layout = self._step.layout
+        for micro_step in range(layout.accumulation):
+            index = microbatch_index(layout, micro_step, self._ranks.data_parallel.rank)
+            ids = torch.tensor(batch[index].tokens, device=self._ranks.device)[None]
+            weights = torch.full(ids[:, 1:].shape, ids.shape[1] - 1.0, device=ids.device)  # against the mean over them
+            weights[:, : firsts[index] - 1] = 0.0
+            yield MicroBatch(ids[:, :-1], ids[:, 1:], weights, mean_weight=targets)
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:
