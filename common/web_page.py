@@ -24,7 +24,12 @@ def render(template: str, **values: Any) -> "Markup":
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(loader=FileSystemLoader(ROOT), **options)
+    environment = Environment(
+        loader=FileSystemLoader(ROOT),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
     environment.globals["palette"] = PALETTE
     return environment

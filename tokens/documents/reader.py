@@ -14,8 +14,16 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
-from tokens.documents.problems import Problems
+from tokens.documents.inputs import (
+    COMPRESSED_SUFFIXES,
+    TEXT_SUFFIXES,
+    Damaged,
+    Extent,
+    Input,
+    Problems,
+    look_up,
+    readable,
+)
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,
     GAP,

@@ -43,7 +43,7 @@ def has_split(directory: Path, split: str = "train", manifest: Manifest | None =
     names = [path.name for path in directory.glob("*")]
     if any(is_of(name, split) for name in [*names, *([] if manifest is None else manifest.files)]):
         return True
-    from tokens.format.foreign_names import parse_name
+    from tokens.format.foreign_files import parse_name
 
     return any(parsed.split == split for parsed in map(parse_name, names) if parsed is not None)
 

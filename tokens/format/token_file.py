@@ -1,7 +1,7 @@
 """Token stream: the ids of one split, read from token files by position.
 
 A split is `<split>.safetensors`, or shards `<split>-00000-of-00020.safetensors` that are read as one stream. A folder
-without such files may hold those of another program: tokens/format/foreign_names.py.
+without such files may hold those of another program: tokens/format/foreign_files.py.
 """
 
 import bisect
@@ -152,8 +152,7 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
 
 def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
     """Return another program's files of a split. Raises BadInput where the folder has none, or mixes formats."""
-    from tokens.format.foreign_header import read_foreign_header
-    from tokens.format.foreign_names import foreign_names
+    from tokens.format.foreign_files import foreign_names, read_foreign_header
 
     with readable_tokens(directory):
         names = [path.name for path in directory.glob("*")]

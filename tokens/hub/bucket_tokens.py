@@ -9,7 +9,7 @@ from pathlib import Path
 from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
 from common.files import free_disk, locked_partial, replace_file, writing
-from tokens.format.foreign_names import SUFFIXES
+from tokens.format.foreign_files import SUFFIXES
 from tokens.hub.download import PATTERNS, RECEIPT
 
 PARTIAL = ".partial-"  # begins the name of a file that is being downloaded

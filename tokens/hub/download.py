@@ -15,8 +15,7 @@ from common.files import free_disk, replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 from tokens.format.contents import has_split
-from tokens.format.foreign_header import read_foreign_header
-from tokens.format.foreign_names import SUFFIXES, foreign_names, parse_name
+from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import SPLITS, is_of
 
 if TYPE_CHECKING:

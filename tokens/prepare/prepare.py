@@ -3,25 +3,27 @@
 The same command resumes after any interruption.
 """
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 
 from common.errors import BadInput
-from common.files import by_number, replace_file, writing
+from common.file_lock import open_locked
+from common.files import by_number, is_folder, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.contents import read_finished
-from tokens.format.manifest import RANKS_FILE, Manifest
-from tokens.prepare.bucket_output import BucketOutput
+from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest
+from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.commit_log import CommitLog, Totals, read_log
+from tokens.prepare.commit_log import COMMITS, CommitLog, Totals, read_log
 from tokens.prepare.display import Display
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
-from tokens.prepare.growing_files import UNITS
-from tokens.prepare.output_folder import check_output, delete_units, discard, locked, refuse_other_tokens
+from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
@@ -37,7 +39,7 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
     """
     directory = command.directory.absolute()
-    check_output(command)
+    _check_output(command)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
@@ -52,7 +54,7 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
             plan = _begin(command, sources, _settings(command, tokenizer, version), tokenizer, bucket)
         else:
             check_same(directory, plan, _settings(command, tokenizer, version), sources)
-        delete_units(directory)
+        _delete_units(directory)
         if finished is not None:
             if bucket is None:
                 read_log(directory)  # raises BadInput for a damaged one
@@ -65,8 +67,15 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
         if bucket is not None:
             bucket.restore(plan)
         manifest = _write(command, display, plan, tokenizer, bucket)
-        delete_units(directory)
+        _delete_units(directory)
         return manifest
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a token directory. Raises BadInput while another process holds it."""
+    with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
+        yield
 
 
 def _begin(
@@ -78,7 +87,7 @@ def _begin(
 ) -> UnitPlan:
     """Make and keep the plan of a new preparation."""
     directory = command.directory.absolute()
-    refuse_other_tokens(directory)
+    _refuse_other_tokens(directory)
     plan = make_plan(sources, settings)
     if tokenizer.ranks_file is not None:
         replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
@@ -119,7 +128,7 @@ def _write(
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        discard(directory)
+        _discard(directory)
         raise BadInput(f"{error}; nothing was written") from error
     finally:
         writer.close()
@@ -200,3 +209,39 @@ def _warn_of_large_units(plan: UnitPlan, display: Display) -> None:
             "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
             "go faster"
         )
+
+
+def _check_output(command: PrepareCommand) -> None:
+    """Raise BadInput for an output that is a file, a source, or the scratch folder of a bucket."""
+    directory = command.directory
+    with writing(directory):
+        if directory.exists() and not directory.is_dir():
+            raise BadInput(f"{directory}: is no folder; pass another --output")
+        resolved = directory.resolve()
+    if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in command.sources):
+        raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
+    if command.bucket is None and (url := scratch_of(resolved)) is not None:
+        raise BadInput(f"{directory}: is the --scratch of {url}; pass another --output")
+
+
+def _refuse_other_tokens(directory: Path) -> None:
+    """Raise BadInput for a folder with tokens but without a plan; delete hidden files, which no plan can resume."""
+    taken = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
+    if taken:
+        raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
+    for path in partial_files(directory):
+        path.unlink()
+
+
+def _delete_units(directory: Path) -> None:
+    """Delete computed units that were not committed: they are computed again."""
+    if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
+        (directory / UNITS).unlink()
+    shutil.rmtree(directory / UNITS, ignore_errors=True)
+
+
+def _discard(directory: Path) -> None:
+    """Delete a preparation without tokens, so that another command may begin here."""
+    for path in (*partial_files(directory), directory / COMMITS, directory / RANKS_FILE, directory / PLAN):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(directory / UNITS)

@@ -10,8 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from tokens.documents.inputs import Input
-from tokens.documents.problems import Problems
+from tokens.documents.inputs import Input, Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import PrepareSettings, make_plan

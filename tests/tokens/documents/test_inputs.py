@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.documents.reading import SETTINGS, write_all_formats
+from tests.tokens.documents.reading import SETTINGS, read, write_all_formats
 from tests.tokens.preparing import jsonl, write
+from tokens.documents import inputs
 from tokens.documents.inputs import look_up
 from tokens.documents.reader import Reader
 from tokens.documents.sources import resolve_sources
@@ -98,3 +99,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: s
     message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
     with pytest.raises(BadInput, match=rf"{path}: {message}"):
         list(pieces)
+
+
+def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        file.write(b"x\n" * 50_000 + b'{"' + b'a": 1, "' * 50_000 + b'b": 1}\n')
+    pieces, reader = read(tmp_path / "a.jsonl.gz")
+    assert pieces == []
+    summary = reader.problems.summary()
+    assert [len(lines) for lines in summary["examples"].values()] == [inputs.EXAMPLES, 1]
+    longest = max(len(line) for lines in summary["examples"].values() for line in lines)
+    assert longest <= inputs.DETAIL_CHARACTERS + len(f"{tmp_path}/a.jsonl.gz: line 50001: no text field: ")
+    assert summary["problems"] == {"not JSON": 50_000, "no text field": 1}
+    assert reader.problems.lost_documents == 50_001

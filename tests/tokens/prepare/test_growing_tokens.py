@@ -11,7 +11,7 @@ from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, tokens_of
 from tokens.format.manifest import finished_by
 from tokens.format.token_file import open_split
 from tokens.prepare.growing_tokens import GrowingTokens
-from tokens.prepare.output_folder import locked
+from tokens.prepare.prepare import locked
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
