@@ -13,6 +13,15 @@ SWIGLU = ROTARY | {"activation": "swiglu"}
 QWEN3 = SWIGLU | {"qk_norm": True}
 ARCEE = ROTARY | {"activation": "relu2"}
 NANOCHAT = ARCEE | {"qk_norm": True, "norm_gain": False, "embedding_norm": True}
+MUON_RECIPE: dict[str, Any] = {  # of train.json, as in NanoChat's speed records
+    "optimizer": "muon",
+    "muon_split_qkv": True,
+    "muon_momentum_warmup_steps": 4,
+    "matrix_learning_rate": 0.02,
+    "head_learning_rate": 0.004,
+    "schedule_learning_rate": "warmup_stable_decay",
+    "decay_period_percent": 50,
+}
 TIED_NORM = {"embedding_norm": True, "tie_weights": True}  # folded into a table that the head does not share
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import metrics, train
 from training.build import make_settings, validation_steps
 from training.command import Options
 from training.config.batch_plan import make_plan
@@ -40,20 +39,3 @@ def test_a_validation_costs_its_share_of_a_step(make_run: Callable[..., Path]) -
     run = load_run(make_run(validation_sequences=24), [])  # a step: 8 sequences
     plan = make_plan(run.train, run.model.context_length, 1, LENGTHS)
     assert validation_steps(plan) == pytest.approx(24 / 8 / 3)
-
-
-@pytest.mark.slow
-def test_recomputed_blocks_change_no_bit_and_thrifty_runs_are_elastic(make_run: Callable[..., Path]) -> None:
-    model = {"drop_rate": 0.1, "tie_weights": False}
-    short = {"min_train_tokens": 4 * 8 * 32, "validation_interval": None}
-    hashes, layouts = {}, [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
-    for name, chunks, recompute in (("plain", 1, False), ("blocks", 1, True), ("both", 3, True)):
-        for ranks, parallel in layouts if name == "both" else [(2, "fsdp")]:
-            keys = {"loss_chunks": chunks, "recompute_blocks": recompute, "parallel": parallel}
-            run = make_run(f"{name}-{ranks}-{parallel}", model, **keys, **short)
-            done = train(run, "--hash-every", "1", ranks=ranks)
-            assert done.returncode == 0, done.stderr
-            hashes[name, ranks, parallel] = metrics(run, "state_sha256")
-    assert hashes["blocks", 2, "fsdp"] == hashes["plain", 2, "fsdp"]
-    both = [hashes[("both", *layout)] for layout in layouts]
-    assert both[0] == both[1] == both[2] != hashes["plain", 2, "fsdp"]

@@ -1,20 +1,15 @@
-"""AdamW, or Muon beside it: who takes what, what is held back, and the same bits on any world size, killed or not."""
+"""AdamW, or Muon beside it: the parameters of each rule, their rates and decay, and updates held back."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from safetensors import safe_open
 
 from model.axes import axes_of
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
-from tests.conftest import TINY_MODEL, metrics, train
-from tests.training.checkpoints.conftest import CRASH
+from tests.conftest import TINY_MODEL
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.planning.memory_model import MemoryModel
@@ -131,39 +126,3 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
         sizes[name] = {key: (parameters[key] - before[key]).square().mean().sqrt().item() for key in MATRICES}
     for key in MATRICES:
         assert 0.3 < sizes["muon"][key] / sizes["adamw"][key] < 3, key
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changed", [{}, RATES | {"muon_split_qkv": True, "muon_momentum_warmup_steps": 4}], ids=["plain", "as-in-records"]
-)
-def test_muon_has_the_same_bits_on_any_layout_killed_or_not_and_is_resumed_as_itself(
-    make_run: Callable[..., Path], changed: dict[str, Any]
-) -> None:
-    # Rows and columns that no vector divides; more than one DDP bucket; an untied head.
-    model = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
-    settings = {"optimizer": "muon", "min_train_tokens": 6 * 8 * 30, "checkpoint_interval": 2, "validation_interval": 6}
-    settings |= changed
-    straight, killed = (make_run(name, model, **settings) for name in ("straight", "killed"))
-    hashed = ("--hash-every", "1")
-    assert train(straight, *hashed).returncode == 0
-    sharded = ("--set", "parallel=fsdp")
-    died = train(
-        killed, *hashed, *sharded, ranks=4, script=CRASH, environment={"CRASH_AT": "prepared", "CRASH_SAVE": "2"}
-    )
-    assert died.returncode == 1
-    alone = [f"--set={key}={json.dumps(OPTIMIZATION[key].default)}" for key in changed if key.startswith("muon")]
-    refused = train(killed, "--set", "optimizer=adamw", *alone)
-    assert refused.returncode == 1
-    assert 'optimizer: got "adamw", but' in refused.stderr
-    assert 'was made with "muon"; set it back to resume, or start anew with --resume never' in refused.stderr
-    done = train(killed, *hashed, ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    assert "step-00000002 at step 2 of 6" in done.stdout
-    for key in ("state_sha256", "train_loss", "grad_norm", "validation_loss"):
-        assert metrics(killed, key) == metrics(straight, key), key
-    with safe_open(killed / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
-        stored = {key.partition(".")[2] for key in file.keys() if key.startswith("momentum_buffer.")}  # noqa: SIM118
-        assert stored == MATRICES
-        assert not any(key.partition(".")[2] in MATRICES for key in file.keys() if key.startswith("exp_avg"))  # noqa: SIM118

@@ -1,11 +1,13 @@
 """Replay: the record of steps, which the newest line of a step makes, and the table beside it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
+from tests.conftest import train
 from training import replay
 
 
@@ -36,3 +38,24 @@ def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFi
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["same", "same", "recorded"]
     assert not replay._print_step(2, seen, {"train_loss": 4.25})
     assert capsys.readouterr().out.splitlines()[0].split() == ["2", "train_loss", "4.5", "4.25", "DIFFERENT"]
+
+
+def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: Callable[..., Path]) -> None:
+    run = make_run(model={"drop_rate": 0.1})
+    assert train(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    done = train(run, "--replay", "6", "7")
+    assert done.returncode == 0, done.stderr
+    assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        (step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")
+    ]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
+    assert other.returncode == 1
+    assert "replaying from the start" in other.stdout
+    assert "DIFFERENT" in other.stdout
+    beyond = train(run, "--replay", "3", "9")
+    assert beyond.returncode == 1
+    assert "--replay 3 9: wanted steps from 1 to 8, the first one first" in beyond.stderr

@@ -1,33 +1,17 @@
-"""Runs over several datasets and epochs: the same bits on any layout, killed or not, and what is refused."""
+"""Runs over several datasets and epochs: numbers reported, validation of each, and refusals."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests import launch
-from tests.conftest import ROOT, metrics, seal_again, train
+from tests.conftest import metrics, seal_again, train
 from tests.tokens.format.foreign_files import write_llm_c
-from tests.training.supervision.runs import start, wait_for_step
-from tests.walks import children, kill
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
 Make = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small module's bytes, 33 windows of 32, nothing held out."""
-    directory = tmp_path_factory.mktemp("tokens") / "few"
-    source = str(Path(os.__file__).with_name("keyword.py"))
-    options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
-    launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
-    return directory
 
 
 def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
@@ -49,35 +33,6 @@ def problem(done: Any) -> str:
     assert done.returncode == 1, done.stdout
     [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
     return str(line)
-
-
-@pytest.mark.slow
-def test_a_mixture_with_stages_and_epochs_has_the_same_bits_on_any_layout_killed_or_not(
-    make_run: Make, token_files: Path, few: Path
-) -> None:
-    keys = mixture(token_files, few)
-    straight = make_run("straight", **keys)
-    done = train(straight, "--hash-every", "1")
-    assert done.returncode == 0, done.stderr
-    for ranks, parallel in ((2, "ddp"), (2, "fsdp")):
-        run = make_run(parallel, **keys)
-        done = train(run, "--hash-every", "1", "--set", f"parallel={parallel}", ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        assert hashes(run) == hashes(straight)
-    assert len(set(hashes(straight).values())) == 8
-    killed = make_run("killed", **keys, checkpoint_interval=2)
-    process = start(killed, 2, "--hash-every", "1", SLOW_STEP=0.3)
-    wait_for_step(killed, 5, process)
-    for pid in [*children(process), process.pid]:
-        kill(pid)
-    process.communicate(timeout=180)
-    done = train(killed, "--hash-every", "1")
-    assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    assert hashes(killed) == hashes(straight)
-    replayed = train(straight, "--replay", "3", "6")
-    assert replayed.returncode == 0, replayed.stdout
-    assert replayed.stdout.count(" same") == 3 * 4
 
 
 def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_files: Path, few: Path) -> None:

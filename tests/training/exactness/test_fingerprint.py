@@ -8,10 +8,12 @@ import attrs
 import pytest
 import torch
 
+from tests.conftest import train as train_run
 from training.config.train_config import load_run
 from training.exactness.fingerprint import drift, fingerprint, resolve_determinism
 from training.parallel.process_group import Ranks
 from training.precision import Numerics
+from training.telemetry.metrics_log import read_metrics
 
 ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
@@ -72,3 +74,19 @@ def test_the_default_is_the_strongest_level_that_costs_nothing(
 ) -> None:
     train = load_run(make_run(determinism=wanted), []).train
     assert resolve_determinism(train, torch.device(device)) == level
+
+
+def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train_run(run, "--max-steps", "2").returncode == 0
+    refused = train_run(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4")
+    assert refused.returncode == 1
+    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused.stderr
+    assert "pass --allow-numerics-drift, which the metrics will show" in refused.stderr
+    elsewhere = train_run(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
+    assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
+    allowed = train_run(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")
+    assert allowed.returncode == 0
+    assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
+    changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]
+    assert changes == [["cpu_threads: 1 -> 2"]]

@@ -6,12 +6,17 @@ Each rank is a thread of this process, with gloo groups of its own.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from model.config import ModelConfig
+from model.counts import parameter_count
+from tests.conftest import TINY_MODEL
+from tests.machines import two_machines
 from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
 from tokens.batches.rank_shares import odd_factor, rank_shares
 from training.parallel import exchange
@@ -116,3 +121,25 @@ def on_threads(work: Callable[[int, MakeGroup], Tensor], ranks: int) -> list[Ten
 
     with ThreadPoolExecutor(ranks) as threads:
         return list(threads.map(lambda rank: work(rank, make_group), range(ranks)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
+def test_a_step_sends_no_more_between_nodes_than_it_must(
+    make_run: Callable[..., Path], tmp_path: Path, parallel: str
+) -> None:
+    model = {"emb_dim": 128, "n_layers": 4}
+    parameters = parameter_count(ModelConfig(**TINY_MODEL | model))
+    sent: dict[int, int] = {}
+    with two_machines(tmp_path) as machines:
+        for steps in (10, 40):
+            run = make_run(f"{steps}", model, min_train_tokens=40 * 8 * 32, validation_interval=None)
+            before = machines[0].sent_bytes()
+            options = ("--max-steps", str(steps), "--set", f"parallel={parallel}")
+            nodes = [machine.train(run, *options, master=machines[0].address, ranks=2) for machine in machines]
+            outputs = [node.communicate(timeout=300) for node in nodes]
+            assert [node.returncode for node in nodes] == [0, 0], outputs
+            sent[steps] = machines[0].sent_bytes() - before
+    least = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
+    print(f"{parallel}: {(sent[40] - sent[10]) / 30 / least:.3f} of the least")
+    assert least <= (sent[40] - sent[10]) / 30 <= 1.1 * least

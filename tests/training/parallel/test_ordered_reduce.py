@@ -1,36 +1,18 @@
-"""The same bits on any world size: sums in one tree, and hashes of real runs.
-
-Hashes are compared within one run of this suite, never with recorded ones: another torch or CPU has other bits.
-"""
+"""Ordered sums: the same bits on any number of ranks, in one tree."""
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.conftest import metrics, train
-from tests.model.architectures import NANOCHAT, QWEN3
-from tests.walks import final_hash
 from tokens.batches.rank_shares import odd_factor, rank_shares
 from training.parallel.exchange import exchanges
 from training.parallel.mesh import Levels
 from training.parallel.ordered_reduce import LeafSum, OrderedGradients
 from training.parallel.process_group import ALONE
 from training.parallel.sum_tree import SumTree, leaf, step_tree
-from training.telemetry.metrics_log import read_metrics
-
-# More than DDP's first bucket of 1 MiB; rows and columns that 4 ranks do not divide; an untied head.
-EVERYTHING = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
-FOUR_STEPS = {"min_train_tokens": 4 * 8 * 30, "checkpoint_interval": 2}
-HEADS = {"emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
-MODERN = [NANOCHAT | HEADS | {"logit_softcap": 15.0}, QWEN3 | HEADS | {"mlp_width": 100}]
-LAYOUTS = [(1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]  # one rank is bare under either
 
 
 def leaves(count: int, seed: int) -> torch.Tensor:
@@ -115,107 +97,3 @@ def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:
         assert second.tolist() == [0.0, 6.0]
         for parameter in parameters:
             parameter.grad = None
-
-
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_every_layout_has_the_same_state_after_every_step(make_run: Callable[..., Path], precision: str) -> None:
-    seen = {}
-    for ranks, parallel in LAYOUTS if precision == "fp32" else [(1, "fsdp"), (2, "ddp"), (4, "fsdp")]:
-        run = make_run(f"{ranks}-{parallel}", EVERYTHING, parallel=parallel, precision=precision, **FOUR_STEPS)
-        done = train(run, "--hash-every", "1", ranks=ranks, as_user=(precision, ranks, parallel) == ("fp32", 2, "fsdp"))
-        assert done.returncode == 0, done.stderr
-        assert "determinism elastic" in done.stdout
-        keys = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
-        seen[ranks, parallel] = [metrics(run, key) for key in keys]
-        assert final_hash(run) == seen[ranks, parallel][0][4]  # of the files as of the state in memory
-    reference = seen[1, "fsdp"]
-    assert len(set(reference[0].values())) == 4  # the state moved at every step
-    for layout, values in seen.items():
-        assert values == reference, layout
-
-
-def test_without_elastic_the_world_size_shows(make_run: Callable[..., Path]) -> None:
-    # Guards the tests above: their equality is not a property of this small model.
-    hashes = []
-    for ranks in (1, 4):
-        run = make_run(str(ranks), EVERYTHING, determinism="run", **FOUR_STEPS)
-        assert train(run, "--hash-every", "4", ranks=ranks).returncode == 0
-        hashes.append(metrics(run, "state_sha256")[4])
-    assert hashes[0] != hashes[1]
-
-
-@pytest.mark.slow
-def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_run(
-    make_run: Callable[..., Path],
-) -> None:
-    small = EVERYTHING | {"emb_dim": 34}
-    straight, walked = (make_run(name, small, min_train_tokens=8 * 8 * 30) for name in ("straight", "walked"))
-    assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
-    for ranks, parallel, last in ((4, "fsdp", "2"), (2, "ddp", "4"), (1, "ddp", "6"), (2, "fsdp", "8")):
-        options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
-        done = train(walked, *options, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-    for key in ("state_sha256", "train_loss", "grad_norm"):
-        assert metrics(walked, key) == metrics(straight, key), key
-
-
-def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "2").returncode == 0
-    refused = train(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4")
-    assert refused.returncode == 1
-    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused.stderr
-    assert "pass --allow-numerics-drift, which the metrics will show" in refused.stderr
-    elsewhere = train(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
-    assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
-    allowed = train(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")
-    assert allowed.returncode == 0
-    assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
-    changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]
-    assert changes == [["cpu_threads: 1 -> 2"]]
-
-
-@pytest.mark.slow
-def test_on_three_ranks_a_resumed_run_has_the_bits_of_the_straight_one(make_run: Callable[..., Path]) -> None:
-    # DDP regroups its buckets after the first step of a process; a sum whose order followed them would show it.
-    settings = {"global_batch_size": 6, "determinism": "run", "min_train_tokens": 4 * 6 * 30}
-    straight, resumed = (make_run(name, EVERYTHING, **settings) for name in ("straight", "resumed"))
-    assert train(straight, "--hash-every", "1", ranks=3).returncode == 0
-    for last in ("2", "4"):
-        assert train(resumed, "--hash-every", "1", "--max-steps", last, ranks=3).returncode == 0
-    assert metrics(resumed, "state_sha256") == metrics(straight, "state_sha256")
-
-
-def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: Callable[..., Path]) -> None:
-    run = make_run(model={"drop_rate": 0.1})
-    assert train(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2).returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = train(run, "--replay", "6", "7")
-    assert done.returncode == 0, done.stderr
-    assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
-    rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
-    assert [(row[0], row[1], row[-1]) for row in rows] == [
-        (step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")
-    ]
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
-    assert other.returncode == 1
-    assert "replaying from the start" in other.stdout
-    assert "DIFFERENT" in other.stdout
-    beyond = train(run, "--replay", "3", "9")
-    assert beyond.returncode == 1
-    assert "--replay 3 9: wanted steps from 1 to 8, the first one first" in beyond.stderr
-
-
-@pytest.mark.parametrize("model", [MODERN[0], pytest.param(MODERN[1], marks=pytest.mark.slow)])
-def test_modern_blocks_have_the_same_state_on_every_layout(
-    make_run: Callable[..., Path], model: dict[str, Any]
-) -> None:
-    hashes = []
-    for ranks, parallel in [(1, "ddp"), (2, "ddp"), (2, "fsdp")]:
-        run = make_run(f"{ranks}-{parallel}", EVERYTHING | model, parallel=parallel, precision="bf16", **FOUR_STEPS)
-        done = train(run, "--hash-every", "1", ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        hashes.append(metrics(run, "state_sha256"))
-    assert hashes[0] == hashes[1] == hashes[2]
-    assert len(set(hashes[0].values())) == 4
