@@ -126,7 +126,7 @@ class ReportCommand:
 def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float) -> None:
     """Call `write`, and again whenever the runs have changed, until no job trains any of them.
 
-    A run that has not measured anything is waited for while its job lives; without one, what `write` raises is raised.
+    A run that has not measured anything is waited for while its job lives; without one, an error of `write` is raised.
     """
     from reporting.run_history import NotBegun
     from training.supervision.run_lock import is_locked

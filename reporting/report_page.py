@@ -77,7 +77,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 
 
 def write_report(file: Path, page: str) -> None:
-    """Write a page atomically; what is not Unicode, such as a name of bytes, is escaped. Raises BadInput."""
+    """Write a page atomically; text that is not Unicode, such as a name of bytes, is escaped. Raises BadInput."""
     with writing(file):
         replace_file(file, page.encode(errors="backslashreplace"))
 

@@ -142,7 +142,7 @@ def read_history(directory: Path) -> RunHistory:
 
 
 def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]]:
-    """Return what `resolved.json` says of a run; a damaged one is unknown, and a note says so."""
+    """Return a run's `resolved.json`; a damaged one is unknown, and a note says so."""
     path = directory / RESOLVED
     try:
         if (record := read_record(directory)) is None:

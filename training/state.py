@@ -1,4 +1,4 @@
-"""Training state and step settings: what a checkpoint keeps, and what stays the same from step to step."""
+"""Training state, which a checkpoint keeps, and step settings, which stay the same from step to step."""
 
 import attrs
 

@@ -16,7 +16,7 @@ from training.telemetry.time_ledger import TimeLedger
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """--max-hours and --max-usd of a job that trains: room for the next step, and what follows it."""
+    """--max-hours and --max-usd of a job that trains: room for the next step, and for validation and save after it."""
 
     budget: Budget
     ledger: TimeLedger

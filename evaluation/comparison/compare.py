@@ -83,7 +83,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
 
 
 def _evaluations(rows: list[Row]) -> list[str]:
-    """Return what any of the models has a result on, in the order of the registry."""
+    """Return the measures on which any of the models has a result, in the order of the registry."""
     commands = list(COMMANDS)
     found = dict.fromkeys(result.evaluation for row in rows for result in row.results)
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))

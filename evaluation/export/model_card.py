@@ -1,4 +1,4 @@
-"""Model card: README.md of an exported model, from what its run recorded. Unknown facts have no line."""
+"""Model card: README.md of an exported model, from its run's record. Unknown facts have no line."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -36,7 +36,7 @@ class NotSentError(OpenAIError):
 
 
 class BudgetedClient(httpx2.AsyncClient):
-    """HTTP client that stores the most that each request can cost before it is sent, and what ended unbilled."""
+    """HTTP client that stores the largest cost of each request before it is sent, and the end of unbilled ones."""
 
     def __init__(self, judgement: Judgement):
         super().__init__()  # redirects are not followed

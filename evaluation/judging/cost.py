@@ -1,4 +1,4 @@
-"""Cost of a judgement: price table, the most that a request can be billed, estimates, and what has been spent.
+"""Cost of a judgement: price table, the most that a request can be billed, estimates, and the money spent.
 
 Prices are dollars per million tokens, from a dated JSON file that people edit.
 """

@@ -78,7 +78,7 @@ class Judgement:
         return given_up or history.refusal is not None or history.verdict(prompt.answers) is not None
 
     def plan(self) -> str:
-        """Return what is to be sent, and its cost. Raises BadInput above --max-usd, or after invalid replies only."""
+        """Return the requests and their cost. Raises BadInput above --max-usd, or after invalid replies only."""
         left, most_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
         if left and not self.options.retry_wrong:
             self._check_last_replies()
@@ -167,7 +167,7 @@ class Judgement:
         return PromptVerdict(state, problem)
 
     def _problem(self, reply: Reply) -> str | None:
-        """Return what is wrong with a reply; None for a verdict and a refusal."""
+        """Return the fault of a reply; None for a verdict and a refusal."""
         return None if reply.refusal else reply.problem(self.by_key[reply.key].answers)
 
     def _check_last_replies(self) -> None:

@@ -1,4 +1,4 @@
-"""Judgement report for people: reference-based scores, standings, differences, and how far the judge can be trusted."""
+"""Judgement report for people: reference-based scores, standings, differences, and checks of the judge."""
 
 from statistics import fmean
 

@@ -79,7 +79,7 @@ def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: in
 
 
 def _position_bias(prompts: list[Prompt], cells: np.ma.MaskedArray) -> list[tuple[float, float | None]]:
-    """Return what each position adds to a score beyond the means of the answer and the question."""
+    """Return the effect of each position on a score beyond the means of the answer and the question."""
     answers, slots, questions, repeats = cells.shape
     of_answers = cells.mean((1, 2, 3))
     of_questions = np.moveaxis(cells, 2, 0).reshape(questions, -1).mean(1)

@@ -62,7 +62,7 @@ class Reply:
     error: str | None = None  # the server's message in place of an answer
 
     def problem(self, answers: int) -> str | None:
-        """Return what is wrong with the verdict; None for a valid one."""
+        """Return the fault of the verdict; None for a valid one."""
         if self.error is not None:
             return f"the server says: {self.error}"
         try:

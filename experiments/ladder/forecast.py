@@ -98,7 +98,7 @@ def _price_table(estimate: RunEstimate) -> list[str]:
 
 
 def describe_extrapolation(factor: float) -> str:
-    """Return how far beyond the ladder a run lies."""
+    """Return a run's distance beyond the ladder."""
     beyond = "" if factor <= MOST_EXTRAPOLATION else f" (beyond {MOST_EXTRAPOLATION:g} x no interval was tested)"
     return f"{factor:.3g} x the compute{beyond} of its ladder's largest run"
 

@@ -1,6 +1,6 @@
 """Pool of training jobs: runs of an experiment side by side, each resumed after any kill, under one budget.
 
-What was done is never repeated: metrics and checkpoints of a run tell how far it is, and train.py resumes it from
+Nothing is repeated: metrics and checkpoints of a run tell its progress, and train.py resumes it from
 there. Each job gets the rest of the budget as its own --max-hours, and so stops with a checkpoint even where
 experiment.py was killed. A call takes over the jobs that an earlier one has left running: it waits for their run lock.
 A job that the user has started by hand is waited for, too, and never stopped.
@@ -60,7 +60,7 @@ class PoolDisplay:
             self._bar.close()
 
     def say(self, line: str) -> None:
-        """Print a line with the runs done, what is spent, and when there is enough to tell it, the time left."""
+        """Print a line with the runs done, the time and money spent, and, once it can be estimated, the time left."""
         done = sum(target.done for target in self._targets)
         text = f"{done} of {len(self._targets)} runs; {self._account.describe()}"
         steps, seconds = self._steps(), time.monotonic() - self._began
@@ -95,7 +95,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class PoolStopped(Exception):
-    """Training ended early with checkpoints. The message says why and what is missing; the same command continues."""
+    """Training ended early with checkpoints. The message has reason and missing runs; the same command continues."""
 
 
 class BudgetSpent(PoolStopped):
@@ -119,7 +119,7 @@ class Job:
 
 
 class RunPool:
-    """Trains runs, several at a time; what an earlier call has done is not repeated. A context manager.
+    """Trains runs, several at a time; an earlier call's results are not repeated. A context manager.
 
     `directory` is the experiment's, with the run directories in it; another call there is refused meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Progress of a run: its steps, what its checkpoints and metrics hold of them, and the process that trains it."""
+"""Progress of a run: its steps, those in its checkpoints and metrics, and the process that trains it."""
 
 import os
 import re
@@ -41,7 +41,7 @@ class RunProgress:
 
 
 def read_progress(directory: Path) -> RunProgress:
-    """Return how far a run is; at step 0 where it has not begun."""
+    """Return a run's progress; step 0 where it has not begun."""
     records = read_metrics(directory) if (directory / METRICS).exists() else []
     last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
     checkpoints = directory / CHECKPOINTS
@@ -133,6 +133,6 @@ class Target:
         return "done" if self.step == self.last_step else "paused"
 
     def place(self) -> str:
-        """Return how far the run is, as text."""
+        """Return the run's progress, as text."""
         steps = read_progress(self.directory).steps
         return f"at step {steps:,} of {self.last_step:,}" if steps else "not begun"

@@ -52,7 +52,7 @@ class SweepTable:
         return cls(sweep=sweep, results=results, verdicts=judge_variants(results[0], results[1:], sweep.seeds))
 
     def text(self, form: str = "simple") -> str:
-        """Return the table and what it rests on; `form`: of tabulate."""
+        """Return the table and its basis; `form`: of tabulate."""
         rows = [self._row(result, text) for result, text in zip(self.results, self._texts(), strict=True)]
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])

@@ -127,7 +127,7 @@ def results_of(sweep: Sweep, runs: list[VariantRun], stopped: Mapping[str, int])
 
 
 def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
-    """Return the runs, their tokens, time and cost where known, and what their number can find."""
+    """Return the runs, their tokens, time and cost where known, and the difference that their number can find."""
     tokens = sum(run.plan.train_tokens for run in runs)
     lines = [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),

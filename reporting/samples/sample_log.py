@@ -42,7 +42,7 @@ class HeldOutText:
 
 @attrs.frozen(kw_only=True)
 class CheckpointSample:
-    """One line: what a checkpoint said. Its first token of the text is not predicted."""
+    """One line: a checkpoint's samples. Its first token of the text is not predicted."""
 
     step: int
     name: str

@@ -1,4 +1,4 @@
-"""Rows for a tracker: what metrics.jsonl says of each step, as numbers by name and events as text."""
+"""Rows for a tracker: each step of metrics.jsonl, as numbers by name and events as text."""
 
 import math
 from collections.abc import Mapping, Sequence

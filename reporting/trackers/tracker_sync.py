@@ -194,7 +194,7 @@ class TrackerSync:
 
 
 def store_of(name: str) -> Callable[[TrackedRun], Store]:
-    """Return what opens a tracker's store of a run. Raises BadInput where its package is missing."""
+    """Return the function that opens a tracker's store of a run. Raises BadInput where its package is missing."""
     tracker = TRACKERS[name]
     try:
         import_module(name)

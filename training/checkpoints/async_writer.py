@@ -126,7 +126,7 @@ class Saver:
             self._uploader.finish(self._newest)
 
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
-        """Return whether the checkpoint is durable, and what went wrong."""
+        """Return whether the checkpoint is durable, and the problem if not."""
         path, keeps, ranks = self.directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
         if not self._disks.shared:  # the same file everywhere, though clocks differ
             [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)

@@ -91,7 +91,7 @@ def _holder(run_directory: Path) -> str:
 
 
 def _name(version: Version) -> str:
-    """Return who holds a lease."""
+    """Return the holder of a lease."""
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(version.content)["holder"])
     return "an unknown job"

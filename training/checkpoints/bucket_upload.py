@@ -196,7 +196,7 @@ class Uploader:
                 file.close()
 
     def _upload(self, opened: OpenCheckpoint) -> str | None:
-        """Return what went wrong, on any rank."""
+        """Return the problem of any rank."""
         bucket, name = self.bucket, opened.name
 
         def claim() -> None:

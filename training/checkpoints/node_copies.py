@@ -89,7 +89,7 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: "B
 
 
 def _look(directory: Path, wanted: str) -> HeldCheckpoints:
-    """Return what this node's disk has."""
+    """Return the checkpoints of this node's disk."""
     steps = {}
     for name in steps_in(directory):
         with suppress(BadInput):  # a damaged one

@@ -71,7 +71,7 @@ def _train_form(values: dict[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """Resolved configuration of a run; None for what an older version did not record."""
+    """Resolved configuration of a run; None for facts that an older version did not record."""
 
     model: dict[str, Any] = attrs.field(converter=_model_form)  # keys of model.json and train.json in their one form
     train: dict[str, Any] = attrs.field(converter=_train_form)

@@ -80,7 +80,7 @@ def _rows(offer: Offer, marks: str) -> list[list[str]]:
 
 
 def _basis(possible: list[Offer], compared: list[Offer], cheapest: Offer) -> list[str]:
-    """Return what "cheapest" and "fastest" compare, and a machine that another basis would prefer."""
+    """Return the machines that "cheapest" and "fastest" compare, and a machine that another basis would prefer."""
     if cheapest.measured:
         sources = ", ".join(sorted({offer.throughputs[0].source for offer in compared}))
         lines = [f"cheapest, fastest: of the machines with known tokens/s ({sources})"]

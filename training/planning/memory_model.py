@@ -1,4 +1,4 @@
-"""Memory model: the GPU memory of a run, predicted without a GPU from what the network saves for its backward pass."""
+"""Memory model: the GPU memory of a run, predicted without a GPU from the tensors saved for the backward pass."""
 
 import bisect
 import itertools

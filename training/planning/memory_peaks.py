@@ -1,4 +1,4 @@
-"""Moments of a training step at which memory can peak, and what is alive at each: torch's own allocator showed them.
+"""Moments of a training step at which memory can peak, and the tensors alive at each, as torch's allocator showed.
 
 Seen in torch.cuda.memory._snapshot() under a CUDA driver that computes nothing; tests/cuda/test_memory_prediction.py
 compares the predictions with its peaks. Bytes are those of one rank in bf16, compiled.

@@ -107,7 +107,7 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
 
 
 def _is_of(row: dict[str, Any], config: ModelConfig) -> bool:
-    """Tell whether a measurement is of this network, or of one that is about as fast; what it leaves out is GPT-2's."""
+    """Tell whether a measurement is of this network, or of one about as fast; keys that it leaves out are GPT-2's."""
     fields = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     return all(getattr(config, field.name) == row.get(field.name, field.default) for field in fields)
 

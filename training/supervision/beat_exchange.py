@@ -20,7 +20,7 @@ LOST_LINE = "lost "
 
 
 class BeatExchange:
-    """One rank's view of the store; what it reads goes to `beats`."""
+    """One rank's view of the store; values read go to `beats`."""
 
     def __init__(self, store: Any, rank: int, beats: Beats):
         self._store = store  # dist.Store

@@ -49,7 +49,7 @@ class RunLock:
         return torchrun_identity() in before.torchruns and before.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write who holds it, once the ranks have met. `torchruns`: those that have started them."""
+        """Write the holder, once the ranks have met. `torchruns`: those that have started them."""
         before, self._torchruns = self._before, sorted(torchruns)
         self.resumed = before is not None and before.resumed and not set(before.torchruns).isdisjoint(torchruns)
         self._write()

@@ -43,7 +43,7 @@ class MetricsLog:
     """Appends records; each is in the file when `write` returns. `say` gets a line where writing fails."""
 
     def __init__(self, directory: Path, say: Callable[[str], None] = print):
-        """Open it. Raises BadInput where that cannot be done, or for what is no regular file."""
+        """Open it. Raises BadInput where that cannot be done, or where it is no regular file."""
         with writing(directory / METRICS):
             self._log = JsonLog(directory / METRICS)
         self._say = say
