@@ -17,7 +17,7 @@ import numpy as np
 from experiments.ladder.loss_law import LossLaw, LossPoint, fit_law, hold_out_largest, refusal
 
 SMALLEST = 1e7  # parameters
-NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01), (0.0, 0.5, 0.8), (3, 10, 30)
+NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
 CENTER = (3e7, 3e8)  # N and D at which the parts of a truth are given
 
 
@@ -111,7 +111,8 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
     size = points[-1].parameters * math.sqrt(factor)
     tokens = shape.horizons[-1] * size
     measured = loss(size, tokens) * (1 + noise * generator.standard_normal())
-    forecast = fit_law(points).predict(size, tokens)
+    fit = fit_law(points)
+    forecast = fit.predict(size, tokens)
     assert forecast.low is not None and forecast.high is not None
     return Simulation(
         group=group,
@@ -119,7 +120,7 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
         inside=forecast.low <= measured <= forecast.high,
         width=(forecast.high - forecast.low) / measured,
         error=forecast.value / measured - 1,
-        refused=refusal(hold_out_largest(points)) is not None,
+        refused=refusal(hold_out_largest(points), fit) is not None,
     )
 
 

@@ -125,10 +125,10 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
     points = loss_points(trunks)
     held_out = hold_out_largest(points)
-    refused = refusal(held_out)
+    fit = fit_law(points)
+    refused = refusal(held_out, fit)
     forecast, budget = None, [] if usd is None else ["", f"for ${usd:,.2f}   no best size without a forecast"]
     if refused is None:
-        fit = fit_law(points)
         forecast = make_forecast(ladder.target, fit, held_out, price_target(ladder.target))
         if usd is not None:
             budget = ["", *_best_for(usd, ladder, fit, read_machines(MACHINES, ()))]

@@ -6,7 +6,7 @@ positive E, A and B, and summed over the correlation of a trunk's horizons.
 
 Prior: the logarithm of each exponent is Student's t around EXPONENT; E and the two other terms at the center of the
 ladder are uniform; the correlation is one of SHARED, by their weights; the noise is scaled inverse chi-squared around
-NOISE.
+NOISE, or NOISE_OF_ONE_SEED.
 """
 
 import math
@@ -19,11 +19,14 @@ from common.errors import BadInput
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
 EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median; scale of the logarithm
 EXPONENT_FREEDOM = 4.0  # Student's t: exponents far off stay possible where a ladder speaks for them
+NEAR_EDGE = 1.25  # times the least exponent: where the prior may hide a smaller one
 REACH = 4.0  # of the first grid, scales on both sides: exponents of 0.11 to 1.2
-NOISE, NOISE_WEIGHT = 0.003, 1.0  # relative standard deviation over seeds, and the runs that the assumption is worth
+# Relative standard deviation over seeds, as assumed of a ladder of several seeds, and of one, which tells little of it:
+# benchmarks/forecast_coverage.py shows which values make the intervals hold. The runs that the assumption is worth.
+NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
 # Share of the noise's variance that the horizons of one trunk have in common: weight. They have most of their training
 # in common, so a large share is likelier.
-SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0}
+SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # exponents on each axis; laws drawn for each pair
 REFINEMENTS = 6  # of the grid, to where the weight is, at most
 ENOUGH = 0.6  # share of both axes with weight, after which the grid is fine enough
@@ -39,6 +42,7 @@ class Observations:
     tokens: np.ndarray  # the same of tokens
     losses: np.ndarray
     same_trunk: np.ndarray  # bool (points, points)
+    noise: float  # assumed
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +62,11 @@ class Laws:
         """Return the loss by each law, without noise; arguments as in Observations."""
         size_part = self.size_part * np.exp(-self.alpha * size)
         return np.asarray(self.floor + size_part + self.token_part * np.exp(-self.beta * tokens))
+
+    def edge_share(self) -> float:
+        """Return the weight of laws of which an exponent is hardly above the least of the grid, 0 to 1."""
+        least = EXPONENT * math.exp(-REACH * EXPONENT_SPREAD)
+        return float(self.weight[np.minimum(self.alpha, self.beta) < NEAR_EDGE * least].sum() / self.weight.sum())
 
     def quantiles(self, values: np.ndarray, *probabilities: float) -> list[float]:
         """Return weighted quantiles of a value of each law."""
@@ -118,7 +127,7 @@ def _draw_given(
     basis, triangle = np.linalg.qr(whiten @ terms)  # (pairs, points, 3), (pairs, 3, 3)
     target = whiten @ observed.losses
     projected = np.einsum("gpi,p->gi", basis, target)
-    squares = NOISE_WEIGHT * NOISE**2 + np.maximum(target @ target - np.square(projected).sum(1), 0.0)
+    squares = NOISE_WEIGHT * observed.noise**2 + np.maximum(target @ target - np.square(projected).sum(1), 0.0)
     freedom = NOISE_WEIGHT + points - 3
     inverse = np.linalg.inv(triangle)
     spread = np.sqrt(squares[:, None] / generator.chisquare(freedom, (pairs, DRAWS)))

@@ -19,10 +19,11 @@ import numpy as np
 
 from common.errors import BadInput
 from evaluation.shared.significance import Interval
-from experiments.ladder.law_posterior import Laws, Observations, explaining_laws
+from experiments.ladder.law_posterior import NOISE, NOISE_OF_ONE_SEED, Laws, Observations, explaining_laws
 
 FORECAST_CONFIDENCE = 0.90
 LEAST_SIZES, LEAST_RUNS = 3, 3
+MOST_AT_EDGE = 0.15  # weight of laws at the edge of exponents, where no interval holds
 MOST_MISS = 0.01  # of the held-out size: share of its loss
 
 
@@ -132,6 +133,7 @@ def fit_law(points: Sequence[LossPoint]) -> LawFit:
         tokens=tokens - center[1],
         losses=np.array([point.loss for point in points]),
         same_trunk=trunks[:, None] == trunks[None, :],
+        noise=NOISE if len(mean_points(points)) < len(points) else NOISE_OF_ONE_SEED,
     )
     laws = explaining_laws(observed)
     [spread] = laws.quantiles(laws.spread, 0.5)
@@ -163,10 +165,15 @@ def mean_points(points: Sequence[LossPoint]) -> list[LossPoint]:
     ]
 
 
-def refusal(held_out: HeldOut) -> str | None:
-    """Return one line saying why no forecast is given, or None."""
+def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
+    """Return one line saying why no forecast is given, or None. `fit`: of all points."""
     if held_out.error <= MOST_MISS:
-        return None
+        if fit.laws.edge_share() <= MOST_AT_EDGE:
+            return None
+        return (
+            f"no forecast: the loss falls so slowly that exponents of {fit.law.alpha:.2g} of size and "
+            f"{fit.law.beta:.2g} of tokens lie at the edge of the tested ones; add larger sizes and longer horizons"
+        )
     return (
         f"no forecast: the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
         f"within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or leave out the smallest size and add a "
