@@ -1,8 +1,12 @@
 """Peak of torch's allocator on emulated GPUs beside the memory model's prediction."""
 
+import json
+from typing import Any
+
 import pytest
 
 from tests.cuda.measured import Layout, case, measure
+from tests.model.architectures import NANOCHAT, QWEN3
 
 BELOW, ABOVE = 0.02, 0.05  # what does not fit costs a run, what is left over little
 THRIFT = ("recompute_blocks=true", "loss_chunks=8")
@@ -43,14 +47,16 @@ def test_the_prediction_is_at_most_2_percent_below_the_peak_and_5_percent_above(
     assert 1 - BELOW <= found.predicted / max(found.first_peak, found.later_peak) <= 1 + ABOVE
 
 
-ROTARY = ("model.norm=rmsnorm", "model.positions=rope", "model.qk_norm=true", "model.biases=false")
-ROTARY += ("model.qkv_bias=false", "model.tie_weights=false")
-NANOCHAT = (*ROTARY, "model.activation=relu2", "model.norm_gain=false", "model.embedding_norm=true", "model.n_heads=6")
-QWEN3 = (*ROTARY, "model.activation=swiglu", "model.mlp_width=2048", "model.n_kv_heads=4")
+def settings_of(model: dict[str, Any]) -> tuple[str, ...]:
+    """Return keys of model.json as `--set` takes them."""
+    return tuple(f"model.{key}={json.dumps(value)}" for key, value in model.items())
+
+
+NANOCHAT_OF_SIX_HEADS = settings_of(NANOCHAT | {"n_heads": 6})
 MODERN = [
-    Layout(size="124M", microbatch=16, settings=NANOCHAT),
-    Layout(size="124M", microbatch=16, settings=(*NANOCHAT, "model.logit_softcap=15")),
-    Layout(size="124M", microbatch=16, settings=QWEN3),
+    Layout(size="124M", microbatch=16, settings=NANOCHAT_OF_SIX_HEADS),
+    Layout(size="124M", microbatch=16, settings=(*NANOCHAT_OF_SIX_HEADS, "model.logit_softcap=15")),
+    Layout(size="124M", microbatch=16, settings=settings_of(QWEN3 | {"mlp_width": 2048, "n_kv_heads": 4})),
 ]
 
 

@@ -7,11 +7,13 @@ in fp32, norms, and biases, whose gradient Inductor adds up and leaves in fp32 w
 """
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
@@ -20,9 +22,9 @@ from torch.distributed.tensor import DTensor
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.block_groups import group_length
-from training.parallel.compute_memory import ComputeMemory, ReduceScatter
-from training.parallel.mesh import inside_mesh, levels_of
-from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.mesh import Levels, inside_mesh, levels_of
+from training.parallel.ordered_reduce import OrderedGradients, compute_memory
+from training.parallel.process_group import reduce_scatter_single
 from training.parallel.step_clock import StepClock
 from training.precision import DTYPES
 
@@ -35,7 +37,7 @@ def wrap_in_fsdp(
     Groups that a backward pass leaves gathered have to be resharded before the update.
     """
     network = model.network if isinstance(model, NextTokenLoss) else model
-    across, mesh = levels_of(mesh).across, inside_mesh(mesh)
+    levels, mesh = levels_of(mesh), inside_mesh(mesh)
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
     # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
@@ -54,8 +56,8 @@ def wrap_in_fsdp(
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
         group.set_reshard_after_backward(group is not outer and not once, recurse=False)
-        reduce_scatter = ReduceScatter(across) if ordered is None else ordered.reduce_scatter()
-        group.set_custom_reduce_scatter(TimedReduceScatter(reduce_scatter, clock))
+        reduce = partial(sum_over_ranks, levels) if ordered is None else ordered.shard_reduction()
+        group.set_custom_reduce_scatter(TimedReduction(reduce, clock))
     # Else all-gathers, too, have streams and memory of their own; each is then to be asked for ahead of its use.
     outer._set_unshard_async_op(True)
     for group, following in itertools.pairwise(groups):
@@ -63,15 +65,29 @@ def wrap_in_fsdp(
     return outer
 
 
-class TimedReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):
-    """Reduce-scatter of one FSDP parameter group, by another one, timed."""
+class TimedReduction(_fsdp_api.ReduceScatter):
+    """Reduction of one FSDP parameter group, timed. Gradients are in memory of the compute stream, which waits."""
 
-    def __init__(self, timed: _fsdp_api.ReduceScatter, clock: StepClock):
-        self._timed, self._clock = timed, clock
+    def __init__(self, reduce: Callable[[Tensor, Tensor], None], clock: StepClock):
+        """`reduce`: called with this rank's part of the result, and whole gradients."""
+        self._reduce, self._clock = reduce, clock
 
-    def __call__(self, *arguments: Any, **options: Any) -> dist.Work | None:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with compute_memory(device):
+            return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
         with self._clock.reducing():
-            return self._timed(*arguments, **options)
+            self._reduce(output_tensor, input_tensor)
+
+
+def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
+    """Reduce as FSDP does: a reduce-scatter of sums, on two levels followed by an all-reduce across nodes."""
+    reduce_scatter_single(output, gradients, group=levels.inside.group)
+    if levels.across.size > 1:
+        dist.all_reduce(output, group=levels.across.group)
 
 
 def gathered_once(model: nn.Module, precision: str) -> bool:

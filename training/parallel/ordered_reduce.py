@@ -7,7 +7,7 @@ exchange partial sums as they are and add them in the same tree (exchange.py). I
 tree's shape matters.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,10 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 
-from training.parallel.bucket_sum import finished
-from training.parallel.compute_memory import ComputeMemory, compute_memory
 from training.parallel.exchange import Exchange, ordered_all_reduce, ordered_reduce_scatter
 from training.parallel.sum_tree import SumTree, leaf
 
@@ -68,7 +65,7 @@ class OrderedGradients:
         self._sum = self._new_sum()
         self._apart: list[list[Tensor]] = []  # partial sums that the last micro-batch's gradients do not belong to
         self._earlier: list[list[Tensor]] = []  # to be added to the gradients of the last micro-batch
-        self._shard_sums: dict[Any, LeafSum] = {}  # under FSDP
+        self._sharded = False  # under FSDP
         self._received: Tensor | None = None  # by the latest reduce-scatter of FSDP, which may be under way
         self._last, self._idle = False, False
         device = parameters[0].device
@@ -82,7 +79,7 @@ class OrderedGradients:
         An idle one's gradients are dropped.
         """
         self._last, self._idle = last, idle
-        whole = not self._shard_sums
+        whole = not self._sharded
         if last and whole:
             self._apart, self._earlier = self._sum.take()
         yield
@@ -119,20 +116,18 @@ class OrderedGradients:
         apart = [[part[place] for place in places] for part in self._apart]
         ordered_all_reduce(bucket.buffer(), apart, self._levels)
 
-    def reduce_scatter(self) -> "OrderedReduceScatter":
-        """Return the replacement of one FSDP group's reduce-scatter."""
-        shards = OrderedReduceScatter(self)
-        self._shard_sums[shards] = self._new_sum()
-        return shards
+    def shard_reduction(self) -> Callable[[Tensor, Tensor], None]:
+        """Return the reduction of one FSDP group: called with this rank's part of the result, and whole gradients."""
+        self._sharded = True
+        return partial(self._reduce_shards, self._new_sum())
 
-    def collect(self, shards: "OrderedReduceScatter", gradients: Tensor) -> Tensor | None:
-        """Add a leaf of an FSDP group; return this rank's part of the sum in the last micro-batch, else None."""
+    def _reduce_shards(self, total: LeafSum, output: Tensor, gradients: Tensor) -> None:
+        """Add a leaf. Only the last micro-batch has an output; FSDP drops the gradient that it makes of any other."""
         if self._idle:
-            return None
-        total = self._shard_sums[shards]
+            return
         if not self._last:
             total.add([gradients.clone()])
-            return None
+            return
         apart, joined = total.take()
         for [earlier] in joined:
             gradients += earlier
@@ -140,19 +135,29 @@ class OrderedGradients:
         with compute_memory(gradients.device):
             elements = self._levels[0].received_elements(len(gradients))
             self._received = torch.empty(elements, dtype=gradients.dtype, device=gradients.device)
-        return ordered_reduce_scatter([*(part for [part] in apart), gradients], self._received, self._levels)
+        own = ordered_reduce_scatter([*(part for [part] in apart), gradients], self._received, self._levels)
+        output.copy_(own)
 
 
-class OrderedReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):
-    """Reduce-scatter of one FSDP parameter group: ordered, and in the last micro-batch only."""
+def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    """Return the result of a communication hook, for which DDP's stream waits until this one has come so far."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future.set_result(buffer)
+    return future
 
-    def __init__(self, gradients: OrderedGradients):
-        self._gradients = gradients
 
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        own = self._gradients.collect(self, input_tensor)
-        if own is not None:  # else the output is not defined, and the gradient that FSDP makes of it is dropped
-            output_tensor.copy_(own)
-        return None
+@contextmanager
+def compute_memory(device: torch.device) -> Iterator[None]:
+    """Context in which new tensors have memory of the compute stream. The current stream waits for earlier users.
+
+    Torch's allocator never gives a stream's memory to another stream, so a pool of its own would keep FSDP's gradients,
+    which are there after the backward pass, apart from the activations of the time before. Before such a tensor is
+    dropped, the compute stream has to wait for its last use.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    current, compute = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    with torch.cuda.stream(compute):
+        yield
+    current.wait_stream(compute)

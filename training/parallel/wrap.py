@@ -18,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from tokens.batches.rank_shares import rank_shares
-from training.parallel.bucket_sum import BucketSum
 from training.parallel.exchange import exchanges
 from training.parallel.mesh import Levels, levels_of, make_mesh, wrapper_and_node_size
-from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.ordered_reduce import OrderedGradients, finished
 from training.parallel.process_group import RankGroup, Ranks
 from training.parallel.step_clock import StepClock
 from training.parallel.sum_tree import step_tree
@@ -29,6 +28,32 @@ from training.precision import Numerics
 
 NEVER = (1 << 31) - 1  # steps, the most that DDP takes
 BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
+
+
+class BucketSum:
+    """Communication hook of DDP: adds each bucket over all ranks in place, beside the backward pass.
+
+    DDP's own divides each gradient, a kernel for every parameter.
+    """
+
+    def __init__(self, group: Any):
+        self._group = group
+        self.reducing = True  # False: a backward pass only moves its gradients into the buckets
+        self._first = True  # DDP replaces its buckets after the first pass
+
+    def ddp_hook(
+        self,
+        _: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
+    ) -> torch.futures.Future[Tensor]:
+        if not self.reducing:
+            return finished(bucket.buffer())
+        work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+        assert work is not None
+        if self._first:  # what nobody waits for, NCCL's watchdog holds for another step: a copy of all gradients
+            work.wait()
+            self._first = not bucket.is_last()
+        return work.get_future().then(_first)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -178,3 +203,7 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock
     wrapped.register_comm_hook(None, timed_hook)
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
     return wrapped
+
+
+def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]

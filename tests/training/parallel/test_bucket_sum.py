@@ -10,11 +10,10 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
-from training.parallel.bucket_sum import BucketSum
 from training.parallel.mesh import Levels
 from training.parallel.process_group import ALONE, Ranks
 from training.parallel.step_clock import StepClock
-from training.parallel.wrap import Parallel, wrap_in_ddp
+from training.parallel.wrap import BucketSum, Parallel, wrap_in_ddp
 
 
 @pytest.fixture
