@@ -66,9 +66,9 @@ class NextTokenLoss(nn.Module):
     ) -> Float[Tensor, ""]:
         options, factors = self.network.head_options, None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self._chunks == 1 and factors is None:
-            return self._head_loss(hidden, weight, targets, options, "mean")
         if self._chunks == 1:
+            if factors is None:
+                return self._head_loss(hidden, weight, targets, options, "mean")
             return (self._head_loss(hidden, weight, targets, options, "none") * factors).mean()
         total, parts = torch.zeros((), device=hidden.device), hidden.chunk(self._chunks)
         chunks_of_factors = [None] * len(parts) if factors is None else factors.chunk(self._chunks)
