@@ -16,7 +16,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]  # missing f
 from torch.profiler import ProfilerActivity, profile
 
 from model.config import ModelConfig
-from training.batch_finder.worker import take_steps
+from training.batch_finder.probe import take_steps
 from training.config.train_config import load_run
 from training.hardware.gpus import Gpu, named_gpus
 from training.parallel.process_group import start, stop

@@ -18,9 +18,8 @@ import torch
 from bench import SIZES, Size, prepare
 
 from common.errors import BadInput
-from training.batch_finder.finder import PROBE, TRIAL_STEPS, Finder
-from training.batch_finder.search import Search, candidates
-from training.batch_finder.worker_pool import WorkerPool
+from training.batch_finder.finder import PROBE, gallop
+from training.batch_finder.probe import Prober
 from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
@@ -57,18 +56,15 @@ def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
     """Print the peak of some micro-batches in steps on this GPU, beside those predicted."""
     memory = MemoryModel(model=run.model)
     largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
-    pool = _pool(run, None)
-    try:
-        for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
-            _, reports = pool.run_trial(microbatch_size, TRIAL_STEPS)
-            what = f"{size}, micro-batch {microbatch_size}, allocated"
-            if reports:
-                predicted = memory.predict(microbatch_size).allocated
-                _print_ratio(what, predicted, reports[0].allocated or 0)
-            else:
-                print(f"{what}: predicted to fit, does not", flush=True)
-    finally:
-        pool.kill()
+    prober = _prober(run, None)
+    for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
+        _, reports = prober.probe(microbatch_size)
+        what = f"{size}, micro-batch {microbatch_size}, allocated"
+        if reports:
+            predicted = memory.predict(microbatch_size).allocated
+            _print_ratio(what, predicted, reports[0].allocated or 0)
+        else:
+            print(f"{what}: predicted to fit, does not", flush=True)
 
 
 def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
@@ -79,11 +75,7 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
     predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
-    search, pool = Search(candidates(run.train, 1)), _pool(run, card_bytes)
-    try:
-        Finder(run.model, run.train, pool).gallop(search, time.monotonic() + CARD_SECONDS)
-    finally:
-        pool.kill()
+    search = gallop(run, _prober(run, card_bytes), time.monotonic() + CARD_SECONDS)
     least = "" if search.next(None) is None else "at least "
     found = f"{least}{search.largest or 'none'}"
     print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {found}", flush=True)
@@ -94,8 +86,8 @@ def _run(folder: Path, size: str) -> Run:
     return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
-def _pool(run: Run, card_bytes: int | None) -> WorkerPool:
-    return WorkerPool([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
+def _prober(run: Run, card_bytes: int | None) -> Prober:
+    return Prober([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
 
 
 def _gpu() -> tuple[str, int]:

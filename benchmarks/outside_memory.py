@@ -14,7 +14,7 @@ import bench
 import torch
 
 from common.errors import BadInput
-from training.batch_finder.worker import take_steps
+from training.batch_finder.probe import take_steps
 from training.config.train_config import load_run
 from training.parallel.process_group import gather, start, stop
 from training.planning.memory_model import GIB, outside_bytes

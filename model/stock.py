@@ -38,7 +38,7 @@ class StockClass:
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
     """Return the class that computes the same network. Raises BadInput, beginning with `where`, if there is none."""
     kind = stock_kind(config, where)
-    values = {"architectures": [CLASSES[kind]], "model_type": kind}
+    values: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind}
     for name, row in rows(type(config)).items():
         value = getattr(config, name) if row.says is None else row.says(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)

@@ -285,7 +285,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
     from experiments.shared import training_process
-    from training.batch_finder import worker_pool as team
+    from training.batch_finder import probe as team
     from training.telemetry import chart
 
     team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))

@@ -165,7 +165,7 @@ class FindCommand:
     write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
     overrides: Overrides = ()
     device: Device = None  # cpu: a dry trial
-    probe: Annotated[str | None, Parameter(show=False)] = None  # a worker of the search: worker_pool.py
+    probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
 
     def __attrs_post_init__(self) -> None:
         if self.predict is not None and self.write:

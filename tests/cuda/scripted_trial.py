@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from training.batch_finder import worker
+from training.batch_finder import probe
 from training.hardware.usable_gpus import use_gpu
 
 
@@ -24,10 +24,9 @@ def allocate(*_: object) -> None:
 
 DEVICE = torch.device("cuda", 0)
 use_gpu(DEVICE)
-worker.take_steps = allocate
+probe.take_steps = allocate
 state = SimpleNamespace(parallel=SimpleNamespace(network=torch.nn.Linear(1, 1)))
-trial = worker.Trial(number=0, group=0, microbatch_size=1, steps=1, extra_sums=0)
 try:
-    print(worker._carry_out(state, None, SimpleNamespace(device=DEVICE), trial, None))
+    print(probe._measure(state, None, SimpleNamespace(device=DEVICE), None))
 except torch.OutOfMemoryError as error:
     print(error)

@@ -1,6 +1,6 @@
 """find_batch_size.py, and train.py --find-max-microbatch, on a machine where rank 1 runs out of memory.
 
-The environment says where: FAIL_IN is forward, backward, step or later (in a step after the first trial's), and ABOVE
+The environment says where: FAIL_IN is forward, backward, step or later (in a step after the third), and ABOVE
 the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word; hang: it
 does not come back.
 """
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 import find_batch_size
 import train
 from model import loss as next_token_loss
-from training.batch_finder import finder
-from training.batch_finder import worker as probe
-from training.batch_finder import worker_pool as pool
+from training.batch_finder import finder, probe
 
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
@@ -50,7 +48,7 @@ def forward(self: nn.Module, tokens: Tensor, *targets: Tensor, **options: Any) -
 
 def update(self: torch.optim.AdamW) -> Any:
     fail("step")
-    if seen["steps"] > finder.TRIAL_STEPS:
+    if seen["steps"] > 3:
         fail("later")
     return plain_update(self)
 
@@ -62,7 +60,7 @@ def train_step(state: Any, settings: Any, number: int, next_batch: Any) -> Any:
 
 finder.PROBE = Path(__file__)
 if PLACE == "hang":
-    pool.TRIAL_SECONDS = 4.0
+    probe.PROBE_SECONDS = 20.0
 next_token_loss.NextTokenLoss.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
 if "--find-max-microbatch" in sys.argv:
     train.leave(train.main())

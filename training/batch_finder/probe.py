@@ -1,0 +1,270 @@
+"""Probe of a micro-batch: full steps on random tokens, in a fresh process for each rank of the job.
+
+A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the searching
+process takes part in none, and kills all ranks of a probe as soon as there is a verdict. Under torchrun each rank of
+the search starts one rank of the probe, otherwise the search starts all; its store connects them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing from its __all__
+
+from common.errors import EXIT_ERROR, BadInput
+from model.config import INITIAL_STD
+from training.build import make_network, make_settings, make_state
+from training.config.batch_plan import make_plan
+from training.config.train_config import Run
+from training.exactness.fingerprint import resolve_numerics, set_determinism
+from training.hardware.memory_errors import is_memory_error
+from training.launch import environment_rank, environment_world_size, restarts
+from training.parallel.process_group import CONNECT_TIMEOUT, Ranks, start, torchrun_store
+from training.parallel.sharding import local_tensor
+from training.planning.memory_model import HEADROOM, MemoryModel
+from training.self_test import random_batches
+from training.state import StepSettings, TrainState
+from training.step import train_step
+from training.supervision.heartbeat import SPEAKER_SECONDS
+
+PROBE_STEPS = 5  # DDP's final buckets come with the second
+PROBE_SECONDS = 300.0  # a longer probe hangs, or the machine is slow: compilation takes half a minute
+STORE_POLL_SECONDS = 0.05
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """Memory of one rank in a probe, in bytes; None on a CPU."""
+
+    allocated: int | None = None  # peak
+    reserved: int | None = None  # peak, the allocator's cache included
+    usable: int | None = None  # by torch's allocator: less headroom and the memory of other processes
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """Outcome of a probe, one for all ranks: the first that was proposed."""
+
+    outcome: str  # "fits", "memory", "late" or "error"
+    rank: int | None = None  # that did not fit
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ProbeSettings:
+    """Settings of a probe's process."""
+
+    prefix: str  # of the probe's keys in the store
+    microbatch_size: int
+    parent_pid: int
+    gpu_bytes: int | None = None  # memory of a smaller GPU to imitate; None: all of this one's
+
+
+class Prober:
+    """This process's ranks of the probes, and the store that connects them with the rest of the job."""
+
+    def __init__(self, command: list[str], processes: int, gpu_bytes: int | None = None):
+        # `command` starts a rank; `processes`: how many, unless torchrun started this process; `gpu_bytes`: as in
+        # ProbeSettings. Raises BadInput under a launcher other than torchrun.
+        if "RANK" in os.environ:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+                raise BadInput(
+                    "the search needs torchrun, or no launcher: RANK is set, but torchrun's store is not there"
+                )
+            store, self._places = torchrun_store(), {environment_rank(): dict[str, str]()}
+        else:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+            self._places = _places(store.port, processes)
+        self.leads = environment_rank() == 0
+        self.world_size = max(environment_world_size(), len(self._places))
+        self._command, self._gpu_bytes, self._store = command, gpu_bytes, store
+        self._number = 0  # of probes
+        self._processes: list[Any] = []
+
+    def agree(self, size: int | None) -> int | None:
+        """Return the leader's choice of the next micro-batch on every rank; None: there is none."""
+        key = f"finder {restarts()}: size {self._number}"
+        if self.leads:
+            self._store.set(key, json.dumps(size))
+        while not self._store.check([key]):
+            time.sleep(STORE_POLL_SECONDS)
+        chosen: int | None = json.loads(self._store.get(key))
+        return chosen
+
+    def probe(self, size: int) -> tuple[Verdict, list[Report]]:
+        """Try a micro-batch on all ranks; return the verdict, and each rank's report if it fits.
+
+        Raises BadInput for a failure other than memory or time.
+        """
+        settings = ProbeSettings(
+            prefix=f"finder {restarts()}: probe {self._number}",
+            microbatch_size=size,
+            parent_pid=os.getpid(),
+            gpu_bytes=self._gpu_bytes,
+        )
+        store = PrefixStore(settings.prefix, self._store)
+        try:
+            self._start(settings)
+            verdict = self._wait(store)
+            reports = range(self.world_size) if verdict.outcome == "fits" else ()
+            found = [Report(**json.loads(store.get(f"report {rank}"))) for rank in reports]
+        finally:
+            self.kill()
+        self._number += 1
+        if verdict.outcome == "error":
+            where = "" if verdict.rank is None else f"rank {verdict.rank}: "
+            raise BadInput(f"micro-batch {size}: {where}{verdict.reason}")
+        return verdict, found
+
+    def kill(self) -> None:
+        """Kill the ranks of the probe, wherever they are, and wait until their memory is free."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with torch.compile's helpers
+        for process in self._processes:
+            process.wait()
+        self._processes = []
+
+    def _start(self, settings: ProbeSettings) -> None:
+        command = [sys.executable, *self._command, "--probe", json.dumps(attrs.asdict(settings))]
+        # The ranks meet under a number of their own, as those that torchrun has started anew; not under its watch.
+        environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
+        environment.pop("TORCHELASTIC_RUN_ID", None)
+        for place in self._places.values():
+            self._processes.append(subprocess.Popen(command, env=environment | place, start_new_session=True))
+
+    def _wait(self, store: Any) -> Verdict:
+        deadline = time.monotonic() + PROBE_SECONDS
+        while not store.check(["verdict"]):
+            for rank, process in zip(self._places, self._processes, strict=True):
+                if process.poll() is not None:
+                    ended = f"its process ended with status {process.returncode}"
+                    _vote(store, Verdict(outcome="error", rank=rank, reason=ended))
+            if time.monotonic() > deadline:
+                silence = f"not all ranks have answered within {PROBE_SECONDS:.0f} s"
+                _vote(store, Verdict(outcome="late", reason=silence))
+            time.sleep(STORE_POLL_SECONDS)
+        return Verdict(**json.loads(store.get("verdict")))
+
+
+def run_probe(run: Run, device: str | None, settings: ProbeSettings) -> NoReturn:
+    """Take a probe's steps as one of its ranks, report, and wait to be killed."""
+    threading.Thread(target=_end_with, args=(settings.parent_pid,), daemon=True).start()
+    store = PrefixStore(settings.prefix, torchrun_store())
+    with suppress(dist.DistError):  # the store's owner was killed, and so will be this process
+        try:
+            ranks = start(device, run.train.timeout_seconds)
+            state, step_settings = _prepare(run, settings.microbatch_size, ranks)
+            report = _measure(state, step_settings, ranks, settings.gpu_bytes)
+            store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
+            if store.add("fitting", 1) == ranks.world_size:
+                _vote(store, Verdict(outcome="fits"))
+        except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
+            _report_error(store, error)
+    while True:
+        time.sleep(1.0)
+
+
+def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:
+    """Take whole steps on random tokens, at the shape of the layout."""
+    next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
+    for step in range(steps):
+        train_step(state, settings, step, next_batch)
+
+
+def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSettings]:
+    """Return a run's state and settings, for steps that hold as much as the run's do."""
+    train = run.train.replace(
+        microbatch_size=size, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1
+    )
+    world_size = ranks.data_parallel.size
+    plan = make_plan(train, run.model.context_length, world_size)
+    numerics = resolve_numerics(run.train, ranks.device)
+    # Two, so that gradients are held while activations are computed; elastic sums grow with all of a step's.
+    microbatches = 2 * world_size
+    if numerics.determinism == "elastic":
+        microbatches = max(microbatches, MemoryModel.of(run.model, run.train, world_size).microbatches_at(size))
+    plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
+    state = make_state(make_network(run.model), train, plan, numerics, ranks)
+    for parameter in state.parallel.named_parameters().values():  # any weights will do, and a GPU draws them in no time
+        nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
+    return state, make_settings(train, plan, numerics)
+
+
+def _measure(state: TrainState, settings: StepSettings, ranks: Ranks, gpu_bytes: int | None) -> Report:
+    """Take the steps. Raises allocation errors, and torch.OutOfMemoryError for a micro-batch that barely fits."""
+    device = ranks.device
+    if device.type != "cuda":
+        take_steps(state, settings, ranks, PROBE_STEPS)
+        return Report()
+    _, total = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction(max(0, _usable_bytes(device, gpu_bytes)) / total, device)
+    take_steps(state, settings, ranks, PROBE_STEPS)
+    torch.cuda.synchronize(device)
+    if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0:
+        raise torch.OutOfMemoryError("the allocator had to empty its cache: slow, and close to failing")
+    reserved = torch.cuda.max_memory_reserved(device)
+    usable = _usable_bytes(device, gpu_bytes)  # again: libraries load, and take memory, with their first use
+    if reserved > usable:
+        raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU would be left")
+    return Report(allocated=torch.cuda.max_memory_allocated(device), reserved=reserved, usable=usable)
+
+
+def _usable_bytes(device: torch.device, gpu_bytes: int | None) -> int:
+    """Return the bytes that torch's allocator may hold: held and free memory, less headroom.
+
+    `gpu_bytes`: memory of a smaller GPU to imitate.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    size = total if gpu_bytes is None else min(gpu_bytes, total)
+    return free + torch.cuda.memory_reserved(device) - (total - size) - int(HEADROOM * size)
+
+
+def _report_error(store: Any, error: Exception) -> None:
+    """Report an error to all ranks, with a traceback unless it is a user error or one of memory."""
+    memory, reason = is_memory_error(error), str(error).partition("\n")[0] or type(error).__name__
+    if not memory:
+        time.sleep(SPEAKER_SECONDS)  # perhaps only a collective that lost its peer: the peer's parent reports the cause
+        if not isinstance(error, BadInput) and not store.check(["verdict"]):
+            traceback.print_exception(error)
+    _vote(store, Verdict(outcome="memory" if memory else "error", rank=environment_rank(), reason=reason))
+
+
+def _vote(store: Any, verdict: Verdict) -> None:
+    """Propose a verdict; the first one counts, for all ranks."""
+    store.compare_set("verdict", "", json.dumps(attrs.asdict(verdict)))
+
+
+def _end_with(parent_pid: int) -> None:
+    """End this process when the search has ended, wherever the main thread waits."""
+    parent = os.getppid()  # changes even where the dead parent's exit status has not been collected
+    with suppress(ProcessLookupError):
+        while os.getppid() == parent:
+            os.kill(parent_pid, 0)
+            time.sleep(1.0)
+    os._exit(EXIT_ERROR)
+
+
+def _places(port: int, processes: int) -> dict[int, dict[str, str]]:
+    """Return the environment of each of so many ranks on this machine, as torchrun sets it."""
+    job = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    return {rank: {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)}
