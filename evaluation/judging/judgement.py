@@ -44,7 +44,11 @@ class Judgement:
 
     def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeCommand):
         self.panel, self.judge, self.store, self.price, self.options = panel, judge, store, price, options
-        self.prompts = make_prompts(panel, judge, options.orders, options.seed)
+        self.prompts, rotated = (
+            make_prompts(panel, judge, options.orders, options.seed, rotated=rotated) for rotated in (False, True)
+        )
+        if sum(one.key in store.prompts for one in rotated) > sum(one.key in store.prompts for one in self.prompts):
+            self.prompts = rotated  # begun by version 2996586: its verdicts are not paid for again
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
         self._tries = {key: TRIES + options.retry_wrong * len(store.prompts[key].replies) for key in self.by_key}
         self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row

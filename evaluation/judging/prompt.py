@@ -65,12 +65,16 @@ class Prompt:
         return len(self.order)
 
 
-def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
-    """Return `repeats` prompts for each seed of the models and each question, or as many as there are orders."""
-    repeats = min(repeats, most_orders(len(panel.candidates) + 1))
+def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int, *, rotated: bool = False) -> list[Prompt]:
+    """Return `repeats` prompts for each seed of the models and each question, or as many as there are orders.
+
+    `rotated`: in the orders of version 2996586, whose verdicts are paid for.
+    """
+    repeats = repeats if rotated else min(repeats, most_orders(len(panel.candidates) + 1))
+    make = rotations if rotated else orders
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
-    for index, order in enumerate(orders(len(panel.candidates) + 1, len(items), repeats, seed)):
+    for index, order in enumerate(make(len(panel.candidates) + 1, len(items), repeats, seed)):
         slot, question = items[index // repeats]
         text = prompt_text(panel.questions[question], [panel.text(question, slot, answer) for answer in order])
         key = prompt_key(judge, text, len(order))
@@ -96,6 +100,20 @@ def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int,
             row = [labels[(one + place * repeats + repeat) % answers] for one in first]
             mirrored = (group + repeat // answers) % 2  # an odd number of answers needs both
             result.append(tuple(reversed(row)) if mirrored else tuple(row))
+    return result
+
+
+def rotations(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int, ...]]:
+    """Return the orders of version 2996586: rotations of shuffled arrangements."""
+    items_of_arrangement = answers // gcd(answers, repeats)
+    result = []
+    for item in range(items):
+        group, place = divmod(item, items_of_arrangement)
+        arrangement = list(range(answers))
+        random.Random(f"{seed} {group}").shuffle(arrangement)
+        for repeat in range(repeats):
+            shift = (place * repeats + repeat) % answers
+            result.append((*arrangement[shift:], *arrangement[:shift]))
     return result
 
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from evaluation.judging.cost import cost_of_prompts, read_price
-from tests.evaluation.judging.sessions import PRICES, PROMPTS, Sessions, printed, read_store
+from evaluation.judging.panel import read_panel
+from evaluation.judging.prompt import Judge as WhoIsAsked
+from evaluation.judging.prompt import make_prompts
+from tests.evaluation.judging.sessions import ORDERS, PRICES, PROMPTS, Sessions, printed, quality, read_store
 from tests.judge_server import Judge
 
 MOST = {"input": 1539, "cached_input": 0, "cache_write": 1539, "output": 680}
@@ -21,6 +24,10 @@ ASKED = {
 USAGE = {"input": 389, "cached_input": 194, "cache_write": 0, "output": 97}
 
 
+def verdict(scores: dict[str, int]) -> str:
+    return json.dumps({"grades": [{"label": label, "comment": "", "score": score} for label, score in scores.items()]})
+
+
 def asked(id: str, key: str, *, batch: bool = False) -> dict[str, Any]:
     return {"id": id, "key": key, **ASKED, "batch": batch}
 
@@ -31,8 +38,10 @@ def reply(id: str, key: str, text: str, usage: Any = USAGE, *, batch: bool = Fal
 
 
 def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
-    assert sessions.run().returncode == 0
-    verdicts = [(one.key, one.text) for one in sessions.replies()]
+    judge = WhoIsAsked(model="scripted", effort=None, base_url=server.url)
+    prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0, rotated=True)
+    assert prompts[0].order == (0, 2, 1)  # as that version asked
+    verdicts = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
     (of_batch, text), (uncounted, other), *direct = verdicts
     handed_over = {"upload": "file-0", "base_url": server.url, "keys": [of_batch]}
     handed_over["asked"] = [asked("b", of_batch, batch=True)]
@@ -50,12 +59,12 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     for number, (key, said) in enumerate(direct):
         lines += [{"asked": asked(str(number), key)}, reply(str(number), key, said)]
     sessions.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    before = server.billed
     again = sessions.run()
     assert again.returncode == 0, again.stderr
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
     assert "NOTE" not in again.stdout
-    assert server.billed == before
+    assert server.billed == 0
+    assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again.stdout) == pytest.approx((len(direct) + 0.5) * dollars + 2 * most, abs=1e-4)
