@@ -78,6 +78,7 @@ class Bucket:
             import obstore.store
         except ImportError as error:
             raise BadInput(f"{url}: needs obstore: pip install obstore") from error
+        self._client = obstore
         self.url = url.rstrip("/") if is_bucket(url.rstrip("/")) else url
         profile: Any = _aws_profile() if url.startswith("s3://") else {}
         endpoint = profile.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
@@ -94,10 +95,9 @@ class Bucket:
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
         """Return each object whose name begins with a prefix of whole folders."""
-        import obstore
 
         def find() -> dict[str, StoredObject]:
-            pages = obstore.list(self._store, prefix.rstrip("/") or None)
+            pages = self._client.list(self._store, prefix.rstrip("/") or None)
             return {entry["path"]: _as_stored(entry) for page in pages for entry in page}
 
         return self._ask(prefix, "listed", find)
@@ -108,24 +108,20 @@ class Bucket:
 
     def look_up(self, name: str) -> StoredObject:
         """Return an object's entry."""
-        import obstore
-
         try:
-            return self._ask(name, "read", lambda: _as_stored(obstore.head(self._store, name)))
+            return self._ask(name, "read", lambda: _as_stored(self._client.head(self._store, name)))
         except BadInput as error:
             if not self.url.startswith("http") or isinstance(error.__cause__, FileNotFoundError):
                 raise
             # a signed URL allows nothing but reading
             return self._ask(
-                name, "read", lambda: _as_stored(obstore.get(self._store, name, options={"range": (0, 1)}).meta)
+                name, "read", lambda: _as_stored(self._client.get(self._store, name, options={"range": (0, 1)}).meta)
             )
 
     def read(self, name: str) -> Version | None:
         """Return a small object; None where there is none."""
-        import obstore
-
         try:
-            got = self._ask(name, "read", lambda: obstore.get(self._store, name))
+            got = self._ask(name, "read", lambda: self._client.get(self._store, name))
             content = self._ask(name, "read", lambda: bytes(got.bytes()))
         except BadInput as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -135,18 +131,15 @@ class Bucket:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small object, all of it or nothing, in the place of any other."""
-        import obstore
-
-        self._ask(name, "written", lambda: obstore.put(self._store, name, content, use_multipart=False))
+        self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
         """Write a small object in the place of a version, or of none; return the new one. Raises Taken for another."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         mode: Literal["create"] | UpdateVersion = "create" if before is None else before.tag
         try:
-            result = self._ask(name, "written", lambda: obstore.put(self._store, name, content, mode=mode))
+            result = self._ask(name, "written", lambda: self._client.put(self._store, name, content, mode=mode))
         except BadInput as error:
             if not isinstance(error.__cause__, (AlreadyExistsError, PreconditionError, NotFoundError)):
                 raise
@@ -158,9 +151,7 @@ class Bucket:
 
     def upload(self, name: str, file: BinaryIO) -> str | None:
         """Write an object of any size from a file, in parts; it appears when all have arrived. Return its tag."""
-        import obstore
-
-        put = functools.partial(obstore.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
+        put = functools.partial(self._client.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
         return self._ask(name, "written", lambda: put(self._store, name, file))["e_tag"]
 
     def upload_verified(self, path: Path, sha256: str) -> None:
@@ -187,13 +178,10 @@ class Bucket:
 
     def copy(self, name: str, final: str) -> None:
         """Copy an object to another name, on the server."""
-        import obstore
-
-        self._ask(final, "written", lambda: obstore.copy(self._store, name, final))
+        self._ask(final, "written", lambda: self._client.copy(self._store, name, final))
 
     def read_range(self, name: str, begin: int, end: int, e_tag: str | None = None) -> memoryview:
         """Return bytes begin .. end of an object. Raises Taken where its tag is another."""
-        import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
         options: GetOptions = {"range": (begin, end)}
@@ -202,7 +190,7 @@ class Bucket:
         for left in reversed(range(ATTEMPTS)):
             try:
                 data = self._ask(
-                    name, "read", lambda: memoryview(obstore.get(self._store, name, options=options).bytes())
+                    name, "read", lambda: memoryview(self._client.get(self._store, name, options=options).bytes())
                 )
                 if len(data) != end - begin:
                     raise BadInput(f"{self._where(name)}: got {len(data)} bytes at {begin}, wanted {end - begin}")
@@ -229,10 +217,8 @@ class Bucket:
 
     def delete(self, names: Collection[str]) -> None:
         """Delete objects; those that are gone already count as deleted."""
-        import obstore
-
         if names:
-            self._ask(min(names), "deleted", lambda: obstore.delete(self._store, list(names)))
+            self._ask(min(names), "deleted", lambda: self._client.delete(self._store, list(names)))
 
     def _ask(self, name: str, done: str, request: Callable[[], Answer]) -> Answer:
         """Return the answer to a request. `done`: to the object, for the error."""

@@ -138,10 +138,8 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
     config = read_state(place.path).config
     train = config.train
     length, streams = open_split(directory, split).length, config.train_streams
-    unknown = {"tokens": None, "epochs": None}  # older versions recorded no sources
-    sources = config.sources or [unknown] * len(streams)
     seen = []
-    for stream, source in zip(streams, sources, strict=True):
+    for stream, source in zip(streams, config.sources or [], strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
             begin = train["start_train_token"]
             # Shuffled windows may lie anywhere.

@@ -50,10 +50,10 @@ def test_every_option_has_its_place() -> None:
     [
         (["a"], "--output requires an argument"),
         (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "wanted a sum below 1"),
-        (["a", "--output", "gs://x"], "wanted a folder, or s3://BUCKET/PREFIX"),
+        (["a", "--output", "ftp://x/y"], "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
         (["a", "--output", "s3://x"], "wanted --shard-tokens N"),
         (["a", "--output", "s3://x", "--shard-tokens", "9", "--split", "tail"], "wanted --split hash"),
-        (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an s3:// output"),
+        (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an output in a bucket"),
         (["stats", "s3://x"], "s3://x: wanted a folder; copy the files there first"),
         (["push", "x"], 'push: Command "push" parameter OWNER/NAME requires an argument'),
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),

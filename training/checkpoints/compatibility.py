@@ -31,16 +31,12 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
             f"each dataset]), but {checkpoint} was made with {json.dumps(before.shares)}; set datasets and weights "
             "back to resume, or start anew with --resume never"
         )
-    now_streams = now.train_streams[: len(before.train_streams)]  # an older version recorded none
     streams = [
         ("train", *pair)
-        for number, pair in enumerate(zip(before.train_streams, now_streams, strict=True))
+        for number, pair in enumerate(zip(before.train_streams, now.train_streams, strict=False))
         if not (_has_same_beginning(*pair) and all(_reads_once_in_order(record, number) for record in (before, now)))
     ]
-    held_out = list(zip(before.validation_streams, now.validation_streams, strict=False))
-    if len(before.validation_streams) != len(now.validation_streams):  # an older version recorded the first one only
-        held_out = held_out[:1]
-    streams += [("validation", *pair) for pair in held_out]
+    streams += [("validation", *pair) for pair in zip(before.validation_streams, now.validation_streams, strict=False)]
     for stream in streams:
         if problem := _other_tokens(*stream, checkpoint):
             advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
@@ -92,7 +88,7 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
     if not before.validation_streams or any(before.train.get(key) != now.train.get(key) for key in _SLICE_KEYS):
         return False
     old, new = before.validation_streams[0], now.validation_streams[0]  # the first one's loss tells the best
-    return (old.plan is not None and old.plan == new.plan) or _has_same_beginning(old, new) or None in old.sha256
+    return (old.plan is not None and old.plan == new.plan) or _has_same_beginning(old, new)
 
 
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
@@ -113,7 +109,12 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allow
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
     pairs = [
-        (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)  # an older version meant the default
+        (
+            f"{section}.json",
+            key,
+            old.get(key, KEYS[section][key].default),
+            value,
+        )  # a version without the key meant the default
         for section, old, new in (("model", before.model, now.model), ("train", before.train, now.train))
         for key, value in new.items()
         if key != "global_batch_size"
@@ -132,7 +133,7 @@ def _same_rates(before: RunRecord, now: RunRecord, step: int) -> bool:
 def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
     """Tell whether one of two streams is the beginning of the other: some of its files, in order."""
     count = min(len(old.sha256), len(new.sha256))
-    return count > 0 and None not in old.sha256 and old.sha256[:count] == new.sha256[:count]
+    return count > 0 and old.sha256[:count] == new.sha256[:count]
 
 
 def _reads_once_in_order(record: RunRecord, number: int) -> bool:
@@ -155,7 +156,7 @@ def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: 
         where = f"{new.directory}: its {split} tokens"
         return f"{where} are split into other files than those that {checkpoint} was made with"
     for name, was, now in zip(new.files, old.sha256, new.sha256, strict=True):
-        if was not in (None, now):
+        if was != now:
             return (
                 f"{Path(new.directory) / name}: damaged, or another file than the one that {checkpoint} was made with: "
                 f"got sha256 {str(now)[:12]}..., wanted {str(was)[:12]}..."

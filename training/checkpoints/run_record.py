@@ -26,7 +26,6 @@ from training.schedule import Schedule
 
 RESOLVED = "resolved.json"
 _STREAMS = ("train_stream", "validation_stream")
-ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +35,7 @@ class StreamRecord:
     directory: str = ""
     tokens: int | None  # None: still being prepared
     files: list[str] = attrs.field(factory=list)
-    sha256: list[str | None]  # None: of a file without a manifest, by older versions
+    sha256: list[str]
     plan: str | None = None  # fingerprint of the preparation's plan, which determines every byte
 
 
@@ -71,7 +70,7 @@ def _train_form(values: dict[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """Resolved configuration of a run; None for facts that an older version did not record."""
+    """Resolved configuration of a run."""
 
     model: dict[str, Any] = attrs.field(converter=_model_form)  # keys of model.json and train.json in their one form
     train: dict[str, Any] = attrs.field(converter=_train_form)
@@ -79,7 +78,7 @@ class RunRecord:
     accumulation: int | None = None
     world_size: int | None = None
     steps: int | None = None
-    shares: list[Any] = attrs.field(factory=lambda: ONE_SOURCE)  # [first step, samples of each dataset]
+    shares: list[Any] = attrs.field(factory=lambda: [[0, [1]]])  # [first step, samples of each dataset]
     sources: list[dict[str, Any]] | None = None  # what the whole run reads of each dataset
     train_streams: list[StreamRecord] = attrs.field(factory=list)
     validation_streams: list[StreamRecord] = attrs.field(factory=list)
@@ -88,7 +87,6 @@ class RunRecord:
     self_test: dict[str, Any] | None = None
     initial_weights: WeightsOrigin | None = None  # None: random ones
     changes: list[SettingChange] = attrs.field(factory=list)  # by the jobs that resumed the run
-    exact_percent: bool = False  # make_schedule's; of a run that an older version began, false to its end
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:
@@ -97,13 +95,13 @@ class RunRecord:
 
     @property
     def optimization(self) -> OptimizationOptions:
-        """The optimizer's settings; keys that an older version did not have with their defaults."""
+        """The optimizer's settings; keys that its version did not have with their defaults."""
         keys = attrs.fields_dict(OptimizationOptions)
         return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
 
     def schedule(self, steps: int) -> Schedule:
         """Return the learning rates of a run of so many steps."""
-        return make_schedule(self.optimization, steps, exact=self.exact_percent)
+        return make_schedule(self.optimization, steps)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
@@ -158,7 +156,6 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
         git_commit=git_commit(),
         numerics=numerics,
-        exact_percent=True,
     )
 
 

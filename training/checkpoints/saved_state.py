@@ -18,7 +18,7 @@ from training.precision import SavedLossScale
 from training.state import Position
 
 FORMAT = 3
-FIELDS_SHA256 = "fields_sha256"  # hash of all other fields; older versions did not write it
+FIELDS_SHA256 = "fields_sha256"  # hash of all other fields
 _ADVICE = "copy it here again, or delete the checkpoint"
 
 
@@ -52,7 +52,7 @@ def parse_state(values: dict[str, Any]) -> SavedState:
     for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", position.best_step)):
         if (count or 0) > position.step:
             raise ValueError(f"{key}: got {count:,}, wanted at most the step, {position.step:,}")
-    if FIELDS_SHA256 in values and values[FIELDS_SHA256] != fields_sha256(values):
+    if values.get(FIELDS_SHA256) != fields_sha256(values):
         raise ValueError(f"the fields do not have their {FIELDS_SHA256}")
     return state
 

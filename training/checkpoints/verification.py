@@ -61,7 +61,7 @@ def verify(checkpoint: Path) -> str | None:
     """Return the damage of a checkpoint, or None when every file is as it was written."""
     manifest = checkpoint / MANIFEST
     try:
-        files = _read_manifest(manifest)
+        files = manifest_entries(read_regular(manifest))
         for name, entry in sorted(files.items()):
             _compare(checkpoint / name, entry)
         if read_json(checkpoint / STATE).get("format") == FORMAT:  # `read_state` refuses another version's
@@ -105,15 +105,6 @@ def find_before(directory: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
     earlier = [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]
     return next((checkpoint for checkpoint in earlier if verify(checkpoint) is None), None)
-
-
-def _read_manifest(path: Path) -> dict[str, FileDigest]:
-    """Return the entries. Raises BadInput for another version's manifest, any error for a damaged one."""
-    content = read_regular(path)
-    found = parse_json(content)["format"]
-    if found < MANIFEST_FORMAT:
-        raise BadInput(f"{path}: got format {found}, wanted {MANIFEST_FORMAT}: of another version")
-    return manifest_entries(content)
 
 
 def _compare(file: Path, entry: FileDigest) -> None:

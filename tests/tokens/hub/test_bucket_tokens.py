@@ -73,7 +73,7 @@ def test_a_download_never_mixes_two_preparations(
                 bucket.write(name, content)
 
     bucket_server.before = replace
-    with pytest.raises(BadInput, match=r"train.safetensors: was replaced during the download; rerun the same command"):
+    with pytest.raises(BadInput, match=r"train.safetensors: was replaced while it was read; rerun the same command"):
         download_tokens(url, here)
     os.utime(here / "manifest.json", (0, 0))  # of the first preparation, long ago
     download_tokens(url, here)

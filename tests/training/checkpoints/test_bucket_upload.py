@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_of_a_bucket_is_passed_over(
     other = blank(run, "repaired")
     done = train(other)
     assert done.returncode == 0, done.stderr
-    assert f"WARNING: {url('damaged')}/{newest}: model.safetensors: damaged" in done.stderr
+    assert f"WARNING: {url('damaged')}/{newest}/model.safetensors: damaged" in done.stderr
     assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
     assert last_hash(other) == straight
     third = blank(run, "third")  # what the second has uploaded is whole again

@@ -15,7 +15,7 @@ CHECKPOINT = Path("step-1")
 RUN = Path("run")
 
 
-def stream(*digests: str | None, tokens: int | None = 100, plan: str | None = None) -> StreamRecord:
+def stream(*digests: str, tokens: int | None = 100, plan: str | None = None) -> StreamRecord:
     names = [f"train-{index:05d}-of-{len(digests):05d}.safetensors" for index in range(len(digests))]
     return StreamRecord(directory="tokens", tokens=tokens, files=names, sha256=list(digests), plan=plan)
 
@@ -38,14 +38,6 @@ def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
 def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: StreamRecord, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         differences(RUN, record(old), record(new), CHECKPOINT)
-
-
-def test_what_an_older_checkpoint_does_not_tell_is_not_compared() -> None:
-    before = record(stream(None))  # of a directory without a manifest
-    now = record(stream("a"), validation_streams=[stream("b")])
-    assert differences(RUN, before, now, CHECKPOINT) == []
-    assert differences(RUN, record(), now, CHECKPOINT) == []
-    assert differences(RUN, record(), record(stream("a"), train={"max_epochs": 1}), CHECKPOINT) == []  # its default
 
 
 @pytest.mark.parametrize(
@@ -118,7 +110,7 @@ def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, A
         train = {key: value for key, value in keys.items() if key not in ("drop_rate", "steps")}
         model = TINY_MODEL | {key: keys[key] for key in ("drop_rate",) if key in keys}
         values = TRAINED | {"model": model, "train": KEYS | train, "steps": keys.get("steps", 100)}
-        records.append(record(stream("a"), validation_streams=[stream("b")], exact_percent=True, **values))
+        records.append(record(stream("a"), validation_streams=[stream("b")], **values))
     assert [str(change) for change in changed_settings(*records, 40)] == changes
 
 
