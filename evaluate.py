@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin, exit_status
+from common.installation import exit_status, prepare_process
 
 if TYPE_CHECKING:
     from evaluation.registry import RegisteredCommand
@@ -44,7 +44,7 @@ def commands() -> "dict[str, RegisteredCommand]":
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("evaluate.py")
+    prepare_process("evaluate.py")
     from common.arguments import parse
 
     known = commands()

@@ -3,7 +3,7 @@
 
 import sys
 
-from common.installation import begin, exit_status, run_command
+from common.installation import exit_status, prepare_process, run_command
 
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
 EPILOG = """examples:
@@ -26,7 +26,7 @@ def commands() -> dict[str, type]:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("experiment.py")
+    prepare_process("experiment.py")
     from common.arguments import parse
 
     command = parse("experiment.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)

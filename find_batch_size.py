@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.installation import begin, exit_status, run_command
+from common.installation import exit_status, prepare_process, run_command
 
 if TYPE_CHECKING:
     from training.command import FindCommand
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("find_batch_size.py")
+    prepare_process("find_batch_size.py")
     from common.arguments import parse
     from training.command import FIND_EPILOG, FindCommand
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import begin, exit_status, keep_logs_only
+from common.installation import exit_status, keep_logs_only, prepare_process
 
 if TYPE_CHECKING:
     from tokens.prepare.command import PrepareCommand
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("prepare_data.py")
+    prepare_process("prepare_data.py")
     from tokens.command import parse_command_line
     from tokens.prepare.command import PrepareCommand
 

@@ -3,7 +3,7 @@
 
 import sys
 
-from common.installation import begin, exit_status, run_command
+from common.installation import exit_status, prepare_process, run_command
 
 EPILOG = """examples:
   python report.py runs/quickstart
@@ -15,7 +15,7 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("report.py")
+    prepare_process("report.py")
     from common.arguments import parse
     from reporting.command import ReportCommand
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.file_lock import Locked
 from common.files import is_folder, system_error
-from common.installation import begin, checked_status, keep_logs_only
+from common.installation import checked_status, keep_logs_only, prepare_process
 from training.launch import check_environment, check_launcher, environment_rank, environment_world_size
 from training.supervision.exit_record import ExitRecord
 
@@ -55,7 +55,7 @@ def main() -> int:
 def parse_command() -> "TrainCommand":
     """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
     try:
-        begin("train.py")
+        prepare_process("train.py")
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
@@ -99,7 +99,7 @@ def prepare(run: "Run", command: "TrainCommand") -> int | None:
     """
     from training.checkpoints.node_disks import disk_need
     from training.config.batch_plan import derive_layout
-    from training.hardware.preflight import Needs, enforce, report
+    from training.hardware.preflight import PreflightRequirements, enforce, report
     from training.launch import environment_local_world_size
 
     if command.dry_run or command.plan:
@@ -113,7 +113,7 @@ def prepare(run: "Run", command: "TrainCommand") -> int | None:
         report_largest(run, command.overrides, command.options.device, None, command.write)
         return EXIT_DONE
     disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
-    needs = Needs(
+    needs = PreflightRequirements(
         device=command.options.device,
         compiles=run.train.execution.compiles_on_gpu,
         disk=disk,

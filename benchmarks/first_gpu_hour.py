@@ -33,7 +33,7 @@ from common.errors import EXIT_ERROR, BadInput
 from model.counts import parameter_count
 from training.checkpoints.node_disks import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
-from training.hardware.preflight import DiskNeed, Needs, report
+from training.hardware.preflight import DiskNeed, PreflightRequirements, report
 
 LEAST_STEP_SECONDS = 30.0  # a step that is given less is not started
 DRY_RUN_SECONDS = 900.0  # limit of each step, for one that hangs
@@ -107,7 +107,7 @@ def main(
         sys.exit(EXIT_ERROR)
 
 
-def needs(largest: Size) -> Needs:
+def needs(largest: Size) -> PreflightRequirements:
     """Return the preflight's requirements: train.py starts no run without room for its checkpoint."""
     wanted = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
@@ -117,7 +117,7 @@ def needs(largest: Size) -> Needs:
         total_bytes=wanted,
         advice="free some, or name a larger one with --output",
     )
-    return Needs(disk=disk)
+    return PreflightRequirements(disk=disk)
 
 
 def words(step: HourStep, ranks: int, *, dry_run: bool) -> list[str]:

@@ -14,7 +14,7 @@ from common.errors import BadInput, printable
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
 
-POLL_SECONDS = 0.2
+LOCK_POLL_SECONDS = 0.2
 
 
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
@@ -59,7 +59,7 @@ def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: floa
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise Locked(contention) from None
-            time.sleep(POLL_SECONDS)
+            time.sleep(LOCK_POLL_SECONDS)
         except OSError as error:  # a file system without locks
             name = printable(str(path))
             print(f"NOTE: {name}: cannot be locked ({error}); make sure that no other process uses it", flush=True)

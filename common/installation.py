@@ -85,7 +85,7 @@ class GuardedStream(io.TextIOWrapper):
         self.flush()
 
 
-def begin(script: str) -> None:
+def prepare_process(script: str) -> None:
     """Guard stdout and stderr; exit with one line of error when packages are missing; else configure the allocator."""
     guard_outputs()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

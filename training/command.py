@@ -102,7 +102,7 @@ class Options:
 
 @attrs.frozen(kw_only=True)
 class TrainCommand:
-    """Train the GPT-2 of a run directory, alone or under torchrun on many GPUs."""
+    """Train the model of a run directory, alone or under torchrun on many GPUs."""
 
     run: RunDirectory = attrs.field(kw_only=False)
     options: Options = attrs.field(factory=Options)

@@ -14,7 +14,7 @@ from training.data.verify_tokens import TokenWatch
 from training.parallel.process_group import Ranks
 
 MICROBATCHES_AHEAD = 4
-POLL_SECONDS = 1.0  # between two looks at tokens that are being written
+TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 class _Closed(Exception):
@@ -75,7 +75,7 @@ class Feed:
 
     def _wait_for(self, step: int) -> None:
         while not self._closed.is_set() and not ready(self._reading, step):
-            self._closed.wait(POLL_SECONDS)
+            self._closed.wait(TOKEN_POLL_SECONDS)
         if self._closed.is_set():
             raise _Closed
 

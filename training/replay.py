@@ -15,7 +15,7 @@ from training.checkpoints.run_record import WeightsOrigin, read_record
 from training.checkpoints.tensor_files import state_sha256
 from training.checkpoints.verification import find_before
 from training.parallel.process_group import Ranks, from_coordinator
-from training.resume import Beginning, ResumeRequest, begin, load_checkpoint
+from training.resume import ResumeOutcome, ResumeRequest, begin, load_checkpoint
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import METRICS, read_metrics
@@ -76,7 +76,7 @@ def replay(
     return same
 
 
-def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
     """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
 
     Call it on every rank.

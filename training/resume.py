@@ -36,14 +36,14 @@ class ResumeRequest:
 
 
 @attrs.frozen
-class Beginning:
+class ResumeOutcome:
     """Beginning of a job: a checkpoint, or the first weights."""
 
     numerics_changes: list[str]  # since the checkpoint
     record: RunRecord  # this job's, with what it takes over from the checkpoint's
 
 
-def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None") -> Beginning:
+def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None") -> ResumeOutcome:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
     `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint that is missing,
@@ -80,17 +80,17 @@ def _check_branch(bucket: "Bucket | None", step: int, wanted: str, ranks: Ranks)
         from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 
 
-def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
     """Begin at step 0."""
     origin = None
     if request.initial is None:
         start_random(state, request.record.train["random_seed"])
     else:
         origin = start_from(request.initial, state, request.directory / "model.json", ranks)
-    return Beginning([], attrs.evolve(request.record, initial_weights=origin))
+    return ResumeOutcome([], attrs.evolve(request.record, initial_weights=origin))
 
 
-def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
     """Print the changes since the checkpoint, then load it. Call it on every rank."""
     from training.checkpoints.compatibility import (
         all_changes,
@@ -125,4 +125,4 @@ def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, rank
         if state.position.best_step is not None:
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
-    return Beginning(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))
+    return ResumeOutcome(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))

@@ -24,7 +24,7 @@ def test_a_second_holder_is_refused_until_the_first_closes_its_file(tmp_path: Pa
 
 
 def test_a_waiting_holder_gets_the_lock_when_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(file_lock, "LOCK_POLL_SECONDS", 0.01)
     path = tmp_path / "lock"
     first = path.open("w")
     lock(first, path, "taken")

@@ -35,7 +35,7 @@ COMMAND = """
 import sys
 from common import installation
 def main():
-    installation.begin("x.py")
+    installation.prepare_process("x.py")
     {first}
     print("\\udc80" + "x" * 10**5)
     print("work is done", file=sys.stderr)

@@ -15,7 +15,7 @@ from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import Search, candidates, keeping
 from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run
-from training.hardware.preflight import Needs, enforce
+from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
 from training.parallel.process_group import not_met
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
@@ -34,7 +34,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
         raise BadInput(
             "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
         )
-    enforce(Needs(device=device, compiles=run.train.execution.compiles_on_gpu, ranks=processes))
+    enforce(PreflightRequirements(device=device, compiles=run.train.execution.compiles_on_gpu, ranks=processes))
     if write:
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:

@@ -140,7 +140,7 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
 
 
 def count_due(first: int, last: int, *intervals: int) -> int:
-    """Return how many of the steps first .. last are a multiple of one of two intervals at most, or the last one."""
+    """Count the steps first .. last that are due at one of at most two intervals, plus the last one."""
     assert 1 <= first <= last + 1
     multiples = sum(last // every - (first - 1) // every for every in intervals)
     if len(intervals) > 1:

@@ -1,4 +1,4 @@
-"""Keys of other programs and of older versions: translated where they mean the same, else a hint in the error."""
+"""Keys of other programs, and keys that are gone: translated where they mean the same, else a hint in the error."""
 
 import json
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from tokens.format.manifest import still_grows
 from tokens.prepare.growing_tokens import GrowingTokens
 from training.parallel.process_group import Ranks, from_coordinator
 
-POLL_SECONDS = 1.0  # between two looks at the commit log
+TOKEN_POLL_SECONDS = 1.0  # between two looks at the commit log
 REMIND_SECONDS = 60.0  # between two log lines while waiting
 
 
@@ -51,7 +51,7 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
             print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
         if (problem := growing.abandoned()) is not None:
             raise BadInput(problem)
-        time.sleep(POLL_SECONDS)
+        time.sleep(TOKEN_POLL_SECONDS)
         growing.refresh()
 
 
@@ -78,4 +78,4 @@ def wait_for_step(
         if time.monotonic() - told >= REMIND_SECONDS:
             told = time.monotonic()
             say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in reading.growing)}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(TOKEN_POLL_SECONDS)

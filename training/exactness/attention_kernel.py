@@ -36,7 +36,7 @@ KERNELS = {  # in the order of preference
 REPEATING = ("flash", "efficient")  # with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, small beside the run itself
-MARGIN = 0.03  # a later kernel is chosen only if faster by this share
+FASTER_SHARE = 0.03  # a later kernel is chosen only if faster by this share
 # Share of the largest reference output or gradient: bf16 rounds to 0.004. Of values and gradients it counts at least as
 # 1, times the deviation for those of queries and keys, as it is but in a few saturated rows, which rounding fills.
 TOLERANCE = 0.05
@@ -117,12 +117,12 @@ def problem_of(name: str, shape: Shape) -> str | None:
 
 
 def fastest(names: list[str], shape: Shape) -> str:
-    """Return the fastest kernel, forward and backward; a later one only if faster by MARGIN."""
+    """Return the fastest kernel, forward and backward; a later one only if faster by FASTER_SHARE."""
     chosen, least = names[0], math.inf
     most = min(shape.microbatch_size, TIMED_SEQUENCES)
     for name in names if len(names) > 1 else []:
         seconds = _in_memory(most, partial(seconds_of, name, shape))
-        if seconds < (1 - MARGIN) * least:
+        if seconds < (1 - FASTER_SHARE) * least:
             chosen, least = name, seconds
     return chosen
 

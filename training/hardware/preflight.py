@@ -60,7 +60,7 @@ class DiskNeed:
 
 
 @attrs.frozen(kw_only=True)
-class Needs:
+class PreflightRequirements:
     """Requirements of a run on this machine."""
 
     device: str | None = None  # as wanted; None: cuda where there are GPUs
@@ -79,7 +79,7 @@ FINEWEB = DiskNeed(
 )
 
 
-def machine_checks(needs: Needs) -> list[Check]:
+def machine_checks(needs: PreflightRequirements) -> list[Check]:
     """Return the checks that a training process makes: none of them touches a GPU."""
     gpus, count = _check_gpus(needs.device)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
@@ -102,7 +102,7 @@ def check_each_gpu() -> Check:
     return Check("GPUs tried", "; ".join(f"{count} x {name}" for name, count in names.items()))
 
 
-def report(needs: Needs) -> int:
+def report(needs: PreflightRequirements) -> int:
     """Print all checks, a line each; return the exit status, an error where there is a problem."""
     checks = machine_checks(needs)
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
@@ -112,7 +112,7 @@ def report(needs: Needs) -> int:
     return EXIT_ERROR if any(check.level == "problem" for check in checks) else EXIT_DONE
 
 
-def enforce(needs: Needs, *, quiet: bool = False) -> None:
+def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
     """Print the warnings, a line each, unless `quiet`. Raises BadInput for the first problem."""
     checks = machine_checks(needs)
     for check in checks:
@@ -230,4 +230,4 @@ def _check_gpus(device: str | None) -> tuple[Check, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(report(Needs(disk=FINEWEB)))
+    sys.exit(report(PreflightRequirements(disk=FINEWEB)))

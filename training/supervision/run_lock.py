@@ -89,7 +89,7 @@ def lock_is_held(run_directory: Path) -> bool | None:
 
 
 def _parsed(text: str) -> LockHolder | None:
-    """Return the holder; None for an empty file, and one that was torn, damaged, or written by an earlier version."""
+    """Return the holder; None for an empty file, and one that was torn or damaged."""
     with suppress(ValueError, TypeError):
         holder = LockHolder(**parse_json(text))
         if type(holder.nodes) is int and all(isinstance(one, str) for one in holder.torchruns):

@@ -20,7 +20,7 @@ from training.hardware.preflight import (
     NCCL_FILE_BYTES,
     Check,
     DiskNeed,
-    Needs,
+    PreflightRequirements,
     check_compiler,
     check_disk,
     check_each_gpu,
@@ -54,14 +54,14 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path) -> None:
-    checks = machine_checks(Needs(disk=need(tmp_path)))
+    checks = machine_checks(PreflightRequirements(disk=need(tmp_path)))
     assert [check.name for check in checks] == ["GPUs", "compiler", "disk", "shared memory", "open files"]
     assert {check.level for check in checks} == {"ok"}
     assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
     assert "for 8 GPUs" in checks[3].found
-    fewer = machine_checks(Needs(compiles=False, ranks=2))
+    fewer = machine_checks(PreflightRequirements(compiles=False, ranks=2))
     assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].found
-    assert [check.name for check in machine_checks(Needs(device="cpu"))] == ["GPUs", "open files"]
+    assert [check.name for check in machine_checks(PreflightRequirements(device="cpu"))] == ["GPUs", "open files"]
 
 
 def test_a_problem_with_the_gpus_hides_no_other(
@@ -73,11 +73,11 @@ def test_a_problem_with_the_gpus_hides_no_other(
     monkeypatch.setattr(preflight, "choose_device", unusable)
     monkeypatch.setattr(preflight, "driver_gpus", lambda: 4)
     monkeypatch.setattr(preflight, "check_each_gpu", lambda: pytest.fail("they cannot be used"))
-    assert report(Needs()) == EXIT_ERROR
+    assert report(PreflightRequirements()) == EXIT_ERROR
     first, compiler, *_ = capsys.readouterr().out.splitlines()
     assert (first, compiler[:17]) == ("GPUs           problem  CUDA can use none", "compiler       ok")
     with pytest.raises(BadInput, match=r"^CUDA can use none$"):
-        enforce(Needs())
+        enforce(PreflightRequirements())
 
 
 def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_a_killed_save_has_left_is_free_to_a_resume_which_is_never_refused(
 def test_a_run_that_could_not_save_is_refused_before_it_trains(
     make_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = Needs(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
+    needs = PreflightRequirements(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
     free(monkeypatch, 1e4)
     with pytest.raises(BadInput, match=r"0\.0 GB free at .*, wanted .* keep_checkpoints=1"):
         enforce(needs)
@@ -268,5 +268,5 @@ def test_the_compiler_is_missed_before_tokens_are_downloaded(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CC", "/absent/cc")
     with pytest.raises(BadInput, match=r"need a C compiler"):
-        enforce(Needs())
-    assert "compiler" not in {check.name for check in machine_checks(Needs(compiles=False))}
+        enforce(PreflightRequirements())
+    assert "compiler" not in {check.name for check in machine_checks(PreflightRequirements(compiles=False))}
