@@ -26,7 +26,6 @@ FIXED = ("validation_sequences", "start_val_token", BUCKET)
 class LadderSize:
     """A network of the ladder."""
 
-    changes: dict[str, int]  # of the target's model.json
     model: ModelConfig
 
     @property
@@ -122,7 +121,7 @@ def _size(file: Path, target: Path, changes: Mapping[str, Any]) -> LadderSize:
         if key not in SHAPE_KEYS:
             raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
     run = changed_run(f"{file}: sizes", target, {f"model.{key}": value for key, value in changes.items()})
-    return LadderSize(changes=dict(changes), model=run.model)
+    return LadderSize(model=run.model)
 
 
 def _rising(file: Path, key: str, values: Any, least: int) -> tuple[float, ...]:

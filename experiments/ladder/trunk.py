@@ -114,7 +114,7 @@ class TrunkMaker:
 
 
 def target_size(ladder: LadderFile) -> LadderSize:
-    return LadderSize(changes={}, model=ladder.target.model)
+    return LadderSize(model=ladder.target.model)
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:
