@@ -11,13 +11,14 @@ from training.build import build_loop, make_feed, make_network, make_settings, m
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options
+from training.config.learning_rates import describe_schedule, make_schedule
 from training.config.train_config import Run
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.initial_weights import InitialWeights
 from training.loop import Loop
 from training.open_job import OpenJob, open_job
 from training.parallel.process_group import Ranks, from_coordinator, stop
-from training.resume import ResumeRequest, resume
+from training.resume import ResumeOutcome, ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
@@ -50,6 +51,7 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     state, settings = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
     beginning = resume(_request(job, settings, initial), state, job.disks, bucket)
+    settings = _with_schedule(settings, job, beginning)
     job.supervision.run_lock.write_resumed()
     _count_earlier(job, state.position)
     if _is_done(job, state.position):
@@ -98,7 +100,8 @@ def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: i
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     state, settings = _make_state(job)
-    load_before(first, _request(job, settings, initial), state, job.ranks)
+    beginning = load_before(first, _request(job, settings, initial), state, job.ranks)
+    settings = _with_schedule(settings, job, beginning)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
         return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded) else EXIT_ERROR
@@ -122,6 +125,16 @@ def _request(job: OpenJob, settings: StepSettings, initial: InitialWeights | Non
     resumed = job.supervision.run_lock.resumed
     wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial)
+
+
+def _with_schedule(settings: StepSettings, job: OpenJob, beginning: ResumeOutcome) -> StepSettings:
+    """Return the step settings with the rounding of the schedule's steps that the run began with."""
+    exact = beginning.record.exact_percent
+    schedule = make_schedule(job.run.train.optimization, job.plan.steps, exact=exact)
+    if schedule != settings.schedule:
+        line = f"NOTE: the run keeps the schedule that it began with: {describe_schedule(schedule)}"
+        print_lines(job.ranks, [line])
+    return attrs.evolve(settings, schedule=schedule)
 
 
 def _count_earlier(job: OpenJob, position: Position) -> None:

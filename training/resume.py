@@ -115,6 +115,7 @@ def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, rank
         request.record,
         numerics=numerics,
         initial_weights=before.initial_weights,
+        exact_percent=before.exact_percent,
     )
     changes = numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])

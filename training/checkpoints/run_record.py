@@ -87,6 +87,7 @@ class RunRecord:
     self_test: dict[str, Any] | None = None
     initial_weights: WeightsOrigin | None = None  # None: random ones
     changes: list[SettingChange] = attrs.field(factory=list)  # by the jobs that resumed the run
+    exact_percent: bool = False  # make_schedule's; of a run that an older version began, false to its end
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:
@@ -101,7 +102,7 @@ class RunRecord:
 
     def schedule(self, steps: int) -> Schedule:
         """Return the learning rates of a run of so many steps."""
-        return make_schedule(self.optimization, steps)
+        return make_schedule(self.optimization, steps, exact=self.exact_percent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
@@ -156,6 +157,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
         git_commit=git_commit(),
         numerics=numerics,
+        exact_percent=True,
     )
 
 

@@ -7,11 +7,14 @@ from training.config.key_groups import OptimizationOptions
 from training.schedule import DECAYS, Schedule
 
 
-def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
-    """Return the schedule of a run of so many steps."""
+def make_schedule(options: OptimizationOptions, steps: int, *, exact: bool = True) -> Schedule:
+    """Return the schedule of a run of so many steps.
+
+    `exact` False: percentages of the steps in binary fractions, where 2.3 % of 1,000 steps are 22.
+    """
 
     def share(percent: float) -> int:
-        return int(steps * Fraction(repr(percent)) // 100)  # in binary fractions 2.3 % of 1,000 steps would be 22
+        return int(steps * (Fraction(repr(percent)) if exact else percent) // 100)
 
     warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:
