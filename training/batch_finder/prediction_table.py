@@ -29,7 +29,7 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
                 notes.append(f"{name}, {kind}: not even one sequence fits; {memory.remedies(usable)}")
     if train.execution.precision == "fp32" or train.execution.compile is False:
         notes.append(f"{train.file}: precision fp32 and compile false take more than predicted here")
-    parts = attrs.asdict(own.predict(size)).items()
+    parts = own.predict(size).parts.items()
     unit, unit_name = (GIB, "GiB") if own.predict(size).allocated >= GIB else (1 << 20, "MiB")
     listed = ", ".join(f"{name} {size_bytes / unit:.2f}" for name, size_bytes in parts)
     heads = ["GPU", "GiB", "parallel", f"peak at {size}", "largest", "keeps the global batch"]

@@ -39,9 +39,7 @@ class Prediction:
     sums: int  # partial sums of gradients that a deterministic reduction holds
     optimizer: int
     gathered: int  # FSDP: weights gathered for the blocks that use them
-    copies: int  # weights in bf16, saved for the backward pass
-    activations: int
-    backward: int  # logits of a chunk, and gradients in flight
+    moment: Moment  # of the peak
     workspace: int  # of cuBLAS
     fragmentation: int
     outside: int  # of torch's allocator
@@ -59,7 +57,16 @@ class Prediction:
     @property
     def total(self) -> int:
         """Memory that the GPU must have."""
-        return sum(attrs.astuple(self))
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by name, those of the moment among them."""
+        parts: dict[str, int] = {}
+        for name, value in attrs.asdict(self).items():
+            parts |= value if name == "moment" else {name: value}
+        del parts["end"]
+        return parts
 
 
 @attrs.frozen(kw_only=True)
@@ -130,19 +137,18 @@ class MemoryModel:
         accumulation = longest_share(microbatches, self.world_size)
         weights = STATE_BYTES * saved.parameters(self.model.n_layers)
         shard = weights // self.shards
-        parts = {
-            "weights": shard,
-            "gradients": weights if self._holds_gradients(accumulation, moment) else shard * moment.end,
-            "sums": weights * most_held_sums(self.determinism, microbatches, self.world_size),
-            "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
-            "gathered": self._gathered(saved) if self.sharded else 0,
-            "copies": moment.copies,
-            "activations": moment.activations,
-            "backward": moment.backward,
-            "workspace": WORKSPACE_BYTES,
-        }
-        fragmentation = int(FRAGMENTATION * sum(parts.values()))
-        return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(self.world_size))
+        whole = Prediction(
+            weights=shard,
+            gradients=weights if self._holds_gradients(accumulation, moment) else shard * moment.end,
+            sums=weights * most_held_sums(self.determinism, microbatches, self.world_size),
+            optimizer=saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
+            gathered=self._gathered(saved) if self.sharded else 0,
+            moment=moment,
+            workspace=WORKSPACE_BYTES,
+            fragmentation=0,
+            outside=outside_bytes(self.world_size),
+        )
+        return attrs.evolve(whole, fragmentation=int(FRAGMENTATION * whole.reserved))
 
     def _gathered(self, saved: NetworkSizes) -> int:
         """Return the bytes of the weights that FSDP gathers, beside those of blocks that `copies` has."""

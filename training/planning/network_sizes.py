@@ -26,7 +26,7 @@ from training.optimizers.optimizer_registry import OPTIMIZERS
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product")  # kernels of libraries, by the start of their names
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")  # of results that are kept: a compiler does not redo them
-ROWS = 16  # a sum over so many is that of a bias's gradient, or a statistic of a norm
+SUMMED_ROWS = 16  # a sum over so many is that of a bias's gradient, or a statistic of a norm
 
 
 @attrs.frozen(kw_only=True)
@@ -199,7 +199,7 @@ class _Kernels(TorchDispatchMode):
         rows = max((value.tensor.numel() for value in inputs), default=0)
         if name in ("mm", "addmm") and all(value.of_tokens for value in inputs):
             of_tokens = False  # a weight's gradient, summed over tokens
-        if name == "sum" and made[0].numel() * ROWS < rows:
+        if name == "sum" and made[0].numel() * SUMMED_ROWS < rows:
             of_tokens = False  # a bias's
         kernel = None if product else (self.backward, self.in_block, level)
         for value in inputs:
@@ -220,7 +220,7 @@ class _Kernels(TorchDispatchMode):
             )
         if self.in_block and kernel is not None and of_tokens:
             tensors = [value.tensor for value in inputs if value.of_tokens] + made
-            whole = (tensor for tensor in tensors if tensor.numel() * ROWS > rows and tensor.shape[-1:] != (1,))
+            whole = (tensor for tensor in tensors if tensor.numel() * SUMMED_ROWS > rows and tensor.shape[-1:] != (1,))
             self.moved["separate"] += sum(tensor.nbytes for tensor in whole)
 
     def _use(self, value: _Value, kernel: tuple[bool, bool, int] | None) -> None:
