@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import read_line
 
-BLOCK_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
+PACKED_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
 # Of Zstandard, decompressed at a time. 3 bytes may become 128 KiB: so at most 11 MiB come of the least, and
 # 175 MiB of the most, which doubles the usual speed.
 LEAST_BYTES, MOST_BYTES = 1 << 8, 1 << 12
@@ -45,7 +45,7 @@ class _Blocks:
 
     def read(self, count: int) -> bytes:
         begin = self._stream.tell()
-        data = self._stream.read(min(count, BLOCK_BYTES))
+        data = self._stream.read(min(count, PACKED_BYTES))
         if data:  # at the end, lines of the last block may still follow
             self.begin = begin
         return data
@@ -71,7 +71,7 @@ class _ZstandardReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._lines:
             if not self._packed:
-                self._packed = memoryview(self._blocks.read(BLOCK_BYTES))
+                self._packed = memoryview(self._blocks.read(PACKED_BYTES))
             if not self._packed:
                 if self._in_frame:
                     raise Damaged("the Zstandard stream is cut short")

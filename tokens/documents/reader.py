@@ -31,7 +31,7 @@ from tokens.documents.text_file import (
     LONGEST_GAP,
     LONGEST_LINE,
     NUL,
-    PIECE_BYTES,
+    TEXT_PIECE_BYTES,
     NoText,
     Replaced,
     cut_position,
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 def pieces(text: str) -> Iterator[Piece]:
     """Yield a document in pieces, so that encoding a long one needs little memory."""
     head, begin = text[:HEAD_CHARACTERS], 0
-    while len(text) - begin > PIECE_BYTES and (cut := cut_position(text[begin : begin + PIECE_BYTES])):
+    while len(text) - begin > TEXT_PIECE_BYTES and (cut := cut_position(text[begin : begin + TEXT_PIECE_BYTES])):
         yield Piece(text[begin : begin + cut], False, head)
         begin += cut
     yield Piece(text[begin:], True, head)

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import IO, BinaryIO, NamedTuple
 
-PIECE_BYTES = 1 << 20  # of a text file, read at a time
+TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
 LONGEST_LINE = 1 << 26  # bytes; a file without line ends, as a JSON array is, must not come into memory as a whole
 LONGEST_PIECE = 1 << 26  # characters without a cut position; no text looks like that
@@ -100,7 +100,7 @@ def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> It
     kept = b""  # the end of what was searched, too short for a separator
     while begin < size:
         stream.seek(begin)
-        data = stream.read(PIECE_BYTES)
+        data = stream.read(TEXT_PIECE_BYTES)
         if not data:
             raise EOFError
         window, first = kept + data, begin - len(kept)
@@ -131,7 +131,7 @@ def _too_many(bad: int, length: int) -> bool:
 
 
 def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
-    """Yield a range of a text file, from edge to edge, in pieces of about PIECE_BYTES.
+    """Yield a range of a text file, from edge to edge, in pieces of about TEXT_PIECE_BYTES.
 
     Raises EOFError where the file ends early.
     """
@@ -140,7 +140,7 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
     text, start, position = "", begin, begin  # the text is that from byte `start` on
     dropped = 0  # characters before the text, without a cut position
     while position < end:
-        data = stream.read(min(PIECE_BYTES, end - position))
+        data = stream.read(min(TEXT_PIECE_BYTES, end - position))
         if not data:
             raise EOFError
         position += len(data)
@@ -148,7 +148,7 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        if dropped + known > LONGEST_PIECE - 2 * PIECE_BYTES:  # the first position tells how long this is
+        if dropped + known > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:  # the first position tells how long this is
             cut = _first_cut(text, known, len(text) - (not last)) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
                 if not cut:

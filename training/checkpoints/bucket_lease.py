@@ -19,7 +19,7 @@ from common.errors import BadInput, advisory
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
 EXPIRY_SECONDS = 90.0  # without a renewal; a request and its retries may take this long
-POLL_SECONDS = 5.0
+LEASE_POLL_SECONDS = 5.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -68,7 +68,7 @@ class BucketLease:
         say(f"{self._bucket.url}: waiting {EXPIRY_SECONDS:.0f} s: {_name(before)} held it last")
         deadline = time.monotonic() + EXPIRY_SECONDS
         while time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            time.sleep(LEASE_POLL_SECONDS)
             now = self._bucket.read(LEASE)
             if now is None:
                 return None

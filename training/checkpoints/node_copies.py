@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.bucket import Bucket
 
 FILES = (*TENSOR_FILES, STATE, MANIFEST)
-PIECE_BYTES = 64 << 20
+BROADCAST_BYTES = 64 << 20
 
 
 @attrs.frozen
@@ -161,7 +161,7 @@ def _send(checkpoint: Path, source: int, group: Any) -> None:
     dist.broadcast(torch.tensor([file.stat().st_size for file in files]), source, group=group)
     for file in files:
         with file.open("rb") as opened:
-            while piece := opened.read(PIECE_BYTES):
+            while piece := opened.read(BROADCAST_BYTES):
                 dist.broadcast(torch.frombuffer(bytearray(piece), dtype=torch.uint8), source, group=group)
 
 
@@ -182,7 +182,7 @@ def _take(checkpoint: Path, source: int, group: Any) -> None:
 
 def _receive(size: int, source: int, group: Any) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset in bytes, content) of the pieces of a file."""
-    for offset in range(0, size, PIECE_BYTES):
-        piece = torch.empty(min(PIECE_BYTES, size - offset), dtype=torch.uint8)
+    for offset in range(0, size, BROADCAST_BYTES):
+        piece = torch.empty(min(BROADCAST_BYTES, size - offset), dtype=torch.uint8)
         dist.broadcast(piece, source, group=group)
         yield offset, memoryview(piece.numpy().data)

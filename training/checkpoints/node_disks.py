@@ -26,7 +26,7 @@ from training.parallel.process_group import Ranks, gather, together
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
 # look for again for a minute.
 PROBES = 20
-POLL_SECONDS = 1.0
+PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
 BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
@@ -157,5 +157,5 @@ def _see(directory: Path, probes: list[str]) -> tuple[str, int]:
         missing -= {probe for probe in missing if (directory / f"{probe}-{number}").exists()}
         if not missing:
             break
-        time.sleep(POLL_SECONDS)
+        time.sleep(PROBE_POLL_SECONDS)
     return socket.gethostname(), len(probes) - len(missing)

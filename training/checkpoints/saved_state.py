@@ -17,7 +17,7 @@ from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.precision import SavedLossScale
 from training.state import Position
 
-FORMAT = 3
+STATE_FORMAT = 3
 FIELDS_SHA256 = "fields_sha256"  # hash of all other fields
 _ADVICE = "copy it here again, or delete the checkpoint"
 
@@ -34,7 +34,7 @@ class SavedState:
 
     def text(self) -> str:
         values = attrs.asdict(self) | {"config": self.config.to_json()}
-        values = {"format": FORMAT, **values.pop("position"), **values}
+        values = {"format": STATE_FORMAT, **values.pop("position"), **values}
         return json.dumps(values | {FIELDS_SHA256: fields_sha256(values)}, indent=2) + "\n"
 
 
@@ -72,9 +72,9 @@ def read_state(checkpoint: Path) -> SavedState:
 
 def check_format(values: dict[str, Any], where: str) -> None:
     """Raise BadInput for the state of another version."""
-    if values.get("format") != FORMAT:
+    if values.get("format") != STATE_FORMAT:
         raise BadInput(
-            f"{where}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
+            f"{where}: got format {quoted(values.get('format'))}, wanted {STATE_FORMAT}: another version of Lockstep "
             "wrote it; resume with that version, or start anew with --resume never"
         )
 

@@ -27,7 +27,7 @@ from training.checkpoints.directory import (
     names_in,
     steps_in,
 )
-from training.checkpoints.saved_state import FORMAT, check_origin
+from training.checkpoints.saved_state import STATE_FORMAT, check_origin
 
 MANIFEST_FORMAT = 2
 
@@ -64,7 +64,7 @@ def verify(checkpoint: Path) -> str | None:
         files = manifest_entries(read_regular(manifest))
         for name, entry in sorted(files.items()):
             _compare(checkpoint / name, entry)
-        if read_json(checkpoint / STATE).get("format") == FORMAT:  # `read_state` refuses another version's
+        if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
             check_origin(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
         return str(error)

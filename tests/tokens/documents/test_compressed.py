@@ -44,7 +44,7 @@ def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, k
         assert (damage.kind, damage.documents) == ("damaged file", 1)
         if "garbled" not in damage.detail:  # it was found where it is
             assert len(pieces) <= 2000
-            assert behind <= damage.lost_bytes <= behind + 2 * compressed.BLOCK_BYTES
+            assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
 
 

@@ -163,7 +163,7 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
 def test_a_separator_makes_the_same_documents_in_units_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE_BYTES", 50)  # separators lie across the blocks that are searched
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # separators lie across the blocks that are searched
     draw = random.Random(unit_bytes)
     texts = ["ä\n<| é|" * draw.choice([1, 5, 100]) + str(number) for number in range(40)]
     content = separator.join(["", *texts[:20], " \n", "", *texts[20:], "\n"])

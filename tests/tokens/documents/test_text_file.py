@@ -12,7 +12,7 @@ from tests.tokens.documents.reading import documents, left_out, read
 from tests.tokens.gpt2 import reference
 from tokens.documents import text_file
 from tokens.documents.reader import Piece
-from tokens.documents.text_file import PIECE_BYTES, cut_position
+from tokens.documents.text_file import TEXT_PIECE_BYTES, cut_position
 
 
 @pytest.mark.parametrize("unit_bytes", [5000, 70_000])
@@ -46,12 +46,12 @@ def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: p
 
 def test_a_long_file_comes_in_small_pieces(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
-    text = "wörter und Wörter, " * (3 * PIECE_BYTES // 19)
+    text = "wörter und Wörter, " * (3 * TEXT_PIECE_BYTES // 19)
     path.write_text(text)
     pieces, _ = read(path)
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+    assert max(len(piece.text.encode()) for piece in pieces) < 2 * TEXT_PIECE_BYTES
 
 
 def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
         pieces, _ = read(tmp_path / name)
         assert "".join(piece.text for piece in pieces) == text
         assert len(pieces) >= 3
-        assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+        assert max(len(piece.text.encode()) for piece in pieces) < 2 * TEXT_PIECE_BYTES
 
 
 def test_a_few_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_little_damage_at_the_beginning_of_a_text_does_not_lose_the_text(tmp_pat
 def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 1 << 10)
     monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
     monkeypatch.setattr(text_file, "LONGEST_GAP", 5_000)
     for middle in ("x" * 20_001, "x" * 100_000, " " * 5_000, "\n" * 100_000, " " * 6_000 + "," + "\t" * 7_000):
@@ -165,7 +165,7 @@ def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_a
 def test_any_text_loses_the_same_parts_in_units_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    for name, value in (("PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
+    for name, value in (("TEXT_PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
         monkeypatch.setattr(text_file, name, value)
     draw = random.Random(seed)
     words = ["word ", "a!b ", "é ", "\n", "'s ", ", ", "中文。", "\t\t"]
@@ -182,7 +182,7 @@ def test_any_text_loses_the_same_parts_in_units_of_any_size(
 def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 1 << 10)
     monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
     for byte in (b"x", b" "):
         (tmp_path / "a.txt").write_bytes(byte * 50_000)
