@@ -81,6 +81,7 @@ class TimedReduction(_fsdp_api.ReduceScatter):
     ) -> dist.Work | None:
         with self._clock.reducing():
             self._reduce(output_tensor, input_tensor)
+        return None
 
 
 def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:

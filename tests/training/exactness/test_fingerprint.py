@@ -19,8 +19,7 @@ ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
 def ranks(world_size: int) -> Ranks:
-    place = {"rank": 0, "world_size": world_size}
-    return Ranks(**place, device=torch.device("cpu"), control=None, download=None)
+    return Ranks(rank=0, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
 
 
 def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:

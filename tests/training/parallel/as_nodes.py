@@ -10,19 +10,17 @@ from typing import Any
 import attrs
 
 import train
-from tokens.batches.micro_batches import MicroBatch
+from tokens.batches.micro_batches import MicroBatch, micro_batches
 from training import prefetch
-
-unweighted = prefetch.micro_batches
 
 
 def weighted(*arguments: Any) -> Iterator[MicroBatch]:
-    for batch in unweighted(*arguments):
+    for batch in micro_batches(*arguments):
         yield attrs.evolve(batch, weights=(batch.targets % 3).float(), mean_weight=0.5)
 
 
 if "WEIGHTED" in os.environ:
-    prefetch.micro_batches = weighted
+    vars(prefetch)["micro_batches"] = weighted
 if "RANK" in os.environ:
     rank, size = int(os.environ["RANK"]), int(os.environ["NODE_SIZE"])
     os.environ |= {
