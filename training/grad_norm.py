@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tokens.batches.sampling import Layout, idle_micro_steps
 from training.exactness.row_sums import in_row_order, row_sums_of_squares
+from training.parallel.mesh import local_tensor, shards_of
 from training.parallel.process_group import RankGroup, all_gather_single
-from training.parallel.sharding import local_tensor, shards_of
 
 
 def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:

@@ -15,8 +15,8 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import GPT, initial_weights
 from training.checkpoints.run_record import WeightsOrigin
+from training.parallel.mesh import held_rows
 from training.parallel.process_group import Ranks, together
-from training.parallel.sharding import held_rows
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 

@@ -11,8 +11,8 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, Placement, StateTensor
+from training.parallel.mesh import local_parameter, local_tensor
 from training.parallel.process_group import ALONE, RankGroup
-from training.parallel.sharding import local_parameter, local_tensor
 
 
 class Optimizer:

@@ -15,8 +15,8 @@ from torch import Tensor
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.grad_norm import ordered_grad_norm
+from training.parallel.mesh import local_tensor
 from training.parallel.process_group import Ranks, gather
-from training.parallel.sharding import local_tensor
 from training.precision import Numerics
 from training.state import StepSettings, TrainState
 from training.step import NextBatch, run_microbatches

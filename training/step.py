@@ -14,7 +14,7 @@ from torch import Tensor
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import idle_micro_steps, microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
-from training.parallel.sharding import local_tensor
+from training.parallel.mesh import local_tensor
 from training.precision import autocast, kept_casts
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState

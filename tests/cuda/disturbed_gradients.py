@@ -9,7 +9,7 @@ import torch
 
 import train
 from training import self_test
-from training.parallel.sharding import local_tensor
+from training.parallel.mesh import local_tensor
 
 NORMS = itertools.chain([math.inf] * 2, itertools.repeat(1.0))
 plain, counter = self_test.run_microbatches, itertools.count()

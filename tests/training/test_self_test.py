@@ -86,7 +86,7 @@ import os
 
 import train
 from training import job, self_test
-from training.parallel.sharding import local_tensor
+from training.parallel.mesh import local_tensor
 
 job.wants_self_test = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()

@@ -30,8 +30,8 @@ from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics, set_determinism
 from training.hardware.memory_errors import is_memory_error
 from training.launch import environment_rank, environment_world_size, restarts
+from training.parallel.mesh import local_tensor
 from training.parallel.process_group import CONNECT_TIMEOUT, Ranks, start, torchrun_store
-from training.parallel.sharding import local_tensor
 from training.planning.memory_model import HEADROOM, MemoryModel
 from training.self_test import random_batches
 from training.state import StepSettings, TrainState

@@ -27,8 +27,8 @@ from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
+from training.parallel.mesh import checkpoint_rows, full_tensor, held_rows
 from training.parallel.process_group import RankGroup, Ranks, gather
-from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows
 from training.state import TrainState
 
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's

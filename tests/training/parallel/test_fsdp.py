@@ -22,7 +22,7 @@ from training.config.key_groups import OptimizationOptions
 from training.initial_weights import keep_rows
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
-from training.parallel.sharding import held_rows, local_tensor
+from training.parallel.mesh import held_rows, local_tensor
 from training.parallel.wrap import Parallel, parallelize
 from training.precision import DTYPES, Numerics, autocast
 
