@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from training.checkpoints.node_disks import NodeDisks, find_disks
+from training.checkpoints.run_record import files_read_before
 from training.command import Options
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
 from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import Ranks, from_coordinator
 from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
@@ -67,7 +68,8 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
 
         uploader = open_uploader(run, disks)
     print_lines(ranks, run.notices)
-    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
+    before = from_coordinator(ranks, lambda: files_read_before(run.directory))
+    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)
     plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)
     return OpenJob(
         run=run,

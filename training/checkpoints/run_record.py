@@ -133,6 +133,15 @@ def read_record(directory: Path) -> RunRecord | None:
         raise BadInput(f"{file}: damaged or edited: {error}; copy it here again, or move it away") from error
 
 
+def files_read_before(directory: Path) -> list[list[str]]:
+    """Return the names of the files of each token stream that a run's last job read, in its order."""
+    try:
+        record = read_record(directory)
+    except BadInput:  # a checkpoint tells, too, whether these are the tokens that it was made with
+        return []
+    return [] if record is None else [stream.files for stream in (*record.train_streams, *record.validation_streams)]
+
+
 def describe_changes(changes: Sequence[SettingChange]) -> list[str]:
     """Return "changed at step N: KEY OLD -> NEW, ..." for each step where settings changed."""
     steps = dict.fromkeys(change.step for change in changes)

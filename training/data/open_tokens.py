@@ -1,6 +1,6 @@
 """Token set of a run: its token files, opened, and the training data that all ranks read from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,10 +80,13 @@ class TokenSet:
         return next(iter(recorded), None)
 
 
-def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
+def open_tokens(
+    run: Run, given: Path | None, ranks: Ranks, *, follow: bool, begun_with: Sequence[Sequence[str]] = ()
+) -> TokenSet:
     """Return the run's tokens, downloaded where they are missing; with `follow` also those still being prepared.
 
-    Call it on every rank. Raises BadInput on every rank.
+    `begun_with`: names of the files of streams that the run read before, whose order it keeps. Call it on every rank.
+    Raises BadInput on every rank.
     """
     locations = locate_tokens(run.train, given)
     wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size)
@@ -99,7 +102,8 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     token_sets: list[TokenSet] = []
 
     def open_all() -> None:
-        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train))
+        token_set = _open_all(list(zip(locations, growing, strict=True)), run.train)
+        token_sets.append(TokenSet(tuple(as_begun(each, begun_with) for each in token_set.directories)))
         _check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
 
     together(ranks, open_all)
@@ -165,6 +169,18 @@ def _open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", tra
             "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
         )
     return TokenSet(tuple(directories))
+
+
+def as_begun(directory: TokenDirectory, begun_with: Sequence[Sequence[str]]) -> TokenDirectory:
+    """Return a directory with its files in the order in which the run read them: 2996586 took 10 before 9."""
+
+    def ordered(stream: TokenStream) -> TokenStream:
+        files = {file.path.name: file for file in stream.files}
+        names = next((names for names in begun_with if set(names) == set(files)), None)
+        return stream if names is None or list(names) == list(files) else TokenStream([files[name] for name in names])
+
+    validation = None if directory.validation is None else ordered(directory.validation)
+    return attrs.evolve(directory, train=ordered(directory.train), validation=validation)
 
 
 def _check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:

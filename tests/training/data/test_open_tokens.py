@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from tokens.format.manifest import Content, Manifest, TokenizerRecord
 from tokens.format.token_file import open_split
-from training.data.open_tokens import TokenDirectory, TokenSet
+from training.data.open_tokens import TokenDirectory, TokenSet, as_begun
 
 BYTES = TokenizerRecord(name="bytes", vocabulary_size=257, end_of_text_id=256, ranks_file=None)
 
@@ -27,6 +27,20 @@ def test_a_run_validates_on_the_directories_with_a_validation_stream(opened: Tok
     assert TokenSet((opened,)).validated == []
     assert TokenSet((opened, validated)).validated == [validated]
     assert (len(opened.streams), len(validated.streams)) == (1, 2)
+
+
+def test_a_run_keeps_the_order_of_the_files_that_it_began_with(opened: TokenDirectory, tmp_path: Path) -> None:
+    for number in (9, 10):
+        header = np.array([20240520, 1, 10], dtype=np.int32).tobytes().ljust(1024, b"\0")  # llm.c's
+        tokens = np.full(10, number, dtype=np.uint16).tobytes()
+        (tmp_path / f"fineweb_train_{number}.bin").write_bytes(header + tokens)
+    (tmp_path / "train.safetensors").unlink()
+    directory = attrs.evolve(opened, train=open_split(tmp_path, "train"))
+    assert [file.path.name for file in directory.train.files] == ["fineweb_train_9.bin", "fineweb_train_10.bin"]
+    begun = as_begun(directory, [["fineweb_train_10.bin", "fineweb_train_9.bin"]])
+    assert [int(begun.train.read(start, 1)[0]) for start in (0, 10)] == [10, 9]
+    for other in ([], [["fineweb_train_10.bin"]], [["fineweb_train_9.bin", "fineweb_train_10.bin"]]):
+        assert as_begun(directory, other).train is directory.train
 
 
 def test_lengths_and_hashes_are_by_dataset_and_file(opened: TokenDirectory) -> None:
