@@ -67,17 +67,13 @@ ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
     ("options", "counted"),
     [
         ({}, LAYER_BYTES),
-        ({"mlp_width": 3 * 768}, 126),
-        ({"positions": "rope"}, 178),
-        ({"qk_norm": True}, 175),
-        ({"activation": "swiglu"}, 188),
         (ROTARY | {"activation": "relu2", "n_heads": 6}, 215.0),  # NanoChat's shape
         (ROTARY | {"activation": "swiglu", "mlp_width": 2048, "n_kv_heads": 4}, 184.7),  # Qwen3's
     ],
 )
 def test_the_bytes_of_a_block_are_those_that_were_counted(options: dict[str, Any], counted: float) -> None:
     config = attrs.evolve(GPT2_SIZES["124M"], **options)
-    assert block_traffic(config) / config.emb_dim == pytest.approx(counted, rel=0.09 if options else 1e-12)
+    assert block_traffic(config) / config.emb_dim == pytest.approx(counted, rel=0.03 if options else 1e-12)
 
 
 def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
