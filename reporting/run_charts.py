@@ -9,7 +9,7 @@ from common.line_chart import PALETTE, Line, LineChart, VerticalMark
 from reporting.run_history import AXES, RunHistory
 from training.telemetry.curves import TRAIN, VALIDATION, Curve, losses
 
-GIB = 2.0**30
+GIB = 1 << 30
 MOST_COLUMNS = 500  # of a line
 COLUMNS = 2000  # of one curve of all runs: the page is to stay below 3 MB
 SHORT_HOURS = 1.0  # below, the axis shows minutes

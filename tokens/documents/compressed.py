@@ -12,7 +12,7 @@ from tokens.documents.text_file import read_line
 PACKED_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
 # Of Zstandard, decompressed at a time. 3 bytes may become 128 KiB: so at most 11 MiB come of the least, and
 # 175 MiB of the most, which doubles the usual speed.
-LEAST_BYTES, MOST_BYTES = 1 << 8, 1 << 12
+LEAST_BYTES, LARGEST_PART_BYTES = 1 << 8, 1 << 12
 BLOCK_OUT_BYTES = 1 << 17  # that one part may yield at once
 USUAL_GROWTH = 64  # of a part; after one that grew more, the next is the least
 LINES_BYTES = 1 << 20  # buffered, at most
@@ -91,7 +91,7 @@ class _ZstandardReader(io.RawIOBase):
         except self._error as error:
             raise _damaged(f"not a Zstandard stream: {error}") from error
         grew = len(self._lines) > USUAL_GROWTH * len(part) + BLOCK_OUT_BYTES
-        self._part_bytes = LEAST_BYTES if grew else min(2 * self._part_bytes, MOST_BYTES)
+        self._part_bytes = LEAST_BYTES if grew else min(2 * self._part_bytes, LARGEST_PART_BYTES)
         self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
         self._in_frame = not self._frame.eof
 

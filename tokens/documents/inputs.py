@@ -19,7 +19,7 @@ SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
 RERUN = "the same command goes on when it is there"
 MODIFIED = "mtime "  # before the nanoseconds of a local file's stamp
 EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
-DETAIL_CHARACTERS = 300
+PROBLEM_CHARACTERS = 300
 
 
 class Damaged(Exception):
@@ -88,7 +88,7 @@ class Problems:
         examples = self._examples.setdefault(key, [])
         if len(examples) < EXAMPLES:
             first_line = (detail.splitlines() or [""])[0]
-            examples.append(f"{where}: {kind}: {first_line[:DETAIL_CHARACTERS]}")
+            examples.append(f"{where}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""

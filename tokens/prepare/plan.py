@@ -25,7 +25,7 @@ from tokens.format.manifest import PLAN
 from tokens.tokenizer.tokenizer import token_dtype
 
 FORMAT = 1
-MOST_BYTES = 1 << 40  # of a plan file, which names each input
+LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
 HASH, TAIL = "hash", "tail"
 VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
@@ -129,7 +129,7 @@ def read_plan(directory: Path) -> UnitPlan | None:
     """Return the plan of a token directory, or None. Raises BadInput for a damaged one."""
     path = directory / PLAN
     try:
-        values = parse_json(read_regular(path, MOST_BYTES))
+        values = parse_json(read_regular(path, LARGEST_PLAN_BYTES))
         wanted = str(values.pop("fingerprint", None))
         values.pop("format", None)
         plan = structured(values, UnitPlan)

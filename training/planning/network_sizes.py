@@ -7,7 +7,7 @@ and attention are kernels of libraries, all else is fused (`_Kernels`). T contex
 import functools
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -131,8 +131,7 @@ class _Value:
     backward: bool = False
     in_block: bool = False
     inputs: tuple["_Value", ...] = ()
-    reduction: bool = False
-    spread: bool = False  # a copy with repeated elements
+    kind: Literal["reduction", "spread"] | None = None  # spread: a copy with repeated elements
     stored: bool = False
 
     @property
@@ -214,9 +213,7 @@ class _Kernels(TorchDispatchMode):
                 self.backward,
                 self.in_block,
                 inputs,
-                any(reduction in name for reduction in REDUCTIONS),
-                name == "clone"
-                and tensor.numel() > max(value.bytes // value.tensor.element_size() for value in inputs),
+                _kind(name, inputs, tensor),
             )
         if self.in_block and kernel is not None and of_tokens:
             tensors = [value.tensor for value in inputs if value.of_tokens] + made
@@ -233,7 +230,7 @@ class _Kernels(TorchDispatchMode):
         if kernel is None and not saved:
             self._store(value)
             return
-        again = value.spread and saved and self.compiled
+        again = value.kind == "spread" and saved and self.compiled
         for source in [one for each in value.inputs for one in self._sources(each)] if again else self._sources(value):
             self._store(source)
             if saved:
@@ -243,7 +240,7 @@ class _Kernels(TorchDispatchMode):
 
     def _sources(self, value: _Value) -> list[_Value]:
         """Return the values in memory that a kernel computes this one from."""
-        if value.available or value.reduction or not (self.compiled and value.in_block):
+        if value.available or value.kind == "reduction" or not (self.compiled and value.in_block):
             return [value]
         sources = [source for each in value.inputs if each.of_tokens for source in self._sources(each)]
         return sources if all(source.available for source in sources) else [value]
@@ -272,6 +269,13 @@ class _Kernels(TorchDispatchMode):
     def _value(self, tensor: Tensor) -> _Value:
         new = _Value(tensor, False, None, backward=self.backward, in_block=self.in_block)
         return self._values.setdefault(_address(tensor), new)
+
+
+def _kind(name: str, inputs: tuple[_Value, ...], made: Tensor) -> Literal["reduction", "spread"] | None:
+    if any(reduction in name for reduction in REDUCTIONS):
+        return "reduction"
+    elements = max((value.bytes // value.tensor.element_size() for value in inputs), default=0)
+    return "spread" if name == "clone" and made.numel() > elements else None
 
 
 class _AsOnAGpu(TorchFunctionMode):

@@ -84,7 +84,7 @@ def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypa
     monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
     assert sum(line is not None for line, *_ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
     sizes = [size for size, _ in parts]
-    large = sizes.index(compressed.MOST_BYTES)
+    large = sizes.index(compressed.LARGEST_PART_BYTES)
     assert large < 10
     assert sizes.count(compressed.LEAST_BYTES) > 5
     after = sizes.index(compressed.LEAST_BYTES, large)

@@ -109,6 +109,6 @@ def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> N
     summary = reader.problems.summary()
     assert [len(lines) for lines in summary["examples"].values()] == [inputs.EXAMPLES, 1]
     longest = max(len(line) for lines in summary["examples"].values() for line in lines)
-    assert longest <= inputs.DETAIL_CHARACTERS + len(f"{tmp_path}/a.jsonl.gz: line 50001: no text field: ")
+    assert longest <= inputs.PROBLEM_CHARACTERS + len(f"{tmp_path}/a.jsonl.gz: line 50001: no text field: ")
     assert summary["problems"] == {"not JSON": 50_000, "no text field": 1}
     assert reader.problems.lost_documents == 50_001
