@@ -69,6 +69,9 @@ class StateShard:
             self._node = ranks.node
         else:
             self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers))
+        part = 0 if disks.shared else ranks.rank - ranks.node.rank, ranks.data_parallel.rank
+        first = gather(ranks, part).index(part) == ranks.rank  # of ranks that share batches, and so a shard
+        self._shard = first and (not disks.shared or state.parallel.levels.across.rank == 0)  # gives its shard's rows
         self.files: dict[str, NewFile] = {}  # whole files, of all ranks
         for file, tensors in _files(state):
             header = _header(tensors)
@@ -135,11 +138,10 @@ class StateShard:
 
     def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
-        shard = not self._disks.shared or self._state.parallel.levels.across.rank == 0
         for file, tensors in _files(self._state):
             offset_bytes = len(self.files[file].header)
             for stored in tensors:
-                first, rows = checkpoint_rows(stored.value, self._node, replica=self._disks.writes, shard=shard)
+                first, rows = checkpoint_rows(stored.value, self._node, replica=self._disks.writes, shard=self._shard)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows
