@@ -22,7 +22,7 @@ EPILOG = """examples:
   python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
   python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
-  python evaluate.py compare runs/8xa100 openai-community/gpt2 --html compared.html
+  python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown
   python evaluate.py export runs/8xa100 gpt2-fineweb --push OWNER/gpt2-fineweb --license mit
 
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.

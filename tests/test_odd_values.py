@@ -15,7 +15,7 @@ import pytest
 from common.checks import number
 from common.errors import BadInput
 from evaluation.comparison.compare import compare
-from evaluation.comparison.page import as_page
+from evaluation.comparison.page import as_fragment
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.run_cost import seconds_by_price
 from experiments.shared.account import ACCOUNT, Account
@@ -116,7 +116,7 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text(lines_of(*(form for record in kept for form in odd_forms(record)), *kept))
     rows = read_rows(list(map(str, homes)))
-    assert len(rows) == 2 and as_page(compare(rows))
+    assert len(rows) == 2 and as_fragment(compare(rows))
     run = load_run(write_run(tmp_path / "run", training(30)), ())
     target = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
     forecast = {"date": "x", "commit": None, "target": target, "points": [], "held_out": {"error": 0.01}}

@@ -105,7 +105,3 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     (tmp_path / "empty").mkdir()
     assert "no comparable results of" in refused(tmp_path / "empty")
     assert "no comparable results of" in refused(tmp_path / "absent")
-    assert "--html" in refused(a, "--html", tmp_path / "absent" / "page.html")
-    (tmp_path / "notes.html").write_text("mine")
-    assert "is not a page of evaluate.py compare, and is left as it is" in refused(a, "--html", tmp_path / "notes.html")
-    assert (tmp_path / "notes.html").read_text() == "mine"
