@@ -11,7 +11,7 @@ from training.build import build_loop, make_feed, make_network, make_settings, m
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options
-from training.config.learning_rates import describe_schedule, make_schedule
+from training.config.optimization import describe_schedule, make_schedule
 from training.config.train_config import Run
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.initial_weights import InitialWeights

@@ -17,7 +17,7 @@ from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import make_schedule
+from training.config.optimization import make_schedule
 from training.config.train_config import Run, one_form
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit

@@ -25,7 +25,7 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
-from training.config.learning_rates import group_rate_problems, schedule_problems
+from training.config.optimization import group_rate_problems, schedule_problems
 from training.config.optimizer_settings import muon_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import FIRST_MOMENTUM

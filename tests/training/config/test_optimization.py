@@ -10,7 +10,7 @@ from tests.conftest import TINY_MODEL, TINY_TRAIN
 from tests.training.config.test_train_config import run_directory
 from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
+from training.config.optimization import describe_group_rates, describe_schedule, make_schedule
 from training.config.train_config import load_run
 from training.schedule import learning_rate
 
