@@ -14,8 +14,7 @@ from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
-from training.config.optimization import describe_group_rates, describe_schedule
-from training.config.optimizer_settings import describe_optimizer
+from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 

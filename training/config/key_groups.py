@@ -13,13 +13,16 @@ from common.checks import boolean, integer, number, one_of, optional, set_one_fo
 from common.errors import either, quoted
 from common.files import BUCKET_SCHEMES, is_bucket
 from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
-from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
 from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
 _SCHEDULES = {"cosine": True, "constant": False}
 LARGEST_RATE = 1e30  # learning rate that torch takes as fp32, also over a bias correction
+FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
+OPTIMIZERS = {  # by name, with their words; the update rules of each are in training/optimizers/NAME.py
+    "adamw": "AdamW",
+    "muon": "Muon for the matrices of the blocks, AdamW for all else",
+}
 GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding", "head", "vector"))
 
 
@@ -132,15 +135,9 @@ class OptimizationOptions:
         return {group: rate for group, rate in rates.items() if rate is not None}
 
     @property
-    def muon(self) -> MuonOptions:
-        """The hyperparameters of Muon alone."""
-        first = self.muon_first_momentum
-        return MuonOptions(
-            split_qkv=self.muon_split_qkv,
-            momentum=self.muon_momentum,
-            warmup_steps=self.muon_momentum_warmup_steps,
-            first_momentum=FIRST_MOMENTUM if first is None else first,
-        )
+    def first_momentum(self) -> float:
+        """The momentum of Muon at the first step of a warm-up."""
+        return FIRST_MOMENTUM if self.muon_first_momentum is None else self.muon_first_momentum
 
     @property
     def decay(self) -> str | None:

@@ -22,7 +22,7 @@ from model.axes import Axes, axes_of
 from model.config import ModelConfig, attention_window
 from model.counts import like_blocks, meta_network
 from model.gpt import GPT
-from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.optimizers.update_rule import rules_of, state_bytes
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product")  # kernels of libraries, by the start of their names
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")  # of results that are kept: a compiler does not redo them
@@ -57,8 +57,8 @@ class NetworkSizes:
 
     def state_bytes(self, optimizer: str, layers: int) -> int:
         """Return the bytes of optimizer state of the whole network."""
-        kind = OPTIMIZERS[optimizer]
-        return kind.state_bytes(self.outer.values()) + layers * kind.state_bytes(self.block.values())
+        rules = rules_of(optimizer)
+        return state_bytes(rules, self.outer.values()) + layers * state_bytes(rules, self.block.values())
 
 
 @functools.cache
