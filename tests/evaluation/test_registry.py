@@ -74,7 +74,7 @@ def test_every_registered_module_runs_its_command_or_reads_its_results() -> None
         ),
         (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0}),
         (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
-        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),
+        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True}),
         (["export", "a", "d", "--push", "me/it"], {"model": "a", "directory": Path("d"), "push": "me/it"}),
     ],
 )
