@@ -137,14 +137,6 @@ RATE_EXPONENT = -1 / 3
 MOST_DEVIATION = 1.25  # factor between a target's own rate and the rule's, above which the forecast warns
 
 
-@attrs.frozen(kw_only=True)
-class BatchSize:
-    """Sequences of a step, in whole micro-batches."""
-
-    microbatch_size: int
-    global_batch_size: int
-
-
 def scaled_rate(rate: float, parameters: int, other: int) -> float:
     """Return the rate for a size of so many parameters, when `rate` is that of the other; four digits."""
     return rounded_rate(rate * (parameters / other) ** RATE_EXPONENT)
@@ -155,8 +147,11 @@ def rounded_rate(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> BatchSize:
-    """Return the batch for a size, when `sequences` is that of the other: at least a micro-batch for each rank."""
+def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> dict[str, int]:
+    """Return the batch keys of train.json for a size, when `sequences` is the batch of the other.
+
+    At least a micro-batch for each rank.
+    """
     wanted = sequences * (parameters / other) ** BATCH_EXPONENT
     size = min(microbatch_size, max(1, round(wanted / ranks)))
-    return BatchSize(microbatch_size=size, global_batch_size=size * max(ranks, round(wanted / size)))
+    return {"microbatch_size": size, "global_batch_size": size * max(ranks, round(wanted / size))}

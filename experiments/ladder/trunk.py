@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, sync, writing
-from experiments.ladder.ladder_file import BatchSize, LadderFile, LadderSize, scaled_batch, stated
+from experiments.ladder.ladder_file import LadderFile, LadderSize, scaled_batch, stated
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from model.counts import flops_per_token
@@ -48,7 +48,7 @@ class Trunk:
     size: LadderSize
     seed: int
     rate: float
-    batch: BatchSize
+    batch: dict[str, int]  # keys of train.json
     horizons: tuple[Horizon, ...]  # rising; the last one is the trunk's own run
 
     @property
@@ -80,13 +80,8 @@ class TrunkMaker:
 
     def _trunk(self, size: LadderSize, rate: float, seed: int) -> Trunk:
         ladder, train = self.ladder, self.ladder.target.train
-        batch = scaled_batch(
-            ladder.batch,
-            size.parameters,
-            target_size(ladder).parameters,
-            ladder.microbatch_size,
-            self.ranks,
-        )
+        target = target_size(ladder).parameters
+        batch = scaled_batch(ladder.batch, size.parameters, target, ladder.microbatch_size, self.ranks)
         recipe = _recipe(ladder, rate, batch) | ({} if seed == train.random_seed else {"random_seed": seed})
         horizons: list[Horizon] = []
         name = f"{size.name}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
@@ -144,7 +139,7 @@ def _link(source: str, target: str) -> None:
         sync(Path(target))
 
 
-def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, object]:
+def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:
     """Return the target's train.json with the ladder's schedule, batch and rates; those of groups keep their ratio."""
     optimization = ladder.target.train.optimization
     keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}
@@ -152,7 +147,7 @@ def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, obje
         keys[f"{group}_learning_rate"] = float(f"{other * rate / optimization.learning_rate:.4g}")
     if optimization.decay != SCHEDULE:
         keys.pop("final_learning_rate_percent", None)
-    return keys | attrs.asdict(batch) | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
+    return keys | batch | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
 
 
 def _plan(ladder: LadderFile, size: LadderSize, keys: dict[str, object], ranks: int) -> Plan:

@@ -64,10 +64,14 @@ def measured_speed(directory: Path) -> float | None:
     return float(tokens / ledger["elapsed_seconds"]) if tokens and ledger and ledger["elapsed_seconds"] > 0 else None
 
 
-def time_and_cost(work: float, speeds: Sequence[float], price_per_hour: float | None) -> str:
-    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of speeds in them per second."""
+def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
+    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of earlier runs' speeds."""
+    if not speeds:
+        return "time and cost: not known before a run of this experiment has ended"
     hours = work / statistics.median(speeds) / 3600
-    return f"{hours:.3g} hours" + ("" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}")
+    dollars = "" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}"
+    runs = "1 earlier run" if len(speeds) == 1 else f"{len(speeds)} earlier runs"
+    return f"{hours:.3g} hours{dollars} one run after the other, at the {unit} of {runs}"
 
 
 def logged_step(directory: Path) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 from evaluation.shared.significance import Interval, Runs, SeedNoise, dunnett_quantile, seed_noise
 
 LOSS_DIGITS = 4
-STOPPED = "stopped at step"  # begins the verdict on a loser of the rule
 
 
 @attrs.frozen(kw_only=True)
@@ -97,4 +96,4 @@ def _without_comparison(result: VariantResult, seeds: int) -> str | None:
     """Return the verdict on a variant that has no final losses to compare; None where it has."""
     if result.diverged:
         return f"diverged in {result.diverged} of {seeds} seeds"
-    return None if result.stopped_at is None else f"{STOPPED} {result.stopped_at:,} by the rule"
+    return None if result.stopped_at is None else f"stopped at step {result.stopped_at:,} by the rule"

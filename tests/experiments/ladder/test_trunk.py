@@ -12,7 +12,7 @@ from experiments.ladder.trunk import Trunk, TrunkMaker, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_progress import read_progress
 from tests.conftest import train
-from tests.experiments.ladder.conftest import MakeLadder
+from tests.experiments.conftest import MakeLadder
 from training.schedule import learning_rate
 
 HORIZONS = {"tokens_per_parameter": [0.5, 1, 2]}

@@ -14,7 +14,7 @@ from experiments.ladder import trunk_training
 from experiments.ladder.ladder_file import LadderSize, read_ladder
 from experiments.ladder.trunk import Trunk, TrunkMaker
 from experiments.ladder.trunk_training import describe_plan
-from tests.experiments.ladder.conftest import MakeLadder
+from tests.experiments.conftest import MakeLadder
 
 Tune = Callable[[float], dict[float, float]]
 
@@ -81,7 +81,9 @@ def test_rates_that_all_diverge_are_refused(tune: Tune) -> None:
 
 def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder, tmp_path: Path) -> None:
     maker = TrunkMaker(ladder=read_ladder(make_ladder()), output=tmp_path / "out", ranks=1)
-    assert describe_plan(maker, 2.0)[-1].startswith("time and cost: not known before a run of this ladder has ended")
+    assert describe_plan(maker, 2.0)[-1].startswith(
+        "time and cost: not known before a run of this experiment has ended"
+    )
     [trunk] = maker.trunks(maker.ladder.sizes[0], 0.01)
     trunk.directory.mkdir(parents=True)
     (trunk.directory / "model.json").write_text(json.dumps(trunk.horizons[-1].sections["model"]))
@@ -94,4 +96,4 @@ def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder
     line = describe_plan(maker, 2.0)[-1]
     hours, dollars = line.split(" hours, $")
     assert float(dollars.split()[0].replace(",", "")) == pytest.approx(2 * float(hours), rel=0.01)
-    assert "at the FLOP/s of 1 earlier run;" in line
+    assert line.endswith("one run after the other, at the FLOP/s of 1 earlier run")

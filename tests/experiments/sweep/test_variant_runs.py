@@ -83,6 +83,13 @@ def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
     assert str(error.value).startswith(f"{file}: levers: {problem}")
 
 
+@pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
+def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
+    file = make_sweep(halving={"factor": 2, "rungs": rungs})
+    with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
+        write(file)
+
+
 def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> None:
     file = make_sweep()
     first = write(file)
@@ -129,4 +136,4 @@ def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
         lines = [{"step": 16, "validation_loss": 4.5}, {"event": "end", "step": 16}]
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
-    assert [dict(one.losses) for one in results_of(sweep, runs, {})] == [{42: 4.5}, {42: 4.5}]
+    assert [dict(one.losses) for one in results_of(sweep, runs)] == [{42: 4.5}, {42: 4.5}]
