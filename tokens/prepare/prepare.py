@@ -27,7 +27,7 @@ from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
-from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
+from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
@@ -179,9 +179,8 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
 
 
 def _job(plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
-    recipe, ranks_file = None, tokenizer.ranks_file
-    if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
-        recipe = write_recipe(tokenizer, units / "recipe.json")
+    ranks_file = tokenizer.ranks_file
+    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
     name = plan.settings.tokenizer if ranks_file is None else str(ranks_file.absolute())
     return EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
 

@@ -9,7 +9,7 @@ from tests.conftest import shared
 from tests.hub_server import Hub, environment
 from tests.tokens.hub.conftest import NAME, published, push
 from tests.tokens.preparing import files_of, jsonl, write
-from tokens.hub.dataset_card import size_category
+from tokens.hub.upload import size_category
 
 
 def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:

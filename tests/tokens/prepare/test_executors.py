@@ -1,15 +1,12 @@
 """Workers and Ray tasks: the same bytes from any number of them, killed or not."""
 
-import json
 import os
-import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
@@ -21,9 +18,8 @@ from tests.conftest import ROOT, shared
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
 from tests.walks import children, kill
-from tokens.prepare import executors, prepare
+from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
-from tokens.prepare.executors import Processes
 
 
 @pytest.fixture
@@ -127,31 +123,6 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
     assert run(PREPARE, *command[2:]).returncode == 0
     assert files_of(tmp_path / "out") == undisturbed
-
-
-def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
-    submit, written = Processes.submit, []
-
-    def submit_changed(self: Processes, job: EncodeJob, task: Task) -> "Future[Result]":
-        future = submit(self, job, task)
-        [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
-        written.append(json.loads(path.read_text()))  # plain data
-        path.write_bytes(pickle.dumps(task))
-        return future
-
-    class Slow(Processes):  # no worker takes a task before it was changed
-        def __init__(self, workers: int) -> None:
-            super().__init__(workers)
-            self._pool.submit(time.sleep, 0.5)
-
-    monkeypatch.setattr(Processes, "submit", submit_changed)
-    monkeypatch.setattr(prepare, "Processes", Slow)
-    with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
-        write(tmp_path / "out", source, workers=1)
-    assert written[0]["inputs"][0]["path"] == str(source)
 
 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
