@@ -6,7 +6,7 @@ import attrs
 
 from common.arguments import option
 from common.checks import number
-from evaluation.shared.command_line import Models, check_alone
+from evaluation.command_line import Models, check_alone
 
 
 @attrs.frozen(kw_only=True)

@@ -19,9 +19,9 @@ from common.file_lock import lock
 from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
+from evaluation.command_line import check_alone
 from evaluation.export.command import ExportCommand
 from evaluation.export.model_card import model_card
-from evaluation.shared.command_line import check_alone
 from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from model.pretrained import unpadded

@@ -9,7 +9,8 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import sha256
-from evaluation.loss.command import NAMED_RANGES, LossCommand, RangeName
+from evaluation.command_line import LossCommand, RangeName
+from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split

@@ -9,11 +9,10 @@ import pytest
 from common.arguments import parse
 from evaluate import commands
 from evaluation import registry
+from evaluation.command_line import FineTuneSettings, SmokeCommand
 from evaluation.comparison.compare import compare
-from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval
-from evaluation.smoke.command import SmokeCommand
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 
 
