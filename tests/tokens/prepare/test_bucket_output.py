@@ -157,15 +157,10 @@ def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
 @pytest.mark.parametrize(
     ("output", "options", "said"),
     [
-        ("s3://runs/a", (*OPTIONS, "--split", "tail"), "wanted --split hash"),
-        ("ftp://a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
-        ("s3://key:secret@a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
         ("s3://runs/taken", OPTIONS, "s3://runs/taken/other.txt: exists, and no plan.json; pass another --output"),
         ("s3://runs/lost", OPTIONS, "plan.json: damaged: "),
         ("s3://absent/a", OPTIONS, "s3://absent/a: cannot be listed: "),
         ("s3://runs/b", (*OPTIONS, "--test-fraction", "0.00001"), "no document's hash fell to test, and the train "),
-        ("s3://runs/c", OPTIONS[:-2], "wanted --shard-tokens N, at most 1,250,000,000"),
-        ("gs://runs/c", (*OPTIONS, "--shard-tokens", "2000000000"), "wanted --shard-tokens N, at most 1,250,000,000"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -174,5 +169,5 @@ def test_what_cannot_be_done_is_one_line(
     Bucket("s3://runs/taken").write("other.txt", b"mine")
     Bucket("s3://runs/lost").write("plan.json", b"{}")
     done = run(PREPARE, source, "--output", output, "--scratch", tmp_path / "scratch", *options)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1], done.stderr

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
@@ -20,15 +19,6 @@ from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lin
 from tests.walks import children, kill
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
-
-
-@pytest.fixture
-def cluster() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "tests/tokens/prepare/ray_cluster.py"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield process
-    process.stdin.close()  # type: ignore[union-attr]
-    process.wait(60)
 
 
 @pytest.mark.slow
