@@ -13,22 +13,6 @@ from tests.conftest import ROOT, train
 from training import launch
 from training.supervision.run_lock import take_run_lock
 
-
-def test_a_process_without_torchrun_is_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    assert (launch.environment_world_size(), launch.environment_rank()) == (1, 0)
-    assert (launch.torchrun_job(), launch.restarts()) == (None, 0)
-
-
-def test_torchrun_tells_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert (launch.environment_world_size(), launch.environment_rank()) == (8, 3)
-    assert (launch.torchrun_job(), launch.restarts()) == ("night", 2)
-
-
 LAUNCHER = """
 import subprocess, sys, time
 

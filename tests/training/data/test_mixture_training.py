@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import metrics, train
 from tests.tokens.format.foreign_files import write_llm_c
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
@@ -162,23 +162,6 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     done = train(run, "--max-steps", "3")
     assert done.returncode == 0, done.stderr
     assert "resuming from" in done.stdout
-
-
-def test_a_checkpoint_from_before_there_were_mixtures_resumes(make_run: Make) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "4").returncode == 0
-    path = run / "checkpoints" / "latest"
-    state = json.loads((path / "state.json").read_text())
-    for key in ("shares", "sources"):
-        del state["config"][key]
-    del state["config"]["train"]["max_epochs"]
-    (path / "state.json").write_text(json.dumps(state))
-    seal_again(path)
-    done = train(run)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    assert "NOTE" not in done.stdout
-    assert len(metrics(run, "train_loss")) == 8
 
 
 def test_datasets_of_different_tokenizers_are_refused(
