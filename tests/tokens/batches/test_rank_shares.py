@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokens.batches.rank_shares import balance, longest_share, odd_factor, rank_shares
+from tokens.batches.rank_shares import balance, longest_share, rank_shares
 
 
 @given(st.integers(1, 600), st.data())
@@ -31,7 +31,3 @@ def test_shares_are_all_micro_batches_in_order_and_as_even_as_can_be(microbatche
 )
 def test_shares_end_at_large_subtrees(microbatches: int, ranks: int, ends: list[int]) -> None:
     assert [share.stop for share in rank_shares(microbatches, ranks)] == ends
-
-
-def test_odd_factors() -> None:
-    assert [odd_factor(count) for count in (1, 2, 8, 12, 7, 40)] == [1, 1, 1, 3, 7, 5]

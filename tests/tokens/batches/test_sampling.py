@@ -14,7 +14,6 @@ from tokens.batches.sampling import (
     WindowOrder,
     idle_micro_steps,
     mix,
-    permute,
     rank_samples,
     read_windows,
     window_count,
@@ -51,14 +50,6 @@ def test_a_run_reads_every_window_once_even_when_the_data_parallel_size_changes(
     choices = layouts(24, 2)
     read = [sample for step in range(30) for sample in samples_of_step(choices[step % len(choices)], step)]
     assert sorted(read) == list(range(24 * 30))
-
-
-def test_some_steps_at_once_are_the_same_steps_one_by_one() -> None:
-    layout = Layout(context_length=8, microbatch_size=3, microbatches=8, data_parallel_size=4)
-    for rank in range(4):
-        together = rank_samples(layout, 5, 7, rank)
-        assert together.shape == (7, 2, 3)
-        assert together.tolist() == [rank_samples(layout, step, 1, rank)[0].tolist() for step in range(5, 12)]
 
 
 def test_every_rank_takes_as_many_micro_steps_and_idle_ones_repeat_its_first_micro_batch() -> None:
@@ -121,23 +112,6 @@ def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Pa
     inputs, targets = batch.inputs, batch.targets
     assert inputs.flatten().tolist() == list(range(3, 3 + 8 * count))
     assert targets.flatten().tolist() == list(range(4, 4 + 8 * count))
-
-
-def keys(key: int, count: int) -> np.ndarray:
-    return np.full(count, key, np.uint64)
-
-
-@given(st.integers(1, 2000), st.integers(0, 2**64 - 1))
-def test_every_key_permutes_all_places(count: int, key: int) -> None:
-    images = permute(np.arange(count), count, keys(key, count))
-    assert sorted(images.tolist()) == list(range(count))
-
-
-def test_each_place_is_permuted_by_its_own_key() -> None:
-    both = np.array([1, 2], np.uint64)
-    together = permute(np.array([3, 3]), 50, both)
-    assert together.tolist() == [permute(np.array([3]), 50, both[:1])[0], permute(np.array([3]), 50, both[1:])[0]]
-    assert together[0] != together[1]
 
 
 def test_mixed_bits_change_with_every_bit_of_value_and_key() -> None:

@@ -60,15 +60,6 @@ def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tupl
     assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
 
 
-def test_a_token_file_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
-    growing = GrowingTokens(tmp_path / "out")
-    (tmp_path / "out" / ".partial-train.safetensors").unlink()
-    monkeypatch.setattr("tokens.prepare.growing_tokens.NAMING_SECONDS", 0)
-    with pytest.raises(BadInput, match="a token file that its ledger"):
-        growing.stream("train").read(0, 10)
-
-
 def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
     options = command(tmp_path, "--test-fraction", "0.0004")  # no hash falls to it: the last document is cut off
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
