@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.config import ACTIVATION_WORDS, GPT2_SIZES
 from model.counts import flops_per_token, matmul_parameter_count, parameter_count
-from model.pretrained import unpadded
+from model.gpt import unpadded
 from tests.model.test_gpt import SMALL, network
 
 PUBLISHED_PARAMETERS = {"124M": 124_439_808, "350M": 354_823_168, "774M": 774_030_080, "1.5B": 1_557_611_200}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.gpt import GPT, initialize
+from model.gpt import GPT, initialize, load_plain, unpadded
 from model.naming import config_of, to_plain
-from model.pretrained import load_plain, unpadded
 from model.stock_weights import to_stock
 from tests.model.test_gpt import SMALL
 

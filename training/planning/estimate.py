@@ -16,8 +16,7 @@ from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_p
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.several_nodes import Network, on_network
-from training.planning.throughput import Throughput, throughputs
+from training.planning.throughput import Network, Throughput, on_network, throughputs
 from training.telemetry.metrics_log import read_lines
 
 ONE_NODE = Network()

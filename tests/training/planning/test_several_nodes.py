@@ -6,7 +6,7 @@ from tests.conftest import ROOT, train
 from training.config.train_config import load_run
 from training.planning.estimate import make_estimate
 from training.planning.price_list import MACHINES, read_machines
-from training.planning.several_nodes import Network
+from training.planning.throughput import Network
 
 RUN = ROOT / "runs" / "8xa100"
 LENGTHS = {"gpjt/fineweb-gpt2-tokens": None}
