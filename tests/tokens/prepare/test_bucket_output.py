@@ -1,23 +1,17 @@
 """Bucket output: the token files of a folder, looked at and verified where they are; no disk holds them all."""
 
-import io
 import re
 from pathlib import Path
 
-import attrs
-import numpy as np
 import pytest
 
 from common.bucket import Bucket
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, write
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, Entry
-from tokens.prepare.growing_files import GrowingStream
-from tokens.prepare.plan import UnitPlan
 from tokens.prepare.verify import status, verify
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
@@ -110,26 +104,6 @@ def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
     places[0].checkpoint({})
     with pytest.raises(BadInput, match="exists: another process prepares these tokens"):
         places[1].checkpoint({})
-
-
-@pytest.mark.usefixtures("bucket_server")
-def test_checkpoints_at_the_edge_of_a_shard_restore_its_tokens(tmp_path: Path) -> None:
-    settings = attrs.evolve(SETTINGS, shard_tokens=4)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "ledger.jsonl").write_text("a line\n")
-    output = BucketOutput("s3://runs/edge", tmp_path / "a")
-    stream = GrowingStream(tmp_path / "a", "train", settings, to_bucket=True)
-    tokens = np.arange(7, dtype=np.uint16)
-    for begin, end in ((0, 4), (4, 4), (4, 6), (6, 6), (6, 7)):
-        stream.append(io.BytesIO(tokens[begin:end].tobytes()))
-        output.checkpoint({"train": stream})
-        stream.drop_full_shards()
-    BucketOutput("s3://runs/edge", tmp_path / "b").restore(UnitPlan(settings, (), (), ()))
-    restored = GrowingStream(tmp_path / "b", "train", settings, to_bucket=True)
-    restored.resume(7, tmp_path / "ledger.jsonl")
-    assert restored.read(4, 7).tolist() == [4, 5, 6]
-    assert [path.name for path in (tmp_path / "b").glob(".partial*")] == [".partial-train-00001.safetensors"]
 
 
 @pytest.mark.usefixtures("bucket_server")

@@ -15,15 +15,22 @@ from tokens.prepare.prepare import locked
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
-    source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 20 for number in range(300)])
+    source = tmp_path / "a.jsonl"
+    if not source.exists():  # a second command finds it unchanged
+        jsonl(source, [f"document {number} " * 20 for number in range(300)])
     fixed = ("--tokenizer", "bytes", "--unit-bytes", "5000", "--executor", "inline", "--validation-fraction", "0.1")
     return (source, "--output", tmp_path / "out", *fixed, *options)
 
 
-def test_what_is_committed_is_read_while_it_grows_and_stays(tmp_path: Path) -> None:
-    options = command(tmp_path)
-    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
-    growing = GrowingTokens(tmp_path / "out")
+@pytest.fixture
+def third(tmp_path: Path) -> GrowingTokens:
+    """A preparation that was killed after its third commit."""
+    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    return GrowingTokens(tmp_path / "out")
+
+
+def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens, tmp_path: Path) -> None:
+    options, growing = command(tmp_path), third
     early, stream = growing.committed("train"), growing.stream("train")
     held_out = growing.committed("validation")
     assert 0 < held_out < early and not growing.finished
@@ -78,9 +85,7 @@ def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_pat
         GrowingTokens(tmp_path)
 
 
-def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
-    options = command(tmp_path)
-    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+def test_the_scratch_of_a_bucket_is_refused(third: GrowingTokens, tmp_path: Path) -> None:
     with (tmp_path / "out" / "ledger.jsonl").open("a") as ledger:
         content = {"size_bytes": 1, "sha256": "", "max_id": 0}
         ledger.write(json.dumps({"uploaded": ".partial-train-00000.safetensors", "content": content}) + "\n")
@@ -89,9 +94,8 @@ def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    third: GrowingTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     growing = GrowingTokens(tmp_path / "out")

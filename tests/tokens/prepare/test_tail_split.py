@@ -1,5 +1,6 @@
-"""Held-out splits cut from the end of the train stream."""
+"""Held-out splits: by the hash of a document's text alone, or cut from the end of the train stream."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,18 @@ def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
     write(tmp_path / "out", source, validation_fraction=0.25, test_fraction=0.25)
     splits = [texts_of(tmp_path / "out", split) for split in ("train", "validation", "test")]
     assert splits == [["", "a", "", "b", ""], ["c", ""], ["d", ""]]
+
+
+def test_a_documents_hash_alone_decides_its_split(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(2000)]
+    rule = {"split": "hash", "validation_fraction": 0.05, "test_fraction": 0.02}
+    write(tmp_path / "first", jsonl(tmp_path / "a.jsonl", texts), **rule)
+    others = [f"other {number}" for number in range(500)]
+    shuffled = random.Random(0).sample(texts + others + texts[:300], len(texts) + len(others) + 300)
+    write(tmp_path / "second", jsonl(tmp_path / "b.jsonl", shuffled), unit_bytes=999, **rule)
+    for split, share in (("train", 0.93), ("validation", 0.05), ("test", 0.02)):
+        first, second = (texts_of(tmp_path / name, split) for name in ("first", "second"))
+        assert len(first) == pytest.approx(share * len(texts), rel=0.4)
+        assert {text for text in second if text in set(texts)} == set(first)
+    write(tmp_path / "third", tmp_path / "a.jsonl", split_seed=1, **rule)
+    assert texts_of(tmp_path / "third", "validation") != texts_of(tmp_path / "first", "validation")
