@@ -15,8 +15,7 @@ from evaluation.judging.judge_result import keep_comments, keep_results
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.panel import Panel, find_files, read_panel
 from evaluation.judging.prompt import Judge
-from evaluation.judging.report import cost_line, report, table_without_judge
-from evaluation.judging.scores import score
+from evaluation.judging.scores import cost_line, report, score, table_without_judge
 from evaluation.judging.store import VerdictStore
 
 OPENAI_URL = "https://api.openai.com/v1"

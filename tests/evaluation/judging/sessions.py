@@ -29,7 +29,6 @@ REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less 
 OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
 PRICES = {
     "date": "2026-01-01",
-    "batch_discount": 0.5,
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
 }
 SILENT = ("--effort", "none")

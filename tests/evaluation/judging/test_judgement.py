@@ -1,11 +1,8 @@
 """A judgement's result is what the judge said: over all orders, seeds and models."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.evaluation.judging.sessions import ORDERS, QUESTIONS, Result, Sessions, quality, write
 from tests.judge_server import Judge
@@ -33,9 +30,6 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     assert done.returncode == 0, done.stderr
     found = sessions.result()
     assert abs(found["differences"][0]["value"] - 20) < 1
-    bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
-    assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
-    assert "between orders: standard deviation 0.0" not in done.stdout
     alone = sessions.run(files=sessions.files[:1])
     assert alone.returncode == 0, alone.stderr
     assert "\ndifference" not in alone.stdout
