@@ -1,7 +1,6 @@
 """Job: one launch of a run on this rank, in three phases: open it, begin or resume, run the loop."""
 
 from contextlib import closing
-from pathlib import Path
 
 import attrs
 
@@ -209,16 +208,15 @@ def wants_self_test(settings: StepSettings, ranks: Ranks) -> bool:
 
 
 def _write_record(job: OpenJob, record: RunRecord) -> None:
-    """Write resolved.json; look at the metrics, which might be damaged. Raises BadInput on every rank."""
+    """Write resolved.json; open the metrics, which might be damaged: a line says so. Raises BadInput on every rank."""
     directory, price, ranks = job.run.directory, job.ledger.price_per_hour, job.ranks
-    from_coordinator(ranks, lambda: write_record(directory, record, job.token_set, ranks, price))
-    print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(directory)))
 
+    def write() -> list[str]:
+        write_record(directory, record, job.token_set, ranks, price)
+        MetricsLog(directory).close()
+        return read_counted(directory).notes()
 
-def _check_metrics(directory: Path) -> list[str]:
-    """Return a line where metrics are damaged. Raises BadInput where none can be read or written."""
-    MetricsLog(directory).close()
-    return read_counted(directory).notes()
+    print_lines(ranks, from_coordinator(ranks, write))
 
 
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from common.checks import boolean, integer, number, one_of, optional, set_one_form
-from common.errors import either, quoted
+from common.checks import ValueCheck, boolean, integer, number, one_of, optional, set_one_form
+from common.errors import either
 from common.files import BUCKET_SCHEMES, is_bucket
 from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
 from training.schedule import DECAYS
@@ -52,15 +52,12 @@ def _schedule(value: Any) -> Any:
     return _SCHEDULES.get(value, value) if isinstance(value, str) else value
 
 
-def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    one_of(*OPTIMIZERS)(instance, attribute, value)
-
-
-def _bucket(_: Any, __: Any, value: Any) -> None:
-    if value is None or (isinstance(value, str) and is_bucket(value)):
-        return
-    wanted = f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials"
-    raise ValueError(f"checkpoints: got {quoted(value)}, wanted {wanted}; they are on the disk anyway")
+_OPTIMIZER = ValueCheck(lambda value: value in list(OPTIMIZERS), either(f'"{name}"' for name in OPTIMIZERS))
+_BUCKET = ValueCheck(
+    lambda value: value is None or (isinstance(value, str) and is_bucket(value)),
+    f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials; they are on the "
+    "disk anyway",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +91,7 @@ class BatchOptions:
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
-    optimizer: str = define(_optimizer, "adamw")
+    optimizer: str = define(_OPTIMIZER, "adamw")
     learning_rate: float = define(number(0.0, LARGEST_RATE, above=True), 4e-4)  # the schedule's peak
     # peaks of groups of parameters; null: learning_rate. Of the blocks' matrices:
     matrix_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
@@ -152,7 +149,7 @@ class CheckpointOptions:
 
     checkpoint_interval: int = define(integer(1), 500, plumbing=True)  # steps
     keep_checkpoints: int = define(integer(1), 3, plumbing=True)  # newest ones; the best is kept beside them
-    checkpoints: str | None = define(_bucket, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
+    checkpoints: str | None = define(_BUCKET, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
 
 
 @attrs.frozen(kw_only=True)
