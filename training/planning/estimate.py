@@ -11,7 +11,7 @@ import attrs
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
-from tokens.batches.rank_shares import balance
+from tokens.batches.sampling import balance
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes

@@ -6,7 +6,7 @@ import itertools
 import attrs
 
 from model.config import ModelConfig
-from tokens.batches.rank_shares import longest_share
+from tokens.batches.sampling import longest_share
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus

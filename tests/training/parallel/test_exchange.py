@@ -18,7 +18,7 @@ from model.counts import parameter_count
 from tests.conftest import TINY_MODEL
 from tests.machines import two_machines
 from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
-from tokens.batches.rank_shares import odd_factor, rank_shares
+from tokens.batches.sampling import odd_factor, rank_shares
 from training.parallel import exchange
 from training.parallel.exchange import exchanges, ordered_all_reduce, ordered_reduce_scatter
 from training.parallel.mesh import Levels

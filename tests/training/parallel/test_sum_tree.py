@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokens.batches.rank_shares import rank_shares
+from tokens.batches.sampling import rank_shares
 from training.parallel.sum_tree import SumTree, leaf, most_held_sums, most_sent_sums, step_tree
 
 Sum = Any  # a leaf's number, or a pair of what is added
