@@ -44,17 +44,21 @@ def _tune(make_ladder: MakeLadder, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return tune
 
 
-def test_a_best_rate_inside_needs_no_other(tune: Tune) -> None:
+def test_rates_are_added_beyond_an_edge_in_rising_order_and_only_there(tune: Tune) -> None:
     assert list(tune(0.011)) == [0.005, 0.01, 0.02]
-
-
-def test_rates_are_added_beyond_an_edge_in_rising_order(tune: Tune) -> None:
     assert list(tune(0.0024)) == [0.00125, 0.0025, 0.005, 0.01, 0.02]
 
 
-def test_a_best_rate_at_the_edge_is_refused_before_larger_sizes_train(tune: Tune) -> None:
-    with pytest.raises(BadInput, match=r"best one of 1x8, 0.16, is the highest.*widen the sweep"):
-        tune(99.0)
+@pytest.mark.parametrize(
+    ("best", "problem"),
+    [
+        (99.0, r"best one of 1x8, 0.16, is the highest.*widen the sweep"),
+        (math.inf, r"all rates diverged \(.*0\.005, 0\.01, 0\.02\); lower them"),
+    ],
+)
+def test_without_a_best_rate_inside_no_larger_size_is_trained(tune: Tune, best: float, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        tune(best)
 
 
 def test_a_rate_is_the_best_by_its_mean_over_the_seeds(
@@ -72,11 +76,6 @@ def test_a_rate_is_the_best_by_its_mean_over_the_seeds(
     monkeypatch.setattr(trunk_training, "final_loss", loss)
     tuned = trunk_training.tune_rate(None, maker)  # type: ignore[arg-type]
     assert tuned == pytest.approx({0.005: 3.2, 0.01: 3.1, 0.02: 3.2})
-
-
-def test_rates_that_all_diverge_are_refused(tune: Tune) -> None:
-    with pytest.raises(BadInput, match=r"all rates diverged \(.*0\.005, 0\.01, 0\.02\); lower them"):
-        tune(math.inf)
 
 
 def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder, tmp_path: Path) -> None:
