@@ -146,7 +146,9 @@ def _compute(
 ) -> None:
     display.show(plan, writer.totals)
     slow_noted = not isinstance(tokenizer, BytePairTokenizer)
-    executor = _executor(command)
+    executor: Executor = Executor()
+    if command.executor != "inline":
+        executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     try:
         job = _job(plan, writer.units, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
@@ -161,12 +163,6 @@ def _compute(
             display.show(plan, writer.totals)
     finally:
         executor.close()
-
-
-def _executor(command: PrepareCommand) -> Executor:
-    if command.executor == "ray":
-        return RayCluster(command.ray_address)
-    return Executor() if command.executor == "inline" else Processes(command.workers)
 
 
 def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
