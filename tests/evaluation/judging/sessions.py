@@ -25,6 +25,7 @@ from tests.judge_server import Judge
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
 ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
+ODD = ["fenced", "odd choices", "numbers in strings", "error in 200", "halves", "repeated key"]
 REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less than a body"]
 OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
 PRICES = {
