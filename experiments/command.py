@@ -107,14 +107,12 @@ class LadderCommand(ExperimentCommand):
         from experiments.ladder.forecast import check_forecast
         from experiments.ladder.ladder_file import read_ladder
         from experiments.ladder.ladder_table import train_ladder
-        from experiments.ladder.trunk import TrunkMaker
         from experiments.ladder.trunk_training import describe_plan
-        from experiments.shared.experiment_files import check_results, missing_tokens, output_of
+        from experiments.shared.experiment_files import check_results, missing_tokens
 
-        ladder, output = read_ladder(self.file), output_of(self.file, self.output)
+        ladder = read_ladder(self.file, self.output, self.pool.ranks)
         missing = missing_tokens(self.file, ladder.target.train)
-        maker = TrunkMaker(ladder=ladder, output=output, ranks=self.pool.ranks)
-        check_results(output, "ladder")
+        check_results(ladder.output, "ladder")
         check_forecast(ladder.target.directory)
-        plan = describe_plan(maker, self.pool.price_per_hour)  # refuses what could not be trained before anything is
-        return self.execute(output, plan, missing, lambda pool: train_ladder(pool, maker, self.best_for))
+        plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
+        return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder, self.best_for))

@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
-from experiments.shared.experiment_files import BUCKET, changed_run, read_experiment, read_seeds
+from experiments.shared.experiment_files import BUCKET, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run
@@ -43,6 +43,8 @@ class LadderFile:
     """A ladder file, checked."""
 
     file: Path
+    output: Path  # directory of all runs
+    ranks: int  # of each run
     target: Run
     batch: int  # the target's, sequences
     microbatch_size: int  # at most, of all runs
@@ -53,8 +55,8 @@ class LadderFile:
     seeds: tuple[int, ...]  # of each size
 
 
-def read_ladder(file: Path) -> LadderFile:
-    """Read a ladder file. Raises BadInput, naming file and key."""
+def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> LadderFile:
+    """Read a ladder file; `output`: of all runs, None: beside it. Raises BadInput, naming file and key."""
     values = read_experiment(file, KNOWN, 'wanted {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}')
     if not isinstance(values.get("target"), str):
         raise BadInput(f"{file}: target: got {quoted(values.get('target'))}, wanted a run directory")
@@ -74,6 +76,8 @@ def read_ladder(file: Path) -> LadderFile:
         raise BadInput(f"{file}: rates: got {list(rates)}, wanted each 1.2 to 4 times the one before, such as 2 times")
     return LadderFile(
         file=file,
+        output=output_of(file, output),
+        ranks=ranks,
         target=target,
         batch=batch,
         train=stated("train", target.train.flat()) | settings,

@@ -5,7 +5,6 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,7 +23,7 @@ from experiments.ladder.loss_law import (
     mean_points,
     refusal,
 )
-from experiments.ladder.trunk import SCHEDULE, Trunk, TrunkMaker, target_size
+from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
 from experiments.ladder.trunk_training import best_rate, loss_points, size_trunks, train_trunks, tune_rate
 from experiments.shared.experiment_files import remove_results, show_results, write_results
 from experiments.shared.run_pool import RunPool
@@ -54,10 +53,12 @@ class LadderTable:
         words = [*fence, *check, *law, *after, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
 
-    def write(self, output: Path) -> str:
+    def write(self) -> str:
         """Write ladder.md, ladder.json and the target's forecast, or remove an older one; return a line about it."""
         target = self.ladder.target.directory
-        path = write_results(output, "ladder", f"# Ladder for {target}\n\n{self.text('github')}", self._record())
+        path = write_results(
+            self.ladder.output, "ladder", f"# Ladder for {target}\n\n{self.text('github')}", self._record()
+        )
         write_forecast(target, self.forecast)
         return f"{path}: this table"
 
@@ -130,27 +131,25 @@ class LadderTable:
         }
 
 
-def train_ladder(pool: RunPool, maker: TrunkMaker, usd: float | None) -> None:
+def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> None:
     """Train all trunks and branches, show the results, and write the target's forecast.
 
     Raises as RunPool.train, and BadInput without a forecast; one of an earlier call is then removed.
     """
-    ladder, output = maker.ladder, maker.output
     target = ladder.target.directory
     try:
-        rates = tune_rate(pool, maker)
-        trunks = size_trunks(maker, best_rate(rates))
+        rates = tune_rate(pool, ladder)
+        trunks = size_trunks(ladder, best_rate(rates))
         train_trunks(pool, trunks, branches=True)
         table = conclude(ladder, rates, trunks, usd)
     except NoForecast:
         write_forecast(target, None)
-        remove_results(output, "ladder")
+        remove_results(ladder.output, "ladder")
         raise
-    forecast = target / FORECAST
-    show_results(table.text(), lambda: table.write(output))
+    show_results(table.text(), table.write)
     if table.refused is not None:
-        raise BadInput(f"{ladder.file}: {table.refused}; all results are in {output}")
-    print(printable(f"{forecast}: shown by train.py {target} --plan"))
+        raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")
+    print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
 
 
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from common.errors import BadInput
 from experiments.ladder.forecast import target_tokens
-from experiments.ladder.ladder_file import rounded_rate, scaled_rate
+from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_rate
 from experiments.ladder.loss_law import LossPoint, NoForecast
-from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
+from experiments.ladder.trunk import Horizon, Trunk, trunks_of, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
@@ -21,16 +21,15 @@ from model.counts import flops_per_token
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
 
-def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
+def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
 
     Rates beyond an edge are added as needed. Raises NoForecast where the best one still lies at an edge, before the
     larger sizes are paid for.
     """
-    ladder = maker.ladder
 
     def measure(rates: list[float]) -> list[float]:
-        tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
+        tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate)) for rate in rates]
         train_trunks(pool, [trunk for trunks in tried for trunk in trunks], branches=False)
         return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in tried]
 
@@ -115,20 +114,20 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
     return points
 
 
-def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
+def size_trunks(ladder: LadderFile, best: float) -> list[Trunk]:
     """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
-    smallest, *larger = maker.ladder.sizes
-    found = maker.trunks(smallest, best)
+    smallest, *larger = ladder.sizes
+    found = trunks_of(ladder, smallest, best)
     for size in larger:
-        found += maker.trunks(size, scaled_rate(best, size.parameters, smallest.parameters))
+        found += trunks_of(ladder, size, scaled_rate(best, size.parameters, smallest.parameters))
     return found
 
 
-def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
+def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
     """Return the plan as lines; `usd_per_hour`: of this machine. Raises BadInput for runs that could not be trained."""
-    ladder, seeds = maker.ladder, len(maker.ladder.seeds)
-    tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
-    trunks = size_trunks(maker, ladder.rates[len(ladder.rates) // 2])[::seeds]
+    seeds = len(ladder.seeds)
+    tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
+    trunks = size_trunks(ladder, ladder.rates[len(ladder.rates) // 2])[::seeds]
     lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
     for trunk in trunks:
         lines += [

@@ -9,7 +9,6 @@ import pytest
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.ladder_table import LadderTable, conclude
-from experiments.ladder.trunk import TrunkMaker
 from experiments.ladder.trunk_training import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
 from tests.experiments.conftest import MakeLadder
@@ -24,8 +23,8 @@ def clean(parameters: float, tokens: float) -> float:
 
 
 def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
-    ladder = read_ladder(file)
-    trunks = size_trunks(TrunkMaker(ladder=ladder, output=output, ranks=1), 0.01)
+    ladder = read_ladder(file, output)
+    trunks = size_trunks(ladder, 0.01)
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
@@ -35,7 +34,7 @@ def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     table = conclude(ladder, rates, trunks, usd)
     output.mkdir(exist_ok=True)
-    table.write(output)
+    table.write()
     return table
 
 
@@ -80,7 +79,7 @@ def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_
     warm = {"warmup_period_percent": 85, "schedule_learning_rate": "cosine"}
     ladder = read_ladder(make_ladder(target=make_run("warm", min_train_tokens=20_000, **warm)))
     with pytest.raises(BadInput, match="decay_period_percent: got 20, wanted at most 15"):
-        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
+        describe_plan(ladder, None)
 
 
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
