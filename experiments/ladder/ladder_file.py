@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, nearest, quoted
-from experiments.ladder.loss_law import LEAST_SIZES
 from experiments.shared.experiment_files import BUCKET, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
@@ -17,6 +16,7 @@ from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
+LEAST_SIZES = 3  # the largest is held out
 FACTORS = (1.2, 4.0)  # least and largest distance of two rates
 # The loss would be measured on other windows than the target's, or results would land in the target's bucket
 FIXED = ("validation_sequences", "start_val_token", BUCKET)

@@ -4,9 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-
-from evaluation.shared.significance import mean_and_error
 from tests import launch
 from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, kept
 
@@ -44,16 +41,6 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     assert "no winner: the seed noise is unknown" in alone and "or pass --seed-deviation NATS" in alone
     same = compared(runs["long"], copy, "--markdown")
     assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
-
-
-def test_pairs_on_the_same_text_know_more_than_each_alone(runs: dict[str, Path]) -> None:
-    one, other = kept(runs["long"]), kept(runs["other"])
-    sizes = np.array(one["groups"]["tokens"], float)
-    assert len(sizes) > 100
-    nats = [np.array(result["groups"]["nats"]) for result in (one, other)]
-    paired, alone = mean_and_error(nats[0] - nats[1], sizes)[1], [mean_and_error(values, sizes)[1] for values in nats]
-    assert paired is not None
-    assert paired < 0.7 * np.hypot(*alone)
 
 
 def test_runs_that_differ_in_their_seed_show_the_noise_and_are_not_told_apart(runs: dict[str, Path]) -> None:

@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,44 +71,28 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
     assert read_progress(run).steps < STEPS
 
 
-@contextmanager
-def trained_by_hand(run: Path) -> Iterator[launch.Process]:
-    """Train a run as its user would, until the end of the context."""
+@pytest.mark.slow
+def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl_c_or_the_end_of_the_budget(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     try:
         while not lock_is_held(run):
             time.sleep(0.05)
-        yield job
-    finally:
-        job.send_signal(signal.SIGTERM)
-        job.wait(60)
-
-
-def interrupt_after_a_second(directory: Path, run: Path) -> None:
-    """Train a run in a pool that gets Ctrl-C."""
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with RunPool(directory, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-        pool.train({run: None})
-    timer.join()
-
-
-@pytest.mark.slow
-def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of_the_budget(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run("run", **LONG)
-    with trained_by_hand(run) as job:
-        interrupt_after_a_second(tmp_path, run)
-        rest = (run_pool.KILL_SECONDS + 2) / 3600
-        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-            hours = pool.account.elapsed_seconds() / 3600 + rest
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
+            pool.train({run: None})
+        hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
         with (
             RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
             pytest.raises(BudgetSpent),
         ):
             pool.train({run: None})
         assert lock_is_held(run) and job.poll() is None
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.wait(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")

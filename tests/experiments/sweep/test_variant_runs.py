@@ -90,31 +90,19 @@ def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, run
         write(file)
 
 
-def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> None:
-    file = make_sweep()
-    first = write(file)
+def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_is_refused_by_name(
+    make_sweep: MakeSweep,
+) -> None:
+    file = make_sweep(set={"train.weight_decay": 0.2})
+    write(file)
+    change(file, set={"train.weight_decay": 1, "model.n_kv_heads": 2})
+    first = write(file)  # nothing has begun
     (first[0] / "metrics.jsonl").touch()
+    change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
-
-
-def test_another_spelling_of_what_a_run_has_begun_with_is_no_change(make_sweep: MakeSweep) -> None:
-    file = make_sweep(set={"train.weight_decay": 1, "model.n_kv_heads": 2})
-    first = write(file)
-    for directory in first:
-        (directory / "metrics.jsonl").touch()
-    change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
-    assert write(file) == first
-
-
-def test_a_changed_recipe_is_refused_by_name_once_a_run_has_begun(make_sweep: MakeSweep) -> None:
-    file = make_sweep()
-    first = write(file)
-    change(file, set={"train.weight_decay": 0.3})
-    write(file)
-    (first[0] / "metrics.jsonl").touch()
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 0.3, the experiment now has 0.4"):
+    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1, the experiment now has 0.4"):
         write(file)
 
 
