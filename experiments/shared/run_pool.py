@@ -93,10 +93,6 @@ class PoolStopped(Exception):
     """Training ended early with checkpoints. The message has reason and missing runs; the same command continues."""
 
 
-class BudgetSpent(PoolStopped):
-    """The rest of the budget holds no further training."""
-
-
 @attrs.frozen
 class Job:
     """A process that trains a target, and the devices it holds: numbers of GPUs, or of places on a CPU."""
@@ -138,8 +134,8 @@ class RunPool:
     def train(self, runs: Mapping[Path, int | None]) -> None:
         """Train each run directory to its step, None: to the end.
 
-        Raises BadInput where one fails, BudgetSpent before the budget is exceeded, PoolStopped or KeyboardInterrupt
-        after a signal; the others have then stopped with checkpoints.
+        Raises BadInput where one fails, PoolStopped before the budget is exceeded or after a signal, KeyboardInterrupt
+        after SIGINT; the others have then stopped with checkpoints.
         """
         targets = [Target.of(run, step, self._options.ranks) for run, step in runs.items()]
         for target in targets:
@@ -269,4 +265,4 @@ class RunPool:
             )
         left = max(0.0, self.account.seconds_left() or 0.0)
         rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
-        raise BudgetSpent(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")
+        raise PoolStopped(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")

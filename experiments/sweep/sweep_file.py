@@ -25,6 +25,11 @@ FIXED = (
     "model.context_length",
     "train.dataset",
 )
+NO_LEVER = "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs"
+REFUSED = {
+    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the disk",
+    "train.random_seed": "the seeds of a sweep are its key 'seeds'",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -58,21 +63,16 @@ def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[
 
 
 def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Changes:
+    """Return keys and values of a lever, or of `set`, checked. Raises BadInput."""
     if not isinstance(values, dict) or (lever and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
     known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
     for key in values:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
-        if key == f"train.{BUCKET}":
-            raise BadInput(f"{file}: {where}: {key}: all runs would share it; their checkpoints stay on the disk")
-        if key == "train.random_seed":
-            raise BadInput(f"{file}: {where}: {key}: the seeds of a sweep are its key 'seeds'")
-        if lever and key in FIXED:
-            raise BadInput(
-                f"{file}: {where}: {key}: no lever, for it changes the tokens that the final loss is measured on; "
-                "it may stand in 'set', for all runs"
-            )
+        reason = REFUSED.get(key) or (NO_LEVER if lever and key in FIXED else None)
+        if reason is not None:
+            raise BadInput(f"{file}: {where}: {key}: {reason}")
     return dict(values)
 
 

@@ -16,7 +16,7 @@ from common.errors import BadInput
 from experiments.shared import pool_options, run_pool
 from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
+from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
@@ -86,7 +86,7 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
         with (
             RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
-            pytest.raises(BudgetSpent),
+            pytest.raises(PoolStopped),
         ):
             pool.train({run: None})
         assert lock_is_held(run) and job.poll() is None
@@ -150,7 +150,7 @@ def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
     with (
         RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
         pytest.raises(
-            BudgetSpent, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+            PoolStopped, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
         ),
     ):
         pool.train(runs)
