@@ -102,7 +102,7 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1, the experiment now has 0.4"):
+    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1.0, the experiment now has 0.4"):
         write(file)
 
 
