@@ -73,6 +73,13 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
     )
 
 
+def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command that must have status 0."""
+    done = run(command, *options, **environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 PIPES: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
 COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
 

@@ -12,7 +12,7 @@ from tests.conftest import ROOT, shared
 from tests.hub_server import Hub, environment
 from tests.tokens.hub.conftest import NAME, published, push, refusal
 from tests.tokens.hub.test_download import download
-from tests.tokens.preparing import PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, succeed, write
 from tokens.format.token_file import open_split
 from tokens.hub.upload import public_name, size_category
 from tokens.prepare.verify import verify
@@ -156,8 +156,7 @@ def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     assert f'"dataset": "{NAME}"' in body
     assert "tokenizer.tiktoken" in published(hub)
     code = body.split("```python\n")[1].split("```")[0] + "assert len(documents) == 901 and not len(documents[-1])\n"
-    example = run([sys.executable, "-c", code], **environment(hub))
-    assert example.returncode == 0, example.stderr
+    succeed([sys.executable, "-c", code], **environment(hub))
 
 
 def test_size_categories_are_the_hubs() -> None:

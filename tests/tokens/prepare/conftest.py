@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import ROOT, shared
-from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, run
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,7 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """The files of a preparation that was left in peace, by split."""
     directory = tmp_path_factory.mktemp("undisturbed")
     ranks = shared("gpt2.tiktoken")
-    done = run(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
     return files_of(directory)
 
 

@@ -9,7 +9,7 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, succeed, write
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, Entry
 from tokens.prepare.verify import status, verify
@@ -26,13 +26,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
     bucket_server: BucketServer, source: Path, tmp_path: Path
 ) -> None:
-    assert run(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS).returncode == 0
+    succeed(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS)
     output = ("--output", "s3://runs/some/tokens", "--scratch", tmp_path / "scratch")
-    done = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
     assert not list((tmp_path / "scratch").rglob("*.safetensors"))
-    again = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
-    assert again.returncode == 0
+    again = succeed(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
     assert "s3://runs/some/tokens: complete already" in again.stderr
     for name, data in bucket_server.contents("some/tokens").items():
         (tmp_path / "scratch" / name).write_bytes(data)
@@ -123,8 +121,7 @@ def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
     command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)
     assert "none of the 50 documents of the sources could be read" in run(PREPARE, *command).stderr
     assert bucket_server.contents("nothing") == {}
-    done = run(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
 
 
 @pytest.mark.usefixtures("bucket_server")

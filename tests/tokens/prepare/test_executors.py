@@ -15,7 +15,7 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
 from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
@@ -26,7 +26,7 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
     assert cluster.stdin is not None and cluster.stdout is not None
     source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 200 for number in range(20_000)])
     options = ("--tokenizer", "bytes", "--unit-bytes", "400000")
-    assert run(PREPARE, source, *options, "--output", tmp_path / "straight").returncode == 0
+    succeed(PREPARE, source, *options, "--output", tmp_path / "straight")
     address = cluster.stdout.readline().strip()
     out = tmp_path / "out"
     command = [*PREPARE, str(source), *options, "--output", str(out), "--executor", "ray", "--ray-address", address]
@@ -71,8 +71,7 @@ def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
     options = ("--workers", str(workers), "--unit-bytes", str(unit_bytes), "--validation-fraction", "0.02")
-    done = run(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
     assert files_of(tmp_path / "out") == undisturbed
 
 
@@ -111,7 +110,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
-    assert run(PREPARE, *command[2:]).returncode == 0
+    succeed(PREPARE, *command[2:])
     assert files_of(tmp_path / "out") == undisturbed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tokens.preparing import PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
 from tokens.format.contents import open_listed
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
@@ -54,8 +54,7 @@ def test_a_stream_that_fits_one_shard_is_one_file(source: Path, tmp_path: Path) 
 def test_a_flipped_bit_in_any_shard_is_found_and_its_unit_is_named(source: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
     options = ("--tokenizer", "bytes", "--split", kind, "--unit-bytes", "700", "--validation-fraction", "0.3")
-    done = run(PREPARE, source, "--output", out, *options, "--shard-tokens", "500", "--executor", "inline")
-    assert done.returncode == 0, done.stderr
+    done = succeed(PREPARE, source, "--output", out, *options, "--shard-tokens", "500", "--executor", "inline")
     assert "train in 7 files: " in done.stdout or "train in 8 files: " in done.stdout
     results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
     results = [result for result in results if "index" in result]
@@ -72,4 +71,4 @@ def test_a_flipped_bit_in_any_shard_is_found_and_its_unit_is_named(source: Path,
         unit = next(index for index, end in enumerate(ends) if position < end)
         assert f"{path}: damaged: got sha256" in done.stderr
         assert f"made from unit {unit}: {source} (bytes" in done.stderr
-    assert run(PREPARE, "verify", out).returncode == 0
+    succeed(PREPARE, "verify", out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, tokens_of
+from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, tokens_of
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.prepare.growing_tokens import GrowingTokens
@@ -41,7 +41,7 @@ def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens
     assert growing.committed("train") > early and not growing.finished
     assert "6 of 16 units" in growing.progress()
     middle = stream.read(early - 10, 100).tolist()
-    assert run(PREPARE, *options).returncode == 0
+    succeed(PREPARE, *options)
     growing.refresh()
     assert growing.finished
     final = tokens_of(tmp_path / "out", "train")
@@ -63,7 +63,7 @@ def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tupl
     growing = GrowingTokens(tmp_path / "out")
     lengths = {split: growing.committed(split) for split in ("train", "validation")}
     early = {split: growing.stream(split).read(0, length).tolist() for split, length in lengths.items()}
-    assert run(PREPARE, *whole).returncode == 0
+    succeed(PREPARE, *whole)
     final = {split: open_split(tmp_path / "out", split) for split in lengths}
     assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
 
@@ -73,13 +73,13 @@ def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
     assert growing.committed("train") == 0
-    assert run(PREPARE, *options).returncode == 0
+    succeed(PREPARE, *options)
     growing.refresh()
     assert growing.committed("train") == len(tokens_of(tmp_path / "out", "train"))
 
 
 def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_path: Path) -> None:
-    assert run(PREPARE, *command(tmp_path, "--split", "tail")).returncode == 0
+    succeed(PREPARE, *command(tmp_path, "--split", "tail"))
     with pytest.raises(BadInput, match="prepared with --split tail, which holds out the last documents"):
         GrowingTokens(tmp_path / "out")
     with pytest.raises(BadInput, match=r"no plan\.json"):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run
+from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run, succeed
 from tokens.prepare import bucket_output, writer
 
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
@@ -38,8 +38,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     found = {}
     for options in ("hash", "tail --shard-tokens 300"):
         out = tmp_path_factory.mktemp("straight") / "out"
-        done = run(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
-        assert done.returncode == 0, done.stderr
+        succeed(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
         found[options] = files_of(out)
     assert len(found["hash"]) == 3 and len(found["tail --shard-tokens 300"]) > 5
     return found
@@ -49,8 +48,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The token files and their manifest as a folder has them, prepared as into a bucket."""
     out = tmp_path_factory.mktemp("local") / "out"
-    done = run(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
     return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}
 
 
@@ -77,8 +75,7 @@ def test_a_kill_at_any_moment_changes_no_file(
     killed = run(CRASH, *command, CRASH_AT=point, CRASH_TIME="3" if point in COMMIT_POINTS else "1")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "out" / "manifest.json").exists() == (point == "manifest written")
-    done = run(PREPARE, *command)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, *command)
     assert files_of(tmp_path / "out") == straight[split]
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
@@ -101,8 +98,7 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
             assert ".checkpoint-00000000.safetensors" in bucket_server.contents(prefix)
         if disk == "lost":
             shutil.rmtree(scratch)
-        done = run(PREPARE, *command, "--scratch", scratch)
-        assert done.returncode == 0, done.stderr
+        succeed(PREPARE, *command, "--scratch", scratch)
         assert in_bucket(bucket_server, prefix) == local
 
 
@@ -113,7 +109,7 @@ def test_random_kills_of_anything_under_changing_workers_change_nothing(
     assert cluster.stdout is not None
     shards = ("--shard-tokens", "100000", "--split", "tail")
     straight = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"))
-    assert run(PREPARE, *straight, *shards, *COMMAND).returncode == 0
+    succeed(PREPARE, *straight, *shards, *COMMAND)
     wanted, address = files_of(tmp_path / "straight"), cluster.stdout.readline().strip()
     assert len(wanted) > 5
     log = kill_again_and_again([str(corpus), *shards], tmp_path / "out", wanted, kills, address)

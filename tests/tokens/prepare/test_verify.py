@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, write
+from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, write
 from tokens.prepare import verify as audit
 from tokens.prepare.verify import verify
 
@@ -16,8 +16,7 @@ def sharded(tmp_path: Path) -> Path:
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
     size = source.stat().st_size // 5
     options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")
-    done = run(PREPARE, source, "--output", tmp_path / "out", "--validation-fraction", "0.1", *options)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, source, "--output", tmp_path / "out", "--validation-fraction", "0.1", *options)
     return tmp_path / "out"
 
 
@@ -64,11 +63,10 @@ def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
     options = ("--tokenizer", "bytes", "--unit-bytes", "200", "--executor", "inline")
     command = (source, "--output", tmp_path / "out", *options)
     run(CRASH, *command, CRASH_AT="ledger written", CRASH_TIME="4")
-    done = run(PREPARE, "status", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    done = succeed(PREPARE, "status", tmp_path / "out")
     assert "not complete, last commit" in done.stdout
     assert "units      4 of" in done.stdout
-    assert run(PREPARE, *command).returncode == 0
+    succeed(PREPARE, *command)
     done = run(PREPARE, "status", tmp_path / "out")
     assert f"{tmp_path / 'out'}: complete" in done.stdout
     assert '{"null text": 1}, 1 documents lost' in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
-from tests.tokens.preparing import PREPARE, jsonl, run, write
+from tests.tokens.preparing import PREPARE, jsonl, run, succeed, write
 from tokens.format.token_file import open_split
 from tokens.stats import stats
 from tokens.stats.stats import CHART, draw_chart
@@ -83,14 +83,13 @@ def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
 
 def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation_fraction=0.1)
-    done = run(PREPARE, "stats", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    done = succeed(PREPARE, "stats", tmp_path / "out")
     assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
     assert "bytes per token      1.00" in done.stdout
     assert "CONTAMINATION        4 documents of validation (100.00%) are in train too" in done.stdout
     assert (tmp_path / "out" / CHART).read_bytes().startswith(b"\x89PNG")
     assert f"drawn in {tmp_path / 'out' / CHART}" in done.stdout
-    assert run(PREPARE, "verify", tmp_path / "out").returncode == 0
+    succeed(PREPARE, "verify", tmp_path / "out")
 
 
 def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path: Path) -> None:
