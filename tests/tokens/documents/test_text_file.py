@@ -40,6 +40,7 @@ def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: p
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         lost = len(data) - len(data.decode(errors="ignore").encode())
         assert reader.problems.lost_bytes == lost
+        assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
 
 
 @pytest.mark.parametrize("words", ["wörter und Wörter, ", "北京大学的学生、都喜欢吃苹果。", "word\n"])
@@ -50,16 +51,6 @@ def test_a_long_file_comes_in_small_pieces_with_or_without_spaces(tmp_path: Path
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(len(piece.text.encode()) for piece in pieces) < 2 * TEXT_PIECE_BYTES
-
-
-def test_a_few_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
-    path = tmp_path / "latin1.txt"
-    path.write_bytes(f"eine Straße{', ' * 100} ein Café, ".encode("latin-1") * 100)
-    for unit_bytes in (1 << 24, 300):
-        pieces, reader = read(path, unit_bytes=unit_bytes)
-        assert "".join(piece.text for piece in pieces) == f"eine Stra\ufffde{', ' * 100} ein Caf\ufffd, " * 100
-        assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
-        assert reader.problems.lost_bytes == 200
 
 
 NO_TEXT = {

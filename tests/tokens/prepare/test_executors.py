@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,15 +92,15 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
 ) -> None:
     command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
     # As from a terminal: what a shell starts in the background ignores Ctrl-C.
-    obeying = [
-        sys.executable,
-        "-c",
-        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
-    ]
+    obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*COMMAND, "--unit-bytes", "3000"]
     for _ in range(5):
         process = subprocess.Popen(
-            [*obeying, *command, *executor], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-c", obey, *command, *executor],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         wait_for_lines(process, tmp_path / "out", 3)
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
@@ -122,6 +123,10 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
         write(tmp_path / "out", source, workers=1)
 
 
+NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, "problems": {}, "examples": {}}
+NOTHING |= {"lost_documents": 0, "lost_bytes": 0}
+
+
 class Shuffled(executors.Executor):
     """An executor that finishes units in any order and loses some workers."""
 
@@ -136,16 +141,7 @@ class Shuffled(executors.Executor):
             self.losses -= 1
             future.set_exception(BrokenExecutor())
         else:
-            result = Result(
-                index=task.index,
-                parts={},
-                text_bytes=0,
-                fast=True,
-                problems={},
-                lost_documents=0,
-                lost_bytes=0,
-                examples={},
-            )
+            result = Result(index=task.index, **NOTHING)
             threading.Timer(self._draw.uniform(0, 0.01), future.set_result, [result]).start()
         return future
 

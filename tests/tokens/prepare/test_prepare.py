@@ -28,10 +28,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
     written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
     assert read_manifest(tmp_path / "out") == written
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == 1
-    assert manifest["documents"] == 2
-    assert manifest["tokens"] == 6
-    assert manifest["text_bytes"] == 4
+    assert manifest | {"format": 1, "documents": 2, "tokens": 6, "text_bytes": 4} == manifest
     assert manifest["tokenizer"] == {
         "name": "bytes",
         "vocabulary_size": 257,
