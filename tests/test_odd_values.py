@@ -38,14 +38,14 @@ from training.telemetry.time_ledger import read_earlier
 
 ODD = [1e308, -1e308, 5e-324, 10**400, math.nan, math.inf, -1, 0, True, None, "x", "\ud800", "a\0b", [], {}, [[1e308]]]
 SOURCES = [{"dataset": "d", "tokens": 5, "epochs": 0.1}]
-COMMITS = {"compile": 1.0, "start-up": 2.0, "training": 3.0}
+SECONDS = {"compile": 1.0, "start-up": 2.0, "training": 3.0}
 RECORDS: list[dict[str, Any]] = [
     {**start(), "time": "2026-01-01T00:00:00Z"},
     {**step(5), "epochs": [0.5], "peak_memory_bytes": 5, "skipped_steps": 1},
     {"step": 5, "validation_loss": 3.0, "validation_losses": {"a": 3.0, "b": 2.0}, "elapsed_seconds": 5.0},
     {"event": "diverged", "step": 6, "problem": "x"},
     {"event": "stopped", "step": 6, "reason": "--max-hours", "sources": SOURCES},
-    {"event": "end", "step": 6, "sources": SOURCES, "ledger": COMMITS, "run_ledger": COMMITS, "elapsed_seconds": 6.0},
+    {"event": "end", "step": 6, "sources": SOURCES, "ledger": SECONDS, "run_ledger": SECONDS, "elapsed_seconds": 6.0},
 ]
 
 

@@ -16,7 +16,7 @@ from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT
 from training.batch_finder import finder
-from training.batch_finder.probe import HEADROOM, Report, _usable_bytes
+from training.batch_finder.probe import HEADROOM, Prober, ProbeSettings, Report, _usable_bytes
 from training.config.train_config import load_run
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
@@ -73,6 +73,16 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: Callable[..., Pa
     written = (run / "train.json").read_text()
     assert written == text.replace('"microbatch_size" :  2', '"microbatch_size" :  1') != text
     assert {path.name for path in run.iterdir()} == {"model.json", "train.json"}
+
+
+def test_ranks_can_be_killed_as_soon_as_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    prober = Prober([str(SHORT)], 2)
+    prober._start(ProbeSettings(prefix="probe", microbatch_size=1, parent_pid=os.getpid()))
+    processes = list(prober._processes)
+    assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
+    prober.kill()  # a killpg before setsid would reach nobody, and the wait after it have no end
+    assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.slow
