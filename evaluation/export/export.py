@@ -137,13 +137,28 @@ def _partial_directory(directory: Path) -> Iterator[Path]:
             partial.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            lock(descriptor, partial, f"{directory}: another export writes it; pass another folder")
-            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            overtaken = f"{directory}: another export writes it; pass another folder"
+            lock(descriptor, partial, overtaken)
+            if not _is_there(partial, descriptor):
+                raise BadInput(overtaken)  # and has renamed it before it was locked here
+            stack.callback(_remove_own, partial, descriptor)
             for left in partial.iterdir():  # by an export that was killed
                 left.unlink()
             yield partial
     except SafetensorError as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
+
+
+def _is_there(partial: Path, descriptor: int) -> bool:
+    """Return whether the open directory still has this name; the name may be another export's by now."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), partial.lstat())
+    return False
+
+
+def _remove_own(partial: Path, descriptor: int) -> None:
+    if _is_there(partial, descriptor):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:
