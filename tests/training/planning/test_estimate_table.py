@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT, train
 from training.config.train_config import Run, load_run
 from training.hardware.gpus import known_gpus
-from training.planning.estimate import RunEstimate, StartUp, make_estimate
+from training.planning.estimate import RunEstimate, StartUp, gpus_by_name, make_estimate
 from training.planning.estimate_table import describe_estimate
 from training.planning.price_list import MACHINES, Machine, PriceList, read_machines
 
@@ -89,6 +89,11 @@ def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: s
     lines = describe_estimate(estimate(load_run(ROOT / "runs" / name, []), read_machines(MACHINES, [])))
     assert lines[0].startswith("machine      1 GPU, by the directory's name; the price list has none: ")
     assert lines[2].endswith(" x world size 1") and not any("world size 8" in line for line in lines)
+
+
+def test_the_size_of_a_model_is_no_number_of_gpus() -> None:
+    names = ("8xa100", "speedrun-1xrtx3090", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
+    assert [gpus_by_name(Path(name)) for name in names] == [8, 1, None, None, 16, None]
 
 
 def test_speed_and_price_of_a_small_network_are_unknown_and_it_has_no_cheapest_machine() -> None:
