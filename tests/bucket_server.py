@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -171,6 +172,9 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port that nothing listens at, and that the system gives to no connection: those are from 32768 on."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
