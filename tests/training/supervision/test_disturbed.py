@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT, metrics, train, train_command
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
+from training.checkpoints.directory import checkpoints_of, steps_in
 from training.telemetry.metrics_log import read_metrics
 
 DISTURBED = Path(__file__).with_name("disturbed.py")
@@ -68,7 +69,7 @@ def test_a_run_without_readers_stops_as_a_signal_asks(make_run: Callable[..., Pa
     process.stderr.close()
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-    assert outcome(run) == "stopped" and (run)
+    assert outcome(run) == "stopped" and steps_in(checkpoints_of(run))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
