@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.file_lock import Locked
-from common.files import is_folder, system_error
+from common.files import is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
 from training.launch import check_environment, check_launcher, environment_rank
 from training.supervision.exit_record import ExitRecord
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
-    from training.config.train_config import Run
     from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
 
@@ -30,6 +29,7 @@ def main() -> int:
         return supervision
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # torch takes seconds
 
+    from training.command import describe_error
     from training.config.train_config import load_run
     from training.job import prepare, run_job
 
@@ -104,19 +104,6 @@ def initial_weights(source: str | None) -> "InitialWeights | None":
     from training.initial_weights import InitialWeights
 
     return InitialWeights(source, lambda: load_network(locate(source, None)))
-
-
-def describe_error(error: Exception, run: "Run | None") -> str | None:
-    """Return an error that the user can do something about, as one line; None for any other."""
-    from training.hardware.memory_errors import describe_memory_error, is_memory_error
-
-    if isinstance(error, BadInput | Diverged):
-        return str(error)
-    if run is not None and is_memory_error(error):
-        return f"rank {environment_rank()}: {describe_memory_error(error, run.train.batch.microbatch_size)}"
-    if isinstance(error, OSError) and error.filename is not None:
-        return system_error(error)  # a file or folder that cannot be read, for one
-    return None
 
 
 def say(problem: str) -> None:
