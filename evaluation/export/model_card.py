@@ -6,9 +6,8 @@ from pathlib import Path
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measure import perplexity
 from evaluation.shared.run_cost import cost_of
-from model.config import ModelConfig
+from model.config import ModelConfig, rows
 from model.counts import parameter_count
-from model.options import rows
 from model.stock import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
