@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import exit_status, prepare_process
+from common.installation import exit_status, interrupts_kept, prepare_process
 
 if TYPE_CHECKING:
     from evaluation.registry import RegisteredCommand
@@ -54,7 +54,8 @@ def main() -> int:
 
     try:
         check_environment()
-        return known[sys.argv[1]].run(options) or EXIT_DONE
+        with interrupts_kept():
+            return known[sys.argv[1]].run(options) or EXIT_DONE
     except BadInput as error:
         if error.alone or environment_rank() == 0:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)
