@@ -1,11 +1,10 @@
 """Heartbeat: a sign of life of every rank each second, so that a job that hangs ends and names the rank.
 
-A thread of every rank writes a beat into torchrun's store, over a connection of its own, and reads all others.
+A thread of every rank writes a beat into torchrun's store, over a connection of its own, and watches a few others.
 A process that is stopped, swapped out or on a dead machine has no beats: the others end the job. A rank of which only
 the main thread hangs has beats, so that the others' collective times out: the beats then tell in which line it hangs.
 """
 
-import json
 import os
 import signal
 import socket
@@ -33,7 +32,8 @@ LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never bus
 STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
-SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to find the same: torchrun ends all ranks after the first
+TIMED_POLLS = 10  # between two looks of rank 0 at the seconds of all
+SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
 
 
 @attrs.frozen(kw_only=True)
@@ -73,8 +73,10 @@ class Heartbeat:
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
+            from training.supervision.beat_exchange import BeatExchange
+
             prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
-            self._store = PrefixStore(prefix, torchrun_store())
+            self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
             if environment_nodes() > 1:
@@ -116,11 +118,12 @@ class Heartbeat:
             return None
         self._departure = self._departure or "asked to stop"
         deadline = time.monotonic() + 3 * self._beat_seconds
+        ranks = range(self.ranks.world_size)
         try:
             self._publish(self._departure)
-            before = self._read()
+            before = self._exchange.read(ranks)
             while time.monotonic() < deadline:
-                beats = self._read()
+                beats = self._exchange.read(ranks)
                 departures = [beat.departure for beat in beats.values()]
                 if "failed" in departures:
                     return ERROR
@@ -146,7 +149,7 @@ class Heartbeat:
                     self._publish(None)  # the place of the error, to be printed
                     self._print_places()
             with advisory("heartbeat", dist.DistError):
-                self._poll()  # another rank's last beat may have come since
+                self._exchange.poll()  # another rank's last beat may have come since
             self._publish(self._departure)
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
             if self._ending.is_set():
@@ -160,28 +163,19 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """Read the others' beats; end this process where one is lost, or was asked to stop."""
-        self._poll()
+        timing = self.ranks.coordinates and self._polls % TIMED_POLLS == 0
+        self._polls += 1
+        self._exchange.poll(everyone=timing)
         if self.beats.departed("asked to stop"):
             self._stopped_polls += 1
             if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
                 self._reactions.stopped()
         if lost := self.beats.lost(self._patience):
+            self._exchange.tell_lost(lost)
             with advisory("places of the ranks", dist.DistError):
                 self._print_lost(lost)
-            self._end_without(lost)
-
-    def _poll(self) -> None:
-        self._polls += 1
-        for rank, beat in self._read().items():
-            if rank != self.ranks.rank:
-                self.beats.observe(rank, beat)
-
-    def _read(self) -> dict[int, Beat]:
-        """Return the last beat of each rank that has begun: reading a missing key would wait for it."""
-        ranks = range(self.ranks.world_size)
-        begun = [rank for rank in ranks if rank in self.beats.last or self._store.check([str(rank)])]
-        texts = self._store.multi_get([str(rank) for rank in begun])
-        return {rank: Beat(**json.loads(text)) for rank, text in zip(begun, texts, strict=True)}
+        if told := self._exchange.lost():
+            self._end_without(told)
 
     def _watch_store(self) -> None:
         """End this process where torchrun's store, on the first node, has long not answered: that node is cut off.
@@ -217,8 +211,7 @@ class Heartbeat:
             place=self._error_place or current_place(),
             seconds=self._seconds,
         )
-        self._store.set(str(self.ranks.rank), json.dumps(attrs.asdict(beat)))
-        self.beats.observe(self.ranks.rank, beat)
+        self._exchange.publish(beat)
 
     def _print_lost(self, lost: list[int]) -> None:
         """Print which ranks are lost and where one waits for them, if no other rank has found out before."""
@@ -229,7 +222,7 @@ class Heartbeat:
             for rank in lost
             if beats[rank].departure is None
         ]
-        if silent and self._store.add("told lost", 1) == 1:
+        if silent and self._exchange.first("told lost"):
             present = [rank for rank, beat in beats.items() if rank not in lost and beat.departure is None]
             waiting = min(present, default=self.ranks.rank)
             _print(
@@ -237,12 +230,12 @@ class Heartbeat:
                 "was: run the same command again"
             )
 
-    def _end_without(self, lost: list[int]) -> NoReturn:
+    def _end_without(self, lost: dict[int, Beat]) -> NoReturn:
         """End this process; kill the frozen ones of this node, or torchrun would wait for them.
 
         Lost ranks that had left with an error have printed it: this rank did not notice, because it is stuck.
         """
-        frozen = [beat for beat in map(self.beats.last.get, lost) if beat is not None and beat.departure is None]
+        frozen = [beat for beat in lost.values() if beat.departure is None]
         try:
             time.sleep(SPEAKER_SECONDS)
             for beat in frozen:
@@ -256,8 +249,8 @@ class Heartbeat:
 
     def _print_places(self) -> None:
         """Print where every rank is, on the first rank that gets here; the others give it time."""
-        if self._store.add("told", 1) == 1:
-            self._poll()
+        if self._exchange.first("told"):
+            self._exchange.poll(everyone=True)
             failed = f"a collective failed on rank {self.ranks.rank}; the ranks at their last heartbeats:"
             _print("\n  ".join([failed, *self.beats.report()]))
         else:
