@@ -156,7 +156,8 @@ def interrupts_kept() -> Iterator[None]:
         came.append(True)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -164,6 +165,9 @@ def interrupts_kept() -> Iterator[None]:
         if came:
             raise KeyboardInterrupt from error
         raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_command(script: str, run: Callable[[], int | None], interrupted: str) -> int:
