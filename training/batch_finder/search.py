@@ -14,17 +14,18 @@ FINENESS = 32  # their neighbors differ by 1/32 at most, or by 1
 def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None) -> int | None:
     """Return the next of ascending candidates to try; None when all is known.
 
-    It is the guess while that is undecided, else twice as much while all has fit, else half-way. `fits`, `fails`: the
-    largest known to fit, 0 before; the smallest known not to, infinite before.
+    It is the guess while that is undecided; then steps of 1, 2, 4 ... candidates beyond it while all has fit; else the
+    one half-way. `fits`, `fails`: the largest known to fit, 0 before; the smallest known not to, infinite before.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:
         return None
-    near = max((size for size in sizes if size <= (guess or 1)), default=None)
+    near = max((size for size in sizes if size <= (guess or 1)), default=0)
     if near in undecided:
         return near
     if fails == math.inf:
-        return next((size for size in undecided if size >= 2 * fits), undecided[-1])
+        passed = sum(near < size <= fits for size in sizes)
+        return undecided[min(passed, len(undecided) - 1)]
     return undecided[len(undecided) // 2]
 
 
