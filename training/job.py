@@ -11,12 +11,13 @@ from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options, TrainCommand
+from training.config.batch_plan import derive_layout
 from training.config.optimization import describe_schedule, make_schedule
 from training.config.train_config import Run
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
-from training.launch import check_launcher, environment_local_world_size, environment_rank
+from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
 from training.loop import Loop
 from training.open_job import OpenJob, open_job
 from training.parallel.process_group import Ranks, from_coordinator, stop
@@ -58,6 +59,7 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         return report(needs)
     if command.trains:
         check_launcher()
+    derive_layout(run.train, run.model.context_length, environment_world_size())
     enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
     return None
 

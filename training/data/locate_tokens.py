@@ -10,7 +10,7 @@ from common.errors import BadInput
 from common.files import is_bucket, is_folder
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
-from training.config.batch_plan import derive_layout, make_plan
+from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks, together
 
@@ -69,7 +69,6 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
 
     A shuffle may read any of them. Raises BadInput as make_plan.
     """
-    derive_layout(train, context_length, world_size)  # its error comes before a download
     if train.data.min_train_tokens is None or train.data.shuffle:
         return dict.fromkeys(part.dataset for part in train.data.parts)
     plan = make_plan(train, context_length, world_size)
