@@ -108,7 +108,7 @@ def make_estimate(
 
 def gpus_by_name(run_directory: Path) -> int | None:
     """Return the GPUs of the machine that a run directory is named after: 8 for 8xa100, None for gpt-2xl."""
-    found = re.search(r"(?:^|-)(\d{1,6})x[a-z]+\d", run_directory.resolve().name)
+    found = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))[a-z]", run_directory.resolve().name)
     return int(found[1]) or None if found else None
 
 

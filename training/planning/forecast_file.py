@@ -40,7 +40,7 @@ def describe_forecast_file(run: Run) -> list[str]:
             f"             ladder of {points} runs, {record['date']}, commit {record['commit']}: its largest size, "
             f"held out, was missed by {missed:.1f} % on average",
         ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
 
 
