@@ -144,13 +144,20 @@ class Account:
 
 def _spent_before(lines: Sequence[AccountLine], now: float) -> Spent:
     """Return the totals of earlier calls; `now`: Unix time."""
-    starts = [number for number, line in enumerate(lines) if line.call is not None]
-    call = lines[starts[-1]].call if starts else None
+    call, seconds, ended = None, 0.0, True
+    for line in lines:
+        # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
+        if line.call is None and call is not None and (ended or line.seconds < seconds - CALL_SECONDS):
+            earlier = _with_call(call, seconds if ended else seconds + ORPHAN_SECONDS)
+            call = attrs.evolve(call, began=call.began + seconds, earlier=earlier)
+        call, seconds, ended = line.call or call, line.seconds, line.ended
     if call is None:
         return Spent()
-    seconds = max(line.seconds for line in lines[starts[-1] :])
-    if not lines[-1].ended:
-        seconds = min(seconds + ORPHAN_SECONDS, max(now - call.began, seconds))
+    return _with_call(call, seconds if ended else min(seconds + ORPHAN_SECONDS, max(now - call.began, seconds)))
+
+
+def _with_call(call: CallStart, seconds: float) -> Spent:
+    """Return the total after a call that took so long."""
     before, price = call.earlier, call.price_per_hour
     return Spent(
         seconds=before.seconds + seconds,

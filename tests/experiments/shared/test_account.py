@@ -42,6 +42,14 @@ def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp
     assert 1000 < earlier(tmp_path) <= 1000 + job_seconds()  # the second call counts as well, with its process
 
 
+def test_a_call_whose_start_was_damaged_is_counted(tmp_path: Path) -> None:
+    path = call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True, price=2.0)
+    with path.open("a") as file:
+        file.write('{"seconds": 0.5, "call": {"began\n{"seconds": 300}\n{"seconds": 600, "ended": true}\n')
+    spent = Account(tmp_path, PRICED).earlier
+    assert (spent.seconds, spent.usd) == (1600, pytest.approx(2 * 1600 / 3600))
+
+
 def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=1030 + job_seconds(), beat=1000, ended=False)
     assert earlier(tmp_path) == pytest.approx(1030, abs=5)
