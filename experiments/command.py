@@ -65,6 +65,7 @@ class SweepCommand(ExperimentCommand):
         from experiments.shared.experiment_files import check_results, missing_tokens, output_of
         from experiments.sweep.sweep_file import read_sweep
         from experiments.sweep.variant_runs import (
+            check_rungs,
             check_variants,
             describe_runs,
             runs_of,
@@ -84,6 +85,7 @@ class SweepCommand(ExperimentCommand):
                 raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
             show_sweep(sweep, runs, output)
             return None
+        check_rungs(sweep, runs)
         check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
         if self.print_commands:
             commands = shell_commands(sweep, runs, self.pool)

@@ -53,7 +53,12 @@ class SweepTable:
         """Return the missing runs of which an earlier table has the result."""
         try:
             variants = read_json(output / "sweep.json")["variants"]
-            held = {run_name(variant["name"], seed) for variant in variants for seed in variant["losses"]}
+            held = {
+                run_name(variant["name"], seed)
+                for variant in variants
+                # those of the rule's losers have none at the end
+                for seed in variant["losses"] or (self.sweep.seeds if "stopped at step" in variant["verdict"] else ())
+            }
         except (BadInput, LookupError, TypeError):  # none, or damaged
             return []
         return [name for name in self._missing() if name in held]

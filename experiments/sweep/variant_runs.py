@@ -82,18 +82,31 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
             directory = output / run_name(variant.name, seed)
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
-            _check_rungs(sweep, runs[-1])
     return runs
 
 
-def _check_rungs(sweep: Sweep, run: VariantRun) -> None:
-    """Raise BadInput for rungs that fall on one step of a run, or on its last one."""
-    steps = [*map(run.rung_step, sweep.rungs), run.plan.steps]
-    if any(low >= high for low, high in pairwise(steps)):
-        raise BadInput(
-            f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {', '.join(map(str, steps[:-1]))} of "
-            f"{run.plan.steps:,}, wanted rising ones before the last; spread the rungs, or train more steps"
-        )
+def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
+    """Raise BadInput for rungs that fall on one step of a run, or on its last one.
+
+    And for a run that is past a rung without its loss there: the rule came when it had been trained.
+    """
+    for run in runs:
+        steps = [*map(run.rung_step, sweep.rungs), run.plan.steps]
+        if any(low >= high for low, high in pairwise(steps)):
+            raise BadInput(
+                f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {', '.join(map(str, steps[:-1]))} of "
+                f"{run.plan.steps:,}, wanted rising ones before the last; spread the rungs, or train more steps"
+            )
+    stopped = stopped_variants(sweep, runs)
+    for share in sweep.rungs:
+        for run in runs:
+            step, progress = run.rung_step(share), read_progress(run.directory)
+            passed = run.variant.name not in stopped and max(progress.steps, progress.ended or 0) > step
+            if passed and run.rung_loss(share) is None:
+                raise BadInput(
+                    f"{sweep.file}: halving: {run.directory.name} is already past the rung at step {step:,}, without a "
+                    "validation there; remove the key, or choose another --output"
+                )
 
 
 def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:

@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import check_variants, results_of, runs_of, write_runs
+from experiments.sweep.variant_runs import check_rungs, check_variants, results_of, runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.directory import CHECKPOINTS, name_of
 from training.config.train_config import load_run
@@ -87,7 +87,18 @@ def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
 def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
     file = make_sweep(halving={"factor": 2, "rungs": rungs})
     with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
-        write(file)
+        check_rungs(read_sweep(file), runs_of(read_sweep(file), file.with_suffix(""), 1))
+
+
+def test_a_rule_that_comes_after_a_run_has_passed_its_rung_is_refused_before_training(make_sweep: MakeSweep) -> None:
+    file = make_sweep(halving={"factor": 2, "rungs": [0.25]})
+    sweep = read_sweep(file)
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    write_runs(runs)
+    check_rungs(sweep, runs)
+    (runs[1].directory / CHECKPOINTS / name_of(8)).mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"halving: base-seed-43 is already past the rung at step 2, .*remove the key"):
+        check_rungs(sweep, runs)
 
 
 def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_is_refused_by_name(
