@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import exit_status, prepare_process
+from common.installation import exit_status, interrupts_kept, prepare_process
 
 if TYPE_CHECKING:
     from evaluation.registry import RegisteredCommand
@@ -22,7 +22,7 @@ EPILOG = """examples:
   python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
   python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
-  python evaluate.py compare runs/8xa100 openai-community/gpt2 --html compared.html
+  python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown
   python evaluate.py export runs/8xa100 gpt2-fineweb --push OWNER/gpt2-fineweb --license mit
 
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
@@ -54,7 +54,8 @@ def main() -> int:
 
     try:
         check_environment()
-        return known[sys.argv[1]].run(options) or EXIT_DONE
+        with interrupts_kept():
+            return known[sys.argv[1]].run(options) or EXIT_DONE
     except BadInput as error:
         if error.alone or environment_rank() == 0:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)

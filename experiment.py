@@ -18,8 +18,7 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 
 def commands() -> dict[str, type]:
     """Return the commands by name."""
-    from experiments.ladder.command import LadderCommand
-    from experiments.sweep.command import SweepCommand
+    from experiments.command import LadderCommand, SweepCommand
 
     return {"sweep": SweepCommand, "ladder": LadderCommand}
 

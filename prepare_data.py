@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import exit_status, keep_logs_only, prepare_process
+from common.installation import exit_status, interrupts_kept, keep_logs_only, prepare_process
 
 if TYPE_CHECKING:
     from tokens.prepare.command import PrepareCommand
@@ -48,7 +48,8 @@ def prepare(command: "PrepareCommand") -> int:
     began = time.monotonic()
     display = Display()
     try:
-        manifest = prepare(command, display)
+        with interrupts_kept():
+            manifest = prepare(command, display)
     except OSError as error:  # a full disk, above all
         raise BadInput(f"{error}{kept()}") from error
     except KeyboardInterrupt:

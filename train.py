@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.file_lock import Locked
-from common.files import is_folder, system_error
+from common.files import is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
-from training.launch import check_environment, check_launcher, environment_rank, environment_world_size
+from training.launch import check_environment, check_launcher, environment_rank
 from training.supervision.exit_record import ExitRecord
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
-    from training.config.train_config import Run
     from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
 
@@ -30,22 +29,27 @@ def main() -> int:
         return supervision
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # torch takes seconds
 
+    from training.command import describe_error
     from training.config.train_config import load_run
-    from training.job import run_job
+    from training.job import prepare, run_job
 
     run, torchrun_errors = None, get_error_handler()
     torchrun_errors.initialize()
     try:
         run = load_run(command.run, command.overrides)
-        status = prepare(run, command)
+        initial = initial_weights(command.options.init_from)
+        status = prepare(run, command, initial)
         if status is None:
-            status = run_job(run, command.options, supervision, initial_weights(command.options.init_from))
-    except Exception as error:  # noqa: BLE001  # described below; leave() prints nothing
-        status = describe_error(error, run, supervision)
-        if status is None:
+            status = run_job(run, command.options, supervision, initial)
+    except Exception as error:  # noqa: BLE001  # leave() prints nothing
+        status, line = EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR, describe_error(error, run)
+        on_all = isinstance(error, BadInput | Diverged) and not (isinstance(error, BadInput) and error.alone)
+        if line is None:
             torchrun_errors.record_exception(error)
             traceback.print_exc()
-            status = EXIT_ERROR
+        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
+        elif environment_rank() == 0 or not on_all or not supervision.stop_asked.wait(RANK_0_SECONDS):
+            say(line)
     supervision.exit_record.write(status)
     if status in {EXIT_STOPPED, EXIT_DIVERGED}:
         supervision.end_torchrun()
@@ -92,43 +96,6 @@ def supervise(command: "TrainCommand") -> "Supervision | int":
     return supervision
 
 
-def prepare(run: "Run", command: "TrainCommand") -> int | None:
-    """Check run and machine before the process group starts; return the status of a command that does not train.
-
-    Raises BadInput.
-    """
-    from training.checkpoints.node_disks import disk_need
-    from training.config.batch_plan import derive_layout
-    from training.hardware.preflight import PreflightRequirements, enforce, report
-    from training.launch import environment_local_world_size
-
-    if command.dry_run or command.plan:
-        from training.planning.dry_run import dry_run
-
-        dry_run(run, command, initial_weights(command.options.init_from))
-        return EXIT_DONE
-    if command.find_max_microbatch:
-        from training.batch_finder.finder import report_largest
-
-        report_largest(run, command.overrides, command.options.device, None, command.write)
-        return EXIT_DONE
-    disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
-    needs = PreflightRequirements(
-        device=command.options.device,
-        compiles=run.train.execution.compiles_on_gpu,
-        disk=disk,
-        ranks=None if command.preflight else environment_local_world_size(),
-        bucket=run.train.checkpoints.checkpoints,
-    )
-    if command.preflight:
-        return report(needs)
-    if command.trains:
-        check_launcher()
-    derive_layout(run.train, run.model.context_length, environment_world_size())
-    enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
-    return None
-
-
 def initial_weights(source: str | None) -> "InitialWeights | None":
     """Return the model that --init-from names; it is read when the run begins."""
     if source is None:
@@ -137,25 +104,6 @@ def initial_weights(source: str | None) -> "InitialWeights | None":
     from training.initial_weights import InitialWeights
 
     return InitialWeights(source, lambda: load_network(locate(source, None)))
-
-
-def describe_error(error: Exception, run: "Run | None", supervision: "Supervision") -> int | None:
-    """Print an error that the user can do something about, as one line; return the exit status, None for any other."""
-    if isinstance(error, BadInput | Diverged):
-        alone = isinstance(error, BadInput) and error.alone
-        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        if environment_rank() == 0 or alone or not supervision.stop_asked.wait(RANK_0_SECONDS):
-            say(str(error))
-        return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
-    from training.hardware.memory_errors import describe_memory_error, is_memory_error
-
-    if run is not None and is_memory_error(error):
-        say(f"rank {environment_rank()}: {describe_memory_error(error, run.train.batch.microbatch_size)}")
-        return EXIT_ERROR
-    if isinstance(error, OSError) and error.filename is not None:
-        say(system_error(error))  # a file or folder that cannot be read, for one
-        return EXIT_ERROR
-    return None
 
 
 def say(problem: str) -> None:

@@ -75,9 +75,8 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
     predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
-    search = gallop(run, _prober(run, card_bytes), time.monotonic() + CARD_SECONDS)
-    least = "" if search.next(None) is None else "at least "
-    found = f"{least}{search.largest or 'none'}"
+    largest, all_known = gallop(run, _prober(run, card_bytes), time.monotonic() + CARD_SECONDS)
+    found = f"{'' if all_known else 'at least '}{largest or 'none'}"
     print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {found}", flush=True)
 
 

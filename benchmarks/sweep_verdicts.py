@@ -5,7 +5,6 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluation.shared.significance import default_seeds
-from experiments.sweep.halving import losers
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.verdicts import compare_with_base
 
@@ -74,7 +73,7 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the losses of the base and of the half of the levers that is best at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
-    lost = losers(Halving(factor=2, rungs=(0.5,)), means)
+    lost = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in lost]]
 
 

@@ -10,9 +10,10 @@ import importlib.util
 import io
 import os
 import select
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,37 @@ def checked_status(status: int) -> int:
     return status or EXIT_ERROR
 
 
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Context in which Ctrl-C ends as KeyboardInterrupt, also where a library makes an error of its own of it.
+
+    Torch does: while weights are read, any exception in a storage's `__len__` becomes a ValueError about its shape.
+    """
+    came = []
+
+    def interrupt(*_: object) -> None:
+        came.append(True)
+        raise KeyboardInterrupt
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_command(script: str, run: Callable[[], int | None], interrupted: str) -> int:
     """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr."""
     try:
-        return run() or EXIT_DONE
+        with interrupts_kept():
+            return run() or EXIT_DONE
     except BadInput as error:
         print(f"{script}: {error}", file=sys.stderr, flush=True)
         return EXIT_ERROR

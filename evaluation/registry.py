@@ -1,16 +1,18 @@
-"""Registry of the commands of `evaluate.py` that measure models. To add one: write its folder, add a line here."""
+"""Registry of the commands of `evaluate.py` that measure models. Each has a folder, its options, and a line here."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from evaluation.harness.command import HarnessCommand
-from evaluation.hellaswag.command import HellaSwagCommand
-from evaluation.instruct.command import InstructCommand
-from evaluation.judging.command import JudgeCommand
-from evaluation.loss.command import LossCommand
-from evaluation.smoke.command import SmokeCommand
+from evaluation.command_line import (
+    HarnessCommand,
+    HellaSwagCommand,
+    InstructCommand,
+    JudgeCommand,
+    LossCommand,
+    SmokeCommand,
+)
 
 if TYPE_CHECKING:
     from evaluation.shared.measure import EvaluationResult
@@ -41,7 +43,7 @@ COMMANDS = {  # in the order of the comparison's columns
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
     "hellaswag": RegisteredCommand(
-        HellaSwagCommand, "evaluation.hellaswag.hellaswag", "evaluation.hellaswag.accuracy_measures"
+        HellaSwagCommand, "evaluation.hellaswag.hellaswag", "evaluation.hellaswag.hellaswag"
     ),
     "instruct": RegisteredCommand(
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"

@@ -2,12 +2,22 @@
 
 C embedding width, H heads, K key-value heads, D head width (C = H * D), L layers, M MLP width, T context length,
 V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their sources.
+An option is one row of the table, a field of ModelConfig: default and check, how the stock classes of Hugging Face's
+transformers say it, what attention it leaves, and its words for the model card. The network itself is in gpt.py;
+parameters, bytes and all FLOPs but those of attention are counted from it.
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 
 from common import checks
-from model.options import ARCEE, EVERY, GPT2, LLAMA, NANOCHAT, QWEN3, ROTARY, named, option, rows
+
+# Stock classes, by their `model_type`.
+GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT = "gpt2", "llama", "arcee", "qwen3", "nanochat"
+ROTARY = (LLAMA, ARCEE, QWEN3, NANOCHAT)  # with RoPE: the same keys of config.json
+EVERY: dict[str, None] = dict.fromkeys((GPT2, *ROTARY))
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257
@@ -28,6 +38,35 @@ BIASES = {  # of queries, keys and values; of all else
     (False, True): "all but those of queries, keys and values, which are zeros here",
     (False, False): "none; those that the class has are zeros here",
 }
+
+
+@attrs.frozen(kw_only=True)
+class ArchitectureOption:
+    """A row of the table, beside default and check; `config`: a ModelConfig."""
+
+    # Stock class -> values that it computes, None: all. A class that is not here computes the default alone.
+    stock: Mapping[str, tuple[Any, ...] | None] = attrs.field(factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)  # stock class -> keys of its config.json
+    # config, stock class -> value of these keys, attrs.NOTHING to leave them out; None: the field's own
+    says: Callable[[Any, str], Any] | None = None
+    window: Callable[[Any], int | None] | None = None  # config -> tokens that a query attends to, at most; None: all
+    card: Callable[[Any, str], tuple[str, str] | None] | None = None  # config, stock class -> row of the model card
+
+
+def option(check: Callable[..., None], default: Any = attrs.NOTHING, **row: Any) -> Any:
+    """Return a field of ModelConfig with its row, an ArchitectureOption of `row`."""
+    return attrs.field(default=default, validator=check, metadata={ArchitectureOption: ArchitectureOption(**row)})
+
+
+def rows(config_class: Any) -> dict[str, ArchitectureOption]:
+    """Return the table, by key; a field without a row is not in it."""
+    fields = attrs.fields(config_class)
+    return {field.name: field.metadata[ArchitectureOption] for field in fields if ArchitectureOption in field.metadata}
+
+
+def named(gpt2: str, rotary: str) -> dict[str, tuple[str, ...]]:
+    """Return keys of config.json, separated by spaces: of GPT2's class, and of those with RoPE."""
+    return {GPT2: tuple(gpt2.split()), **dict.fromkeys(ROTARY, tuple(rotary.split()))}
 
 
 @attrs.frozen(kw_only=True)

@@ -9,8 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from common.errors import BadInput
 from model.config import ModelConfig
-from model.gpt import GPT
-from model.pretrained import unpadded
+from model.gpt import GPT, unpadded
 
 FEW_LAYERS = 4  # that stand for all where their parameters are alike
 FILLING = (nn.init.normal_, nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.zeros_, nn.init.ones_)

@@ -1,7 +1,7 @@
 """Stock classes of Hugging Face's transformers: the one that computes a configuration's network, or why none does.
 
 An option that a class lacks is refused in training and in export, by name, and so is a field of ModelConfig that has no
-row (model/options.py). `stock_weights.py` has the weights.
+row (model/config.py). `stock_weights.py` has the weights.
 """
 
 import json
@@ -10,8 +10,19 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, either, quoted
-from model.config import INITIAL_STD, STOCK_ACTIVATIONS, ModelConfig
-from model.options import ARCEE, GPT2, LLAMA, NANOCHAT, QWEN3, ROTARY, ArchitectureOption, rows
+from model.config import (
+    ARCEE,
+    GPT2,
+    INITIAL_STD,
+    LLAMA,
+    NANOCHAT,
+    QWEN3,
+    ROTARY,
+    STOCK_ACTIVATIONS,
+    ArchitectureOption,
+    ModelConfig,
+    rows,
+)
 
 CLASSES = {
     GPT2: "GPT2LMHeadModel",

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import GATED, ModelConfig
+from model.config import GATED, GPT2, NANOCHAT, ModelConfig
 from model.naming import to_hugging_face
-from model.options import GPT2, NANOCHAT
 from model.stock import CLASSES, stock_kind
 
 # Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.

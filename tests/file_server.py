@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.loopback import serving
+from tests.loopback import QuietHandler, serving
 
 
 @attrs.define
@@ -27,12 +27,7 @@ def serve_files(folder: Path) -> Iterator[FileServer]:
     """Serve a folder while the context lasts."""
     files = FileServer()
 
-    class Handler(SimpleHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(QuietHandler, SimpleHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.answer()
 

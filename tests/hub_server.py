@@ -5,11 +5,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from tests.loopback import serving
+from tests.loopback import QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".png")  # what a new dataset's .gitattributes says
@@ -32,45 +31,32 @@ class Hub:
         self.before_upload: Callable[[int], bool] = lambda size: True  # False: the server is out of order
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answers for the hub of its server."""
-
-    protocol_version = "HTTP/1.1"
 
     @property
     def hub(self) -> Hub:
         return self.server.hub  # type: ignore[attr-defined]  # serve puts it there
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def do_POST(self) -> None:
-        posted = self.received()
-        path = unquote(urlparse(self.path).path)
-        if path.startswith("/api/repos/") or path.endswith(("/preupload/main", "/objects/batch", "/commit/main")):
-            self.hub.requests.append(f"POST {path}")
-            return self.write(path, posted)
+    def answer(self) -> None:
+        path, posted = unquote(urlparse(self.path).path), self.received()
+        self.hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        if self.command == "PUT":
+            return self.store(path.rpartition("/")[2], posted)
         if path == "/api/validate-yaml":
-            content = json.loads(posted)["content"]
-            assert content.startswith("---\n"), content
+            assert json.loads(posted)["content"].startswith("---\n"), posted
             return self.reply({"errors": [], "warnings": []})
-        return self.answer(body=True, posted=posted)
+        if path == "/api/repos/create" or path.endswith(("/preupload/main", "/objects/batch", "/commit/main")):
+            return self.write(path, posted)
+        for name, folder in self.hub.datasets.items():
+            for kind, files in (("datasets", "/datasets"), ("models", "")):
+                if path.startswith(f"/api/{kind}/{name}"):
+                    return self.describe(path.removeprefix(f"/api/{kind}/{name}"), name, folder, posted)
+                if path.startswith(f"{files}/{name}/resolve/"):
+                    return self.file(folder / path.removeprefix(f"{files}/{name}/resolve/").partition("/")[2])
+        return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
 
-    def do_PUT(self) -> None:
-        self.hub.requests.append(f"PUT {self.path}")
-        data = self.received()
-        if not self.hub.before_upload(len(data)):
-            return self.reply({"error": "Out of order"}, 400)
-        oid = self.path.rpartition("/")[2]
-        assert hashlib.sha256(data).hexdigest() == oid
-        self.hub.objects[oid] = data
-        return self.reply({})
+    do_HEAD = do_GET = do_POST = do_PUT = answer
 
     def received(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -82,29 +68,22 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return data
 
+    def store(self, name: str, data: bytes) -> None:
+        if not self.hub.before_upload(len(data)):
+            return self.reply({"error": "Out of order"}, 400)
+        assert hashlib.sha256(data).hexdigest() == name
+        self.hub.objects[name] = data
+        return self.reply({})
+
     def write(self, path: str, posted: bytes) -> None:
         """Answer what only a writer may ask: creating a dataset, and the three steps of an upload."""
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.reply({"error": "Invalid username or password."}, 401)
         if path == "/api/repos/create":
-            wanted = json.loads(posted)
-            name = f"{wanted['organization']}/{wanted['name']}"
-            if wanted["organization"] != OWNER:
-                said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
-                return self.reply({"error": said}, 403)
-            if wanted.get("visibility") == "private" and name not in self.hub.datasets:
-                self.hub.private.add(name)
-            status = 409 if name in self.hub.datasets else 200
-            if status == 200:
-                assert self.hub.new is not None
-                self.hub.datasets[name] = self.hub.new / name
-                self.hub.datasets[name].mkdir(parents=True)
-            kind = "datasets/" if wanted.get("type") == "dataset" else ""
-            return self.reply({"url": f"{self.hub.url}/{kind}{name}"}, status)
-        name = next(name for name in self.hub.datasets if f"/{name}" in path)
-        folder = self.hub.datasets[name]
+            return self.create(json.loads(posted))
+        name, folder = next((name, folder) for name, folder in self.hub.datasets.items() if f"/{name}" in path)
         if path.endswith("/preupload/main"):
-            modes = [
+            files = [
                 {
                     "path": file["path"],
                     "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
@@ -113,37 +92,35 @@ class Handler(BaseHTTPRequestHandler):
                 }
                 for file in json.loads(posted)["files"]
             ]
-            return self.reply({"files": modes})
+            return self.reply({"files": files})
         if path.endswith("/objects/batch"):
             objects = json.loads(posted)["objects"]
             for entry in objects:
                 if entry["oid"] not in self.hub.objects:
                     entry["actions"] = {"upload": {"href": f"{self.hub.url}/objects/{entry['oid']}"}}
             return self.reply({"transfer": "basic", "objects": objects})
-        lines = [json.loads(line) for line in posted.splitlines()]
-        files = {line["value"]["path"]: line for line in lines if line["key"] in ("file", "lfsFile")}
-        assert len(files) == len(lines) - 1
-        for file, line in files.items():
-            value = line["value"]
-            large = line["key"] == "lfsFile"
-            (folder / file).write_bytes(self.hub.objects[value["oid"]] if large else base64.b64decode(value["content"]))
-        self.hub.commits.append(sorted(files))
+        written = []
+        for line in map(json.loads, posted.splitlines()):
+            if line["key"] in ("file", "lfsFile"):
+                value, large = line["value"], line["key"] == "lfsFile"
+                content = self.hub.objects[value["oid"]] if large else base64.b64decode(value["content"])
+                (folder / value["path"]).write_bytes(content)
+                written.append(value["path"])
+        self.hub.commits.append(sorted(written))
         return self.reply({"commitUrl": f"{self.hub.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
 
-    def reply(self, values: dict[str, object], status: int = 200) -> None:
-        self.send(status, json.dumps(values).encode())
-
-    def answer(self, *, body: bool, posted: bytes = b"") -> None:
-        path = unquote(urlparse(self.path).path)
-        self.hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
-        for name, folder in self.hub.datasets.items():
-            for kind, files in (("datasets", "/datasets"), ("models", "")):
-                if path.startswith(f"/api/{kind}/{name}"):
-                    return self.describe(path.removeprefix(f"/api/{kind}/{name}"), name, folder, posted)
-                if path.startswith(f"{files}/{name}/resolve/"):
-                    rest = path.removeprefix(f"{files}/{name}/resolve/")
-                    return self.file(folder / rest.partition("/")[2], body=body)
-        return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+    def create(self, wanted: dict[str, str]) -> None:
+        name, kind = f"{wanted['organization']}/{wanted['name']}", "datasets/" * (wanted.get("type") == "dataset")
+        if wanted["organization"] != OWNER:
+            said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
+            return self.reply({"error": said}, 403)
+        status = 409 if name in self.hub.datasets else 200
+        if status == 200:
+            assert self.hub.new is not None
+            self.hub.datasets[name] = self.hub.new / name
+            self.hub.datasets[name].mkdir(parents=True)
+            self.hub.private |= {name} if wanted.get("visibility") == "private" else set()
+        return self.reply({"url": f"{self.hub.url}/{kind}{name}"}, status)
 
     def describe(self, rest: str, name: str, folder: Path, posted: bytes) -> None:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -153,21 +130,19 @@ class Handler(BaseHTTPRequestHandler):
         ]
         if rest.startswith("/tree/"):
             under = rest.split("/", 3)[3] if rest.count("/") > 2 else ""
-            recursive = "recursive=true" in urlparse(self.path).query.lower()
-            return self.send(200, json.dumps(tree(entries, under, recursive=recursive)).encode())
+            return self.reply(tree(entries, under, recursive="recursive=true" in self.path.lower()))
         if rest.startswith("/paths-info/"):
             wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
-            return self.send(200, json.dumps([e for e in entries if e["path"] in wanted]).encode())
+            return self.reply([entry for entry in entries if entry["path"] in wanted])
         siblings: list[dict[str, object]] = [{"rfilename": entry["path"]} for entry in entries]
         for path, sibling in zip(files, siblings, strict=True):
             if "blobs" in self.path and path.name.endswith(LARGE):
                 sibling["lfs"] = {"sha256": oid(path), "size": path.stat().st_size, "pointerSize": 134}
-        private = name in self.hub.private
         commit = COMMIT if rest in ("", "/revision/main") else rest.removeprefix("/revision/")
-        info = {"id": name, "sha": commit, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
-        return self.send(200, json.dumps(info).encode())
+        info = {"id": name, "sha": commit, "siblings": siblings, "private": name in self.hub.private}
+        return self.reply(info | {"tags": [], "downloads": 0})
 
-    def file(self, path: Path, *, body: bool) -> None:
+    def file(self, path: Path) -> None:
         if not path.is_file():
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
         data = path.read_bytes()
@@ -178,24 +153,22 @@ class Handler(BaseHTTPRequestHandler):
             first, last = int(begin or 0), min(int(end or last), last)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
             status = 206
-        part = data[first : last + 1]
-        if body and self.hub.cut_after_bytes is not None and len(part) > self.hub.cut_after_bytes:
-            self.start(status, len(part), headers)
-            self.wfile.write(part[: self.hub.cut_after_bytes])
-            self.hub.cut_after_bytes = None
-            self.close_connection = True
-            return None
-        return self.send(status, part, headers, body=body)
+        part, cut = data[first : last + 1], self.hub.cut_after_bytes
+        if self.command == "GET" and cut is not None and len(part) > cut:
+            self.hub.cut_after_bytes, self.close_connection = None, True
+            return self.send(status, part[:cut], headers | {"Content-Length": str(len(part))})
+        return self.send(status, part, headers)
 
-    def start(self, status: int, length: int, headers: dict[str, str] | None) -> None:
+    def reply(self, values: object, status: int = 200) -> None:
+        self.send(status, json.dumps(values).encode(), {})
+
+    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for key, value in {"Content-Length": str(length), **(headers or {})}.items():
+        fixed = {"Content-Length": str(len(data)), "Content-Type": "application/json"}
+        for key, value in (fixed | headers).items():
             self.send_header(key, value)
         self.end_headers()
-
-    def send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, body: bool = True) -> None:
-        self.start(status, len(data), {"Content-Type": "application/json", **(headers or {})})
-        if body and self.command != "HEAD":
+        if self.command != "HEAD":
             self.wfile.write(data)
 
 

@@ -9,12 +9,11 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import attrs
 
-from tests.loopback import serving
+from tests.loopback import QuietHandler, serving
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
 API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses, with the API's error object: not billed
@@ -147,13 +146,8 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
     return {"cut off": text[: len(text) // 2], "prose": "I like the first one best."}.get(fault or "", text)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answers for the judge of its server."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))

@@ -41,7 +41,7 @@ IMPORTED_ONCE = [
     "openai.resources",
     "sacrebleu.metrics.chrf",
     "tokens.prepare.prepare",
-    "experiments.sweep.halving",
+    "experiments.sweep.variant_runs",
     "obstore.store",
 ]
 TIMEOUT_SECONDS = 180

@@ -22,6 +22,15 @@ class LoopbackServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler of HTTP/1.1 that writes no log."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def serving(handler: Callable[..., BaseHTTPRequestHandler], port: int = 0) -> Iterator[LoopbackServer]:
     """Answer requests by the handler while the context lasts; at a free port by default."""

@@ -15,13 +15,12 @@ import pytest
 from common.checks import number
 from common.errors import BadInput
 from evaluation.comparison.compare import compare
-from evaluation.comparison.page import as_page
+from evaluation.comparison.page import as_fragment
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.run_cost import seconds_by_price
 from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import measured_speed, read_progress
-from experiments.shared.training_process import PoolJob
 from reporting.report_page import report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_sections import sample_sections
@@ -72,7 +71,7 @@ def read_all(run: Path) -> None:
     tracked_rows(lines, current_records(lines))
     report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
     read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_status(run)
-    seconds_by_price(lines, 5.0, None), PoolJob(devices=[], began=0.0).last_written(run)
+    seconds_by_price(lines, 5.0, None)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.get("event", "step"))
@@ -102,8 +101,8 @@ def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
 def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
     earlier = {"seconds": 1.0, "usd": 1.0, "unpriced_seconds": 1.0}
     call = {"seconds": 0.5, "call": {"began": 1e9, "price_per_hour": 1.0, "earlier": earlier}}
-    job = {"seconds": 5, "run": "run", "job": {"devices": ["0"], "began": 1e9, "seconds": 5.0, "token": "abc"}}
-    (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(call), call, *odd_forms(job), {"seconds": 6.0, "ended": True}))
+    beat = {"seconds": 5.0, "run": "run"}
+    (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(call), call, *odd_forms(beat), {"seconds": 6.0, "ended": True}))
     account = Account(tmp_path, PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1.0)))
     assert all(value is not None and math.isfinite(value) for value in (account.usd(), account.seconds_left()))
     account.describe()
@@ -116,7 +115,7 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text(lines_of(*(form for record in kept for form in odd_forms(record)), *kept))
     rows = read_rows(list(map(str, homes)))
-    assert len(rows) == 2 and as_page(compare(rows))
+    assert len(rows) == 2 and as_fragment(compare(rows))
     run = load_run(write_run(tmp_path / "run", training(30)), ())
     target = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
     forecast = {"date": "x", "commit": None, "target": target, "points": [], "held_out": {"error": 0.01}}

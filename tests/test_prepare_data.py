@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.tokens.preparing import PREPARE, jsonl, run, texts_of
+from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
 def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Path) -> None:
@@ -80,8 +80,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     assert full.returncode == 1
     assert "Traceback" not in full.stderr
     assert "File too large; what was committed is kept" in full.stderr.splitlines()[-1]
-    done = run(PREPARE, *options)
-    assert done.returncode == 0
+    done = succeed(PREPARE, *options)
     assert re.search(r"resuming after 2 of 10 units", done.stderr), done.stderr
     assert sum(len(texts_of(tmp_path / "out", split)) for split in ("train", "validation")) == 100
 

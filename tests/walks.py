@@ -112,12 +112,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     assert resumes_at >= max(durable, default=0)
     redone = step - resumes_at
     assert redone <= 2 * KILL_INTERVAL, (step, resumes_at)
-    leftovers = len(list((run / "checkpoints").glob(".partial-*")))
-    where = "start" if at_start else "training"
-    return (
-        f"{layout!s:7} {where:9} kill -9 {victims:11} at step {step:5}, resumes at {resumes_at:5}, "
-        f"{redone} redone, {leftovers} partial files left behind"
-    )
+    return f"{layout!s:7} kill -9 {victims:11} at step {step:5}, resumes at {resumes_at:5}, {redone} redone"
 
 
 def walk(run: Path, layouts: list[Layout], steps: int, draw: random.Random) -> list[str]:

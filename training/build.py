@@ -25,7 +25,7 @@ from training.precision import LossScale, Numerics
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
-from training.stopping import Limits, StopRequest
+from training.stopping import StopRequest
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import MetricsLog
@@ -90,7 +90,9 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     keep = run.train.checkpoints.keep_checkpoints
     saver = Saver(Destination(checkpoints_of(run.directory), keep, job.uploader), state, job.disks, record)
     saving = Saving(saver, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
-    limits = Limits(
+    stop_request = StopRequest(
+        ranks=job.ranks,
+        asked=job.supervision.stop_asked,
         budget=job.options.budget,
         ledger=job.ledger,
         state=state,
@@ -107,7 +109,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         saving=saving,
         reporter=reporter,
         heartbeat=job.heartbeat,
-        stop_request=StopRequest(job.ranks, job.supervision.stop_asked, limits),
+        stop_request=stop_request,
     )
 
 

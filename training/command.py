@@ -1,16 +1,24 @@
-"""Command lines of train.py and find_batch_size.py: the options of a launch, which the run directory does not hold."""
+"""Command lines of train.py and find_batch_size.py: the options of a launch, which the run directory does not hold.
+
+Beside them: errors of a launch as lines.
+"""
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from common.arguments import UsageError, option
 from common.checks import integer, number
-from training.launch import job_seconds
+from common.errors import BadInput, Diverged
+from common.files import system_error
+from training.launch import environment_rank, job_seconds
 from training.telemetry.budget import USD, Budget
+
+if TYPE_CHECKING:
+    from training.config.train_config import Run
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
@@ -172,3 +180,16 @@ class FindCommand:
             raise UsageError("--write goes with a search, not with --predict")
         if self.machines is not None and self.predict is None:
             raise UsageError("--machines goes with --predict")
+
+
+def describe_error(error: Exception, run: "Run | None") -> str | None:
+    """Return an error that the user can do something about, as one line; None for any other."""
+    from training.hardware.memory_errors import describe_memory_error, is_memory_error
+
+    if isinstance(error, BadInput | Diverged):
+        return str(error)
+    if run is not None and is_memory_error(error):
+        return f"rank {environment_rank()}: {describe_memory_error(error, run.train.batch.microbatch_size)}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return system_error(error)  # a file or folder that cannot be read, for one
+    return None

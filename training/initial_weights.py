@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.errors import BadInput
 from model.config import ModelConfig
-from model.gpt import GPT, initial_weights
+from model.gpt import GPT, initial_weights, unpadded
 from training.checkpoints.run_record import WeightsOrigin
 from training.parallel.mesh import held_rows
 from training.parallel.process_group import Ranks, together
@@ -73,8 +73,6 @@ def keep_rows(parameter: nn.Parameter, whole: Tensor) -> None:
 
 def weights_sha256(network: GPT) -> str:
     """Return the sha256 of the parameters' values in fp32, ordered by name, without vocabulary padding."""
-    from model.pretrained import unpadded
-
     digest = hashlib.sha256()
     for name, parameter in sorted(network.named_parameters()):
         digest.update(unpadded(name, parameter.detach(), network.config).contiguous().numpy().data)

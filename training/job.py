@@ -1,7 +1,6 @@
 """Job: one launch of a run on this rank, in three phases: open it, begin or resume, run the loop."""
 
 from contextlib import closing
-from pathlib import Path
 
 import attrs
 
@@ -9,16 +8,21 @@ from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
 from training.build import build_loop, make_feed, make_network, make_settings, make_state
 from training.checkpoints.directory import checkpoints_of, name_of
+from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
-from training.command import Options
-from training.config.learning_rates import describe_schedule, make_schedule
+from training.command import Options, TrainCommand
+from training.config.batch_plan import derive_layout
+from training.config.optimization import describe_schedule, make_schedule
 from training.config.train_config import Run
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
+from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
+from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
 from training.loop import Loop
 from training.open_job import OpenJob, open_job
 from training.parallel.process_group import Ranks, from_coordinator, stop
-from training.resume import ResumeOutcome, ResumeRequest, resume
+from training.precision import Numerics
+from training.resume import ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
@@ -26,6 +30,38 @@ from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_co
 from training.telemetry.reporter import print_lines
 from training.telemetry.summary import introduce, nothing_to_do, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
+
+
+def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int | None:
+    """Check run and machine before the process group starts; return the status of a command that does not train.
+
+    Raises BadInput.
+    """
+    if command.dry_run or command.plan:
+        from training.planning.dry_run import dry_run
+
+        dry_run(run, command, initial)
+        return EXIT_DONE
+    if command.find_max_microbatch:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.options.device, None, command.write)
+        return EXIT_DONE
+    disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
+    needs = PreflightRequirements(
+        device=command.options.device,
+        compiles=run.train.execution.compiles_on_gpu,
+        disk=disk,
+        ranks=None if command.preflight else environment_local_world_size(),
+        bucket=run.train.checkpoints.checkpoints,
+    )
+    if command.preflight:
+        return report(needs)
+    if command.trains:
+        check_launcher()
+    derive_layout(run.train, run.model.context_length, environment_world_size())
+    enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
+    return None
 
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:
@@ -48,10 +84,10 @@ def run_job(run: Run, options: Options, supervision: Supervision, initial: Initi
 
 def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     """Begin or resume the run; return its loop, or None where nothing is left to do."""
-    state, settings = _make_state(job)
+    numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
-    beginning = resume(_request(job, settings, initial), state, job.disks, bucket)
-    settings = _with_schedule(settings, job, beginning)
+    beginning = resume(_request(job, numerics, initial), state, job.disks, bucket)
+    settings = _make_settings(job, numerics, beginning.record)
     job.supervision.run_lock.write_resumed()
     _count_earlier(job, state.position)
     if _is_done(job, state.position):
@@ -99,27 +135,26 @@ def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: i
     from training.replay import load_before, read_recorded, replay
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
-    state, settings = _make_state(job)
-    beginning = load_before(first, _request(job, settings, initial), state, job.ranks)
-    settings = _with_schedule(settings, job, beginning)
+    numerics, state = _make_state(job)
+    beginning = load_before(first, _request(job, numerics, initial), state, job.ranks)
+    settings = _make_settings(job, numerics, beginning.record)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
         return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded) else EXIT_ERROR
 
 
-def _make_state(job: OpenJob) -> tuple[TrainState, StepSettings]:
-    """Resolve the numerics on this machine; return a state without weights and the step settings."""
+def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
+    """Resolve the numerics on this machine; return them and a state without weights."""
     run, plan, ranks = job.run, job.plan, job.ranks
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with advisory("introduction"):
         print_lines(ranks, introduce(run, plan, numerics, ranks))
-    state = make_state(make_network(run.model), run.train, plan, numerics, ranks)
-    return state, make_settings(run.train, plan, numerics)
+    return numerics, make_state(make_network(run.model), run.train, plan, numerics, ranks)
 
 
-def _request(job: OpenJob, settings: StepSettings, initial: InitialWeights | None) -> ResumeRequest:
-    fingerprint = agreed_fingerprint(job.run.train, settings.numerics, job.ranks)
+def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -> ResumeRequest:
+    fingerprint = agreed_fingerprint(job.run.train, numerics, job.ranks)
     record = make_record(job.run, job.plan, job.token_set, fingerprint)
     # Where torchrun has restarted this job after it resumed, --resume is done.
     resumed = job.supervision.run_lock.resumed
@@ -127,14 +162,13 @@ def _request(job: OpenJob, settings: StepSettings, initial: InitialWeights | Non
     return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial)
 
 
-def _with_schedule(settings: StepSettings, job: OpenJob, beginning: ResumeOutcome) -> StepSettings:
-    """Return the step settings with the rounding of the schedule's steps that the run began with."""
-    exact = beginning.record.exact_percent
-    schedule = make_schedule(job.run.train.optimization, job.plan.steps, exact=exact)
-    if schedule != settings.schedule:
+def _make_settings(job: OpenJob, numerics: Numerics, record: RunRecord) -> StepSettings:
+    """Return the step settings, with the rounding of the schedule's steps that the run began with."""
+    schedule = make_schedule(job.run.train.optimization, job.plan.steps, exact=record.exact_percent)
+    if schedule != job.plan.schedule:
         line = f"NOTE: the run keeps the schedule that it began with: {describe_schedule(schedule)}"
         print_lines(job.ranks, [line])
-    return attrs.evolve(settings, schedule=schedule)
+    return make_settings(job.run.train, attrs.evolve(job.plan, schedule=schedule), numerics)
 
 
 def _count_earlier(job: OpenJob, position: Position) -> None:
@@ -176,16 +210,15 @@ def wants_self_test(settings: StepSettings, ranks: Ranks) -> bool:
 
 
 def _write_record(job: OpenJob, record: RunRecord) -> None:
-    """Write resolved.json; look at the metrics, which might be damaged. Raises BadInput on every rank."""
+    """Write resolved.json; open the metrics, which might be damaged: a line says so. Raises BadInput on every rank."""
     directory, price, ranks = job.run.directory, job.ledger.price_per_hour, job.ranks
-    from_coordinator(ranks, lambda: write_record(directory, record, job.token_set, ranks, price))
-    print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(directory)))
 
+    def write() -> list[str]:
+        write_record(directory, record, job.token_set, ranks, price)
+        MetricsLog(directory).close()
+        return read_counted(directory).notes()
 
-def _check_metrics(directory: Path) -> list[str]:
-    """Return a line where metrics are damaged. Raises BadInput where none can be read or written."""
-    MetricsLog(directory).close()
-    return read_counted(directory).notes()
+    print_lines(ranks, from_coordinator(ranks, write))
 
 
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:

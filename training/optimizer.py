@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, Placement, StateTensor
+from training.optimizers.update_rule import RATE_FACTOR, Placement, StateTensor, rules_of
 from training.parallel.mesh import local_parameter, local_tensor
 from training.parallel.process_group import ALONE, RankGroup
 
@@ -30,16 +29,9 @@ class Optimizer:
         device: torch.device,
         ranks: RankGroup = ALONE,
     ):
-        hyper = HyperParameters(
-            learning_rate=options.learning_rate,
-            group_learning_rates=options.group_learning_rates,
-            weight_decay=options.weight_decay,
-            betas=(options.adam_beta1, options.adam_beta2),
-            muon=options.muon,
-        )
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
-        self._name, rules = options.optimizer, OPTIMIZERS[options.optimizer].rules
+        self._name, rules = options.optimizer, rules_of(options.optimizer)
         taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, takers in taken.items():
             if len(takers) != 1:
@@ -51,12 +43,12 @@ class Optimizer:
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
             if own:
-                part = rule.build(own, hyper, placement)
+                part = rule.build(own, options, placement)
                 self.parts += (part,)
-                self._settings += (functools.partial(rule.settings, hyper),)
+                self._settings += (functools.partial(rule.settings, options),)
                 for name, parameter in own.items():
                     for kind, declared in rule.state(axes[name].shape).items():
-                        state = _first_state(parameters[name], declared)
+                        state = self._first_state(parameters[name], declared)
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
         self._fused = all(part.defaults.get("fused") for part in self.parts)
@@ -126,9 +118,12 @@ class Optimizer:
                 if "step" in state:
                     state["step"].fill_(count)
 
-
-def _first_state(parameter: nn.Parameter, declared: StateTensor) -> Tensor:
-    """Return state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
-    if declared.shape == tuple(parameter.shape):
-        return torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
-    return torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)
+    def _first_state(self, parameter: nn.Parameter, declared: StateTensor) -> Tensor:
+        """Return state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
+        if declared.shape == tuple(parameter.shape):
+            return torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
+        if self._shards:
+            raise BadInput(
+                f"optimizer {self._name}: got state of another shape than its parameter, wanted parallel ddp"
+            )
+        return torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)

@@ -25,17 +25,8 @@ KEYS = ("train_loss", "grad_norm", "state_sha256")
 Numbers = dict[str, float | str | None]  # by one of KEYS
 
 
-@attrs.frozen
-class RecordedSteps:
-    """Steps to repeat, and their numbers in the metrics."""
-
-    first: int
-    last: int
-    numbers: dict[int, Numbers]  # by step
-
-
-def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> RecordedSteps:
-    """Read the record of the first to the last of `steps`. Raises BadInput for steps that the run does not have."""
+def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> dict[int, Numbers]:
+    """Return the numbers in the metrics of each step, from the first to the last. Raises BadInput for other steps."""
     first, last = steps
     if not 1 <= first <= last <= run_steps:
         raise BadInput(f"--replay {first} {last}: wanted steps from 1 to {run_steps}, the first one first")
@@ -43,32 +34,32 @@ def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> Re
     for record in read_metrics(directory):
         if "step" in record:
             numbers.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
-    return RecordedSteps(first, last, numbers)
+    return {step: numbers.get(step, {}) for step in range(first, last + 1)}
 
 
 def replay(
-    state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: RecordedSteps
+    state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: dict[int, Numbers]
 ) -> bool:
     """Train on and print the recorded steps beside their record. Call it on every rank.
 
     Returns False where a number differs from its record, or none has a record.
     """
-    same = any(map(recorded.numbers.get, range(recorded.first, recorded.last + 1)))
+    same = any(recorded.values())
     if ranks.coordinates and not same:
         print(f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them")
     if ranks.coordinates:
         print("  step  what          replayed                recorded")
-    for step in range(state.position.step, recorded.last):
+    for step in range(state.position.step, max(recorded)):
         result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)
         problem = state.guard.problem()
-        if step + 1 < recorded.first and problem is None:
+        if step + 1 < min(recorded) and problem is None:
             continue
         digest = state_sha256(state, ranks)
         norm = result.grad_norm.item()
         seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
         if ranks.coordinates:
-            same = _print_step(step + 1, seen, recorded.numbers.get(step + 1, {})) and same
+            same = _print_step(step + 1, seen, recorded.get(step + 1, {})) and same
             if problem is not None:
                 print(f"        {problem}")
         if problem is not None:

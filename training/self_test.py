@@ -34,16 +34,9 @@ class SelfTest:
 
 
 def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest:
-    """Run the self-test. Call it on every rank, between two steps."""
-    differing = gradients_repeat(state, settings, ranks)
-    return SelfTest(held=not differing, differing=differing, tensors=len(state.parallel.named_parameters()))
+    """Compare the reduced gradients of two runs of one step, on all ranks. Call it on every rank, between two steps.
 
-
-def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) -> list[str]:
-    """Return the parameters whose reduced gradients differ between two runs of one step, on any rank.
-
-    Runs a whole step on random tokens without its update, so that training is unaffected. Call it on every rank; every
-    rank gets the same names.
+    Runs a whole step on random tokens without its update, so that training is unaffected.
     """
     scale = state.loss_scale.scale.clone()
     first, norm = _gradients(state, settings, ranks)
@@ -55,7 +48,8 @@ def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) ->
     state.loss_scale.scale.copy_(scale)
     own = [name for name, digest in first.items() if second[name] != digest]
     differing = {name for names in gather(ranks, own) for name in names}
-    return [name for name in first if name in differing]
+    ordered = [name for name in first if name in differing]
+    return SelfTest(held=not ordered, differing=ordered, tensors=len(first))
 
 
 def describe(outcome: SelfTest, numerics: Numerics) -> str:

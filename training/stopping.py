@@ -14,18 +14,35 @@ from training.telemetry.budget import Budget
 from training.telemetry.time_ledger import TimeLedger
 
 
-@attrs.frozen(kw_only=True)
-class Limits:
-    """--max-hours and --max-usd of a job that trains: room for the next step, and for validation and save after it."""
+@attrs.define(kw_only=True)
+class StopRequest:
+    """Agreement to stop: `asked` is set by a signal; --max-hours and --max-usd leave room for what a step brings."""
 
+    ranks: Ranks
+    asked: threading.Event
     budget: Budget
     ledger: TimeLedger
     state: TrainState
     intervals: Intervals
     saving: Saving
     validation_steps: float  # steps that take as long as a validation, until one has been measured
+    _signalled: bool = attrs.field(init=False, default=False)  # the last agreement was on a signal
 
-    def reached(self) -> bool:
+    def agreed(self) -> bool:
+        """Tell whether any rank wants to stop. All ranks call it at the same place and get the same answer."""
+        wish = 2.0 if self.asked.is_set() else float(self.limit_reached())
+        flag = torch.tensor([wish])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.ranks.control)
+        self._signalled = flag.item() == 2.0
+        return flag.item() > 0
+
+    @property
+    def cause(self) -> str:
+        """The cause of the stop: "signal", or the option of the limit."""
+        left = None if self._signalled else self.budget.seconds_left(self.ledger)
+        return "signal" if left is None else left[1]
+
+    def limit_reached(self) -> bool:
         """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
         if self.budget.seconds_left(self.ledger) is None:
             return False
@@ -34,25 +51,3 @@ class Limits:
             expected = self.validation_steps * self.ledger.longest_step_seconds()
             seconds += self.ledger.typical_seconds("validation") or expected
         return self.budget.reached(self.ledger, seconds)
-
-
-class StopRequest:
-    """Agreement to stop: `asked` is set by a signal."""
-
-    def __init__(self, ranks: Ranks, asked: threading.Event, limits: Limits):
-        self._signalled = False  # the last agreement was on a signal
-        self._ranks, self._asked, self._limits = ranks, asked, limits
-
-    def agreed(self) -> bool:
-        """Tell whether any rank wants to stop. All ranks call it at the same place and get the same answer."""
-        wish = 2.0 if self._asked.is_set() else float(self._limits.reached())
-        flag = torch.tensor([wish])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
-        self._signalled = flag.item() == 2.0
-        return flag.item() > 0
-
-    @property
-    def cause(self) -> str:
-        """The cause of the stop: "signal", or the option of the limit."""
-        left = None if self._signalled else self._limits.budget.seconds_left(self._limits.ledger)
-        return "signal" if left is None else left[1]

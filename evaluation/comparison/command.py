@@ -1,13 +1,12 @@
 """evaluate.py compare: options and command."""
 
-from pathlib import Path
 from typing import Annotated
 
 import attrs
 
 from common.arguments import option
 from common.checks import number
-from evaluation.shared.command_line import Models, check_alone
+from evaluation.command_line import Models, check_alone
 
 
 @attrs.frozen(kw_only=True)
@@ -24,21 +23,14 @@ class CompareCommand:
         ),
     ] = None
     markdown: Annotated[bool, option("print GitHub's Markdown")] = False
-    html: Annotated[Path | None, option("write an HTML page as well", "FILE")] = None
 
 
 def run(command: CompareCommand) -> None:
     """Print stored results of models side by side; no model is loaded."""
-    from common.files import check_replaceable, replace_file, writing
     from evaluation.comparison.compare import compare
-    from evaluation.comparison.page import HEADING, as_markdown, as_page, as_text
+    from evaluation.comparison.page import as_markdown, as_text
     from evaluation.comparison.rows import read_rows
 
     check_alone("compare")
-    if command.html is not None:
-        check_replaceable(command.html, HEADING.encode(), "a page of evaluate.py compare", "--html")
     comparison = compare(read_rows(command.models), command.seed_deviation)
     print(as_markdown(comparison) if command.markdown else as_text(comparison))
-    if command.html is not None:
-        with writing(f"--html {command.html}"):
-            replace_file(command.html, as_page(comparison))

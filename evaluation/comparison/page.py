@@ -1,4 +1,4 @@
-"""Renderings of a comparison: text for a terminal, GitHub's Markdown, and a self-contained HTML page."""
+"""Renderings of a comparison: text for a terminal, GitHub's Markdown, and HTML for a report."""
 
 import shutil
 import textwrap
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
 BAR = {"width": 96, "height": 12, "margin": 4}  # of an interval, pixels
-HEADING = "<h1>Models compared</h1>"  # on every page
 
 
 def as_text(comparison: Comparison) -> str:
@@ -33,16 +32,8 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
-def as_page(comparison: Comparison) -> str:
-    """Return the HTML page: no script, font or network; intervals are drawn, on one scale for each column."""
-    from common.web_page import render
-
-    template = "evaluation/comparison/comparison_page.html"
-    return render(template, title="Models compared", comparison=as_fragment(comparison))
-
-
 def as_fragment(comparison: Comparison) -> "Markup":
-    """Return the table, statements and notes of the page, for another one."""
+    """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
     from common.web_page import render
 
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import option
-from evaluation.shared.command_line import MODEL_HELP, Checkpoint, Tokenizer
+from evaluation.command_line import MODEL_HELP, Checkpoint, Tokenizer
 
 
 @attrs.frozen(kw_only=True)

@@ -19,12 +19,11 @@ from common.file_lock import lock
 from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
+from evaluation.command_line import check_alone
 from evaluation.export.command import ExportCommand
 from evaluation.export.model_card import model_card
-from evaluation.shared.command_line import check_alone
 from evaluation.shared.load import Trained, load, locate
-from model.gpt import GPT
-from model.pretrained import unpadded
+from model.gpt import GPT, unpadded
 from model.stock import stock_class
 from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files

@@ -6,16 +6,14 @@ from pathlib import Path
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measure import perplexity
 from evaluation.shared.run_cost import cost_of
-from model.config import ModelConfig
+from model.config import ModelConfig, rows
 from model.counts import parameter_count
-from model.options import rows
 from model.stock import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_group_rates, describe_schedule
-from training.config.optimizer_settings import describe_optimizer
+from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 

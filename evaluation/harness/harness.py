@@ -20,8 +20,8 @@ from tabulate import tabulate
 
 from common.errors import BadInput
 from common.files import replace_file
+from evaluation.command_line import HarnessCommand
 from evaluation.export.export import CONFIG, hugging_face_weights
-from evaluation.harness.command import HarnessCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.measuring import measure_each, share

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from common.errors import BadInput
-from evaluation.instruct.command import FineTuneSettings
+from evaluation.command_line import FineTuneSettings
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import share
 from evaluation.shared.records import Record

@@ -12,8 +12,8 @@ from common.errors import BadInput, printable
 from common.files import sha256
 from common.json_files import read_json
 from common.structure import structured
+from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
-from evaluation.instruct.command import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import FineTuned, answer_losses, encode, fine_tune, make_example, prompt_text
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.load import ModelLocation, Trained, load_on_all

@@ -29,7 +29,6 @@ REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # by default, except:
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_REASONING = ("gpt-4", "gpt-3.5")  # others are not known
 _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
-_SHARE: list[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
 
 
 @attrs.frozen(kw_only=True)
@@ -40,15 +39,14 @@ class Price:
     cached_input: float = attrs.field(validator=_USD)
     cache_write: float = attrs.field(validator=_USD)
     output: float = attrs.field(validator=_USD)
-    batch_discount: float = attrs.field(default=0.0, validator=_SHARE)  # share that a batch has saved
     date: str  # when the price was read; empty: the price is unknown
 
-    def of(self, usage: Usage, *, batch: bool = False) -> float:
+    def of(self, usage: Usage) -> float:
         """Return the cost of tokens in dollars."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
-        return (usd + usage.output * self.output) / 1e6 * (1 - self.batch_discount if batch else 1)
+        return (usd + usage.output * self.output) / 1e6
 
 
 UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, date="")
@@ -83,11 +81,11 @@ def read_price(path: Path, model: str) -> Price:
     """Return the price of a model, or of a dated version of it. Raises BadInput if the file has none."""
     table = read_json(path)
     try:
-        models, shared = table["usd_per_million_tokens"], {key: table[key] for key in ("batch_discount", "date")}
+        models = table["usd_per_million_tokens"]
         row = models.get(model, models.get(re.sub(r"-\d{4}-\d\d-\d\d$", "", model)))
         if row is not None:
             defaults = {"cached_input": row["input"], "cache_write": row["input"]}
-            return structured({**defaults, **row, **shared}, Price, unknown_keys=True)
+            return structured({**defaults, **row, "date": table["date"]}, Price, unknown_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
     raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices{nearest(model, models)}")
@@ -103,8 +101,8 @@ def cost_of_prompts(histories: Iterable[PromptHistory], price: Price) -> JudgeCo
     counted, open = 0.0, []
     for history in histories:
         uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
-        open += [price.of(asked.most, batch=asked.batch) for id, asked in history.asked.items() if id in uncounted]
-        counted += sum(price.of(reply.usage, batch=reply.batch) for reply in history.replies if reply.usage is not None)
+        open += [price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
+        counted += sum(price.of(reply.usage) for reply in history.replies if reply.usage is not None)
     return JudgeCost(counted, open)
 
 

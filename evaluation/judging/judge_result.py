@@ -140,9 +140,6 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "orders": judgement.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,
-        "doubtful": len(scores.doubtful),
-        "position_bias": [value for value, _ in scores.bias],
-        "disagreement": scores.disagreement,
         "candidates": [
             {"model": one.title, "score": one.score.value, "low": one.score.low, "high": one.score.high}
             for one in scores.standings

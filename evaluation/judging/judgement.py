@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.judging.command import JudgeCommand
+from evaluation.command_line import JudgeCommand
 from evaluation.judging.cost import JudgeCost, Price, cost_of_prompts, expected_usage, money, most_output
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts, request_body

@@ -1,15 +1,24 @@
-"""Scores of a judgement: means with intervals, ranks, position bias, and the judge's disagreement with itself."""
+"""Scores of a judgement, means with intervals and ranks, and their report for people."""
 
-import math
+from statistics import fmean
 
 import attrs
 import numpy as np
+from tabulate import tabulate
 
+from evaluation.instruct.reference_scores import ReferenceScores
+from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Prompt
-from evaluation.shared.significance import Interval, mean_and_error, two_way_intervals
+from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 
-GOOD_REFERENCE = 90  # a reference answer with a lower score is doubtful, or the judge is
+CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
+OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
+OF_ONE_SEED = (
+    "Intervals cover other questions of the same kind, for this one fine-tuning only:\n"
+    "another seed can move a difference by more, so no rank is given and no model is\n"
+    "called better. instruct --seeds 2 or more is what tells."
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -18,58 +27,90 @@ class Standing:
 
     title: str
     score: Interval
-    spread: float | None  # standard deviation of its seeds' scores; None: one seed
     ranks: tuple[int, int] | None  # best and worst that the intervals allow; None: one seed, which gives no rank
 
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """Scores of all candidates, and diagnostics of the judge."""
+    """Scores of all candidates, and of the reference answers as a check of the judge."""
 
     standings: list[Standing]  # in the panel's order
     differences: dict[tuple[int, int], Interval]  # of candidates a - b, by their numbers
     anchor: float  # mean score of the reference answers
-    doubtful: list[int]  # questions whose reference scored below GOOD_REFERENCE
-    bias: list[tuple[float, float | None]]  # by position: what it adds to a score, and the standard error
-    disagreement: float | None  # standard deviation of one answer's score between orders; None: one order
 
 
 def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> Scores:
     """Return the scores of verdicts by prompt, at least one; None is left out for all candidates alike."""
-    cells = _cells(panel, prompts, verdicts)  # (M + 1, S, Q, K): models, seeds, questions, orders; the reference last
-    models = len(panel.candidates)
-    means = cells.mean(3)  # (M + 1, S, Q)
-    intervals, differences = two_way_intervals(means[:models].filled(np.nan))
-    of_seeds = means[:models].mean(2)  # (M, S)
-    references = means[models].mean(0)  # (Q,)
-    standings = [
-        Standing(
-            title=title,
-            score=intervals[number],
-            spread=_deviation(of_seeds[number].compressed()),
-            ranks=_ranks(differences, number, models) if panel.slots > 1 else None,
-        )
-        for number, title in enumerate(panel.titles)
-    ]
-    return Scores(
-        standings=standings,
-        differences=differences,
-        anchor=float(references.mean()),
-        doubtful=np.flatnonzero((references < GOOD_REFERENCE).filled(False)).tolist(),
-        bias=_position_bias(prompts, cells),
-        disagreement=_disagreement(cells[:models]),
-    )
-
-
-def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> np.ma.MaskedArray:
-    """Return every score, float64 (M + 1, S, Q, K), masked where there is none."""
-    repeats = len(prompts) // (panel.slots * len(panel.questions))
-    cells = np.full((len(panel.candidates) + 1, panel.slots, len(panel.questions), repeats), np.nan)
+    models, repeats = len(panel.candidates), len(prompts) // (panel.slots * len(panel.questions))
+    cells = np.full((models + 1, panel.slots, len(panel.questions), repeats), np.nan)  # the reference comes last
     for index, (prompt, verdict) in enumerate(zip(prompts, verdicts, strict=True)):
         if verdict is not None:
             place = prompt.slot, prompt.question, index % repeats
             cells[(list(prompt.order), *place)] = [grade.score for grade in verdict]
-    return np.ma.masked_invalid(cells)
+    means = np.ma.masked_invalid(cells).mean(3)  # (models + 1, seeds, questions)
+    intervals, differences = two_way_intervals(means[:models].filled(np.nan))
+    standings = [
+        Standing(
+            title=title,
+            score=intervals[number],
+            ranks=_ranks(differences, number, models) if panel.slots > 1 else None,
+        )
+        for number, title in enumerate(panel.titles)
+    ]
+    return Scores(standings=standings, differences=differences, anchor=float(means[models].mean(0).mean()))
+
+
+def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
+    """Return the scores that need no judge, by candidate and seed, a line per candidate: means over its seeds."""
+    rows = [
+        [
+            candidate.title,
+            len(seeds),
+            f"{fmean(seed.exact for seed in seeds):.1%}",
+            _with_error([(seed.chrf, seed.chrf_error) for seed in seeds], 1),
+            _with_error([(seed.reference_loss, seed.reference_loss_error) for seed in seeds], 3),
+        ]
+        for candidate, seeds in zip(panel.candidates, scores, strict=True)
+    ]
+    return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
+
+
+def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
+    states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
+    lines = [
+        f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
+        f"{states.count('refused'):,}; a prompt without a verdict is left out for all models alike"
+    ]
+    if snapshots not in ([], [judge]):
+        lines.append(f"answered by: {', '.join(snapshots)}")
+    lines.append(cost_line(judgement))
+    if invalid := states.count("invalid"):
+        lines.append(f"invalid verdicts only: {invalid:,} prompts, which are not paid for again unless --retry-wrong")
+    if not_taken := states.count("not taken"):
+        first = states.index("not taken")
+        question = judgement.panel.questions[judgement.prompts[first].question].instruction[:100]
+        lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question!r}: {verdicts[first].why}")
+    return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
+
+
+def cost_line(judgement: Judgement) -> str:
+    return f"cost, including earlier sessions: {judgement.cost}" if judgement.price.date else "cost: unknown"
+
+
+def describe(panel: Panel, scores: Scores) -> str:
+    """Return standings, differences, and the check of the judge."""
+    several = panel.slots > 1
+    order = sorted(range(len(scores.standings)), key=lambda number: -scores.standings[number].score.value)
+    rows = []
+    for standing in (scores.standings[number] for number in order):
+        ranks = [] if standing.ranks is None else ["-".join(map(str, dict.fromkeys(standing.ranks)))]
+        rows.append([*ranks, standing.title, standing.score.text(1)])
+    parts = [tabulate(rows, ["rank", "model", "score"][not several :], disable_numparse=True)]
+    if scores.differences:
+        heads = ["difference", "", ""][: 3 if several else 2]
+        parts.append(tabulate(_differences(scores, order), heads, disable_numparse=True))
+    anchor = f"reference answers, shown to the judge among the others: {scores.anchor:.1f}"
+    return "\n\n".join([*parts, "\n".join([anchor, OF_SEEDS if several else OF_ONE_SEED, CAVEAT])])
 
 
 def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: int) -> tuple[int, int]:
@@ -78,29 +119,22 @@ def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: in
     return 1 + sum(one.value < 0 for one in ours), models - sum(one.value > 0 for one in ours)
 
 
-def _position_bias(prompts: list[Prompt], cells: np.ma.MaskedArray) -> list[tuple[float, float | None]]:
-    """Return the effect of each position on a score beyond the means of the answer and the question."""
-    answers, slots, questions, repeats = cells.shape
-    of_answers = cells.mean((1, 2, 3))
-    of_questions = np.moveaxis(cells, 2, 0).reshape(questions, -1).mean(1)
-    added = np.ma.masked_all((answers, questions, slots, repeats))  # by position
-    for index, prompt in enumerate(prompts):
-        order, slot, question, repeat = list(prompt.order), prompt.slot, prompt.question, index % repeats
-        expected = of_answers[order] + of_questions[question] - of_answers.mean()
-        added[:, question, slot, repeat] = cells[order, slot, question, repeat] - expected
-    result = []
-    for row in added.reshape(answers, questions, -1).mean(2):
-        result.append(mean_and_error(row.compressed()))  # the questions are the sample
-    return result
+def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
+    """Return a row for each pair, the higher score first; only several seeds can tell models apart."""
+    rows = []
+    for place, a in enumerate(order):
+        for b in order[place + 1 :]:
+            difference = scores.differences.get((a, b)) or -scores.differences[b, a]
+            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", difference.text(1, "+")]
+            if scores.standings[a].ranks is not None:
+                row.append("" if difference.apart else "not told apart")
+            rows.append(row)
+    return rows
 
 
-def _disagreement(cells: np.ma.MaskedArray) -> float | None:
-    """Return the standard deviation of an answer's score between orders, over all answers with at least two."""
-    squares = ((cells - cells.mean(3)[..., None]) ** 2).sum(3)
-    count = cells.count(3)
-    freedom = (count - 1)[count > 1].sum()
-    return math.sqrt(squares[count > 1].sum() / freedom) if freedom else None
-
-
-def _deviation(values: np.ndarray) -> float | None:
-    return float(values.std(ddof=1)) if len(values) > 1 else None
+def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
+    """Return a mean over seeds; empty if one has none. Seeds have the same questions: errors do not average out."""
+    means, errors = ([one for one in column if one is not None] for column in zip(*values, strict=True))
+    if len(means) < len(values):
+        return ""
+    return plus_minus(fmean(means), fmean(errors) if len(errors) == len(values) else None, digits)

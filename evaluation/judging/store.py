@@ -43,7 +43,6 @@ class Asked:
     key: str  # of the prompt
     limit: int  # max_completion_tokens, as sent
     most: Usage  # that can be billed
-    batch: bool = False  # at the price of a batch, which earlier versions could send
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +55,6 @@ class Reply:
     text: str
     refusal: str | None
     usage: Usage | None  # None: not counted by the server
-    batch: bool = False
     model: str | None = None  # the dated snapshot that answered, by the server's name
     cut: bool = False  # ended at the limit
     error: str | None = None  # the server's message in place of an answer

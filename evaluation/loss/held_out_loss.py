@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import BadInput
-from evaluation.loss.command import LossCommand
+from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained

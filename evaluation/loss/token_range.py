@@ -9,9 +9,10 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import sha256
-from evaluation.loss.command import NAMED_RANGES, LossCommand, RangeName
+from evaluation.command_line import LossCommand, RangeName
+from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.shared.load import ModelLocation
-from tokens.format.manifest import finished_by, read_manifest
+from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.download import download_dataset, hub_name
 from training.checkpoints.run_record import StreamRecord
@@ -153,7 +154,8 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
 
 def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
     """Tell whether a stream is that of a run's record, which for growing tokens has a plan in place of a sha256."""
-    planned = recorded_split == split and recorded.plan is not None and recorded.plan == finished_by(directory)
+    manifest, plan = read_manifest(directory), recorded.plan
+    planned = recorded_split == split and plan is not None and manifest is not None and plan == manifest.plan
     if planned or not recorded.sha256:
         return planned
     digests = _digests(directory, split)

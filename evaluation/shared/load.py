@@ -15,8 +15,7 @@ from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
 from model.config import ModelConfig
-from model.gpt import GPT
-from model.pretrained import load_plain
+from model.gpt import GPT, load_plain
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer

@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from common.errors import printable, printable_lines
-from evaluation.shared.command_line import MeasureOptions
+from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together

@@ -7,8 +7,7 @@ import attrs
 
 from evaluation.shared.load import ModelLocation
 from training.state import Position
-from training.telemetry.job_prices import last_price, priced_seconds
-from training.telemetry.metrics_log import is_price, read_lines
+from training.telemetry.metrics_log import is_price, last_price, priced_seconds, read_lines
 
 
 @attrs.frozen(kw_only=True)

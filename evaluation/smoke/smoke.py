@@ -7,9 +7,9 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import check_text
+from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
-from evaluation.smoke.command import SmokeCommand
 from model.generate import Sampling, generate, lay_out_for_generation
 from training.parallel.process_group import Ranks
 

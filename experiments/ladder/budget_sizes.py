@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from common.errors import BadInput
 from evaluation.shared.significance import Interval
 from experiments.ladder.forecast import MOST_EXTRAPOLATION, describe_extrapolation
 from experiments.ladder.loss_law import LawFit
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
-from training.config.train_config import Run, TrainConfig
+from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
 from training.planning.estimate import ASSUMED_START_UP_SECONDS
 from training.planning.estimate_table import ESTIMATE_CAUTION
@@ -23,27 +22,6 @@ from training.planning.throughput import roofline, throughputs
 BEYOND = 8  # widest shape of a family over the ladder's widest
 
 
-@attrs.frozen
-class MachineSpeed:
-    """Tokens per second of a machine by shape: a roofline, at the target's measured share of it where there is one."""
-
-    machine: Machine
-    share: float
-    source: str
-    measured: bool
-
-    @classmethod
-    def of(cls, target: ModelConfig, machine: Machine) -> "MachineSpeed":
-        speed = throughputs(target, machine)[0]
-        if not speed.measured:
-            return cls(machine, 1.0, speed.source, measured=False)
-        share = speed.tokens_per_second / (machine.gpus * roofline(target, machine.gpu))
-        return cls(machine, share, f"roofline x {share:.2f}, for the target: {speed.source}", measured=True)
-
-    def tokens_per_second(self, model: ModelConfig) -> float:
-        return self.share * self.machine.gpus * roofline(model, self.machine.gpu)
-
-
 @attrs.frozen(kw_only=True)
 class BudgetChoice:
     """The best size for a budget on one machine."""
@@ -51,10 +29,15 @@ class BudgetChoice:
     machine: Machine
     model: ModelConfig
     tokens: int
-    hours: float
-    speed: MachineSpeed
+    tokens_per_second: float  # by a roofline, at the target's measured share of it where there is one
+    source: str  # of tokens/s
     loss: Interval
-    limits: tuple[str, ...]  # of the ladder or the family, that it lies at or beyond
+    limits: list[str]  # of the ladder, the family or the data, that it lies at or beyond
+
+    @property
+    def hours(self) -> float:
+        """Duration with the start-up, without validation."""
+        return (self.tokens / self.tokens_per_second + ASSUMED_START_UP_SECONDS) / 3600
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
@@ -91,65 +74,72 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 def best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
-    """Return the best shape for each machine that can train one, the lowest loss first. Raises BadInput for none.
+    """Return the best shape for each machine that can train one, the lowest loss first.
 
     Of the budget's hours the assumed start-up is taken off; validation is not. No run has more tokens than are at hand,
     in `max_epochs` epochs.
     """
-    speeds = [MachineSpeed.of(target.model, machine) for machine in prices.machines]
-    choices = [_best_on(speed, fit, shapes, target.train, usd) for speed in speeds]
-    found = [choice for choice in choices if choice is not None]
-    if not found:
-        raise BadInput(f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget")
-    return sorted(found, key=lambda choice: choice.loss.value)
+    choices = [_best_on(machine, fit, shapes, target, usd) for machine in prices.machines]
+    return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.loss.value)
 
 
-def tokens_at_hand(train: TrainConfig) -> int | None:
-    """Return the most tokens that a run may read of its datasets; None where one is not here."""
-    lengths = [*lengths_at_hand(train, None).values()]
-    return None if None in lengths else train.data.max_epochs * sum(length for length in lengths if length)
-
-
-def describe_choices(usd: float, choices: Sequence[BudgetChoice]) -> list[str]:
+def describe_best_sizes(
+    fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
+) -> list[str]:
     """Return the best size for a budget as lines, the best machine first."""
+    choices = best_sizes(fit, shapes, target, usd, prices)
+    if not choices:
+        return [f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget"]
     lines = []
     for index, choice in enumerate(choices):
         model = choice.model
         lines.append(
             f"{f'${usd:,.2f}' if index == 0 else 'or':<12} {model.n_layers} layers x {model.emb_dim}, N "
             f"{matmul_parameter_count(model):,}, on {choice.tokens:,} tokens: loss {choice.loss.text(4)}; "
-            f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.speed.tokens_per_second(model):,.0f} tokens/s "
-            f"({choice.speed.source})"
+            f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.tokens_per_second:,.0f} tokens/s "
+            f"({choice.source})"
         )
         lines += [f"             {limit}" for limit in choice.limits]
-    return lines if all(choice.speed.measured for choice in choices) else [*lines, ESTIMATE_CAUTION]
+    return [*lines, ESTIMATE_CAUTION]
 
 
 def _best_on(
-    speed: MachineSpeed, fit: LawFit, shapes: Sequence[ModelConfig], train: TrainConfig, usd: float
+    machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float
 ) -> BudgetChoice | None:
-    machine = speed.machine
     seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
     if seconds <= 0:
         return None
-    candidates, most = [], tokens_at_hand(train)
+    lengths = [*lengths_at_hand(target.train, None).values()]
+    at_hand = None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)
+    speed, share = throughputs(target.model, machine)[0], float(machine.gpus)
+    source = speed.source
+    if speed.measured:
+        share = speed.tokens_per_second / roofline(target.model, machine.gpu)
+        source = f"roofline x {share / machine.gpus:.2f}, for the target: {speed.source}"
+    candidates = []
     for model in shapes:
-        tokens = int(seconds * speed.tokens_per_second(model))
-        tokens = tokens if most is None else min(tokens, most)
-        candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens))
-    for loss, model, tokens in sorted(candidates, key=lambda candidate: candidate[0].value):
-        if MemoryModel.of(model, train, machine.gpus).largest_microbatch(gpu_bytes(machine.gpu)) is None:
-            continue
-        hours = (tokens / speed.tokens_per_second(model) + ASSUMED_START_UP_SECONDS) / 3600
-        limits = (*_limits(fit, shapes, model, tokens), *_data_limits(train, tokens, most))
-        return BudgetChoice(
-            machine=machine, model=model, tokens=tokens, hours=hours, speed=speed, loss=loss, limits=limits
-        )
+        tokens_per_second = share * roofline(model, machine.gpu)
+        tokens = int(seconds * tokens_per_second)
+        tokens = tokens if at_hand is None else min(tokens, at_hand)
+        candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens, tokens_per_second))
+    for loss, model, tokens, tokens_per_second in sorted(candidates, key=lambda candidate: candidate[0].value):
+        if MemoryModel.of(model, target.train, machine.gpus).largest_microbatch(gpu_bytes(machine.gpu)) is not None:
+            return BudgetChoice(
+                machine=machine,
+                model=model,
+                tokens=tokens,
+                tokens_per_second=tokens_per_second,
+                source=source,
+                loss=loss,
+                limits=_limits(fit, shapes, model, tokens, at_hand),
+            )
     return None
 
 
-def _limits(fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, tokens: int) -> tuple[str, ...]:
-    """Return where a choice lies at the edge of the family, or beyond what the ladder supports."""
+def _limits(
+    fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, tokens: int, at_hand: int | None
+) -> list[str]:
+    """Return where a choice lies at the edge of the family or of the tokens, or beyond what the ladder supports."""
     size, limits = matmul_parameter_count(model), []
     searched = [matmul_parameter_count(shape) for shape in shapes]
     for edge, word in ((min(searched), "smaller"), (max(searched), "larger")):
@@ -164,12 +154,8 @@ def _limits(fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, toke
             f"{tokens / size:.3g} tokens per parameter, the ladder has {min(ratios):.3g} to {max(ratios):.3g}: add a "
             "horizon"
         )
-    return tuple(limits)
-
-
-def _data_limits(train: TrainConfig, tokens: int, most: int | None) -> list[str]:
-    """Return where the tokens at hand limit a choice, or are not known."""
-    if most is None:
-        return [f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here"]
-    epochs = f"{train.data.max_epochs} epoch{'s' if train.data.max_epochs > 1 else ''} of the tokens at hand"
-    return [f"all of {epochs}: prepare more, or raise max_epochs"] if tokens == most else []
+    if at_hand is None:
+        limits.append(f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here")
+    elif tokens == at_hand:
+        limits.append("all of the tokens at hand in max_epochs epochs: prepare more, or raise max_epochs")
+    return limits

@@ -1,4 +1,4 @@
-"""Forecast of a target run by a ladder's law: loss with interval, tokens, hours, dollars; forecast.json's content."""
+"""Forecast of a target run's loss by a ladder's law, with its interval; forecast.json's content."""
 
 import json
 from datetime import datetime, timezone
@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tabulate import tabulate
 
-from common.errors import printable
 from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
@@ -17,23 +15,26 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
-from training.planning.estimate import NoPlan, RunEstimate, make_estimate
 from training.planning.forecast_file import FORECAST, recipe_of
-from training.planning.price_list import MACHINES, read_machines
 
 MOST_EXTRAPOLATION = 30.0  # of compute: as far as the coverage of intervals is simulated
 
 
 @attrs.frozen(kw_only=True)
 class Forecast:
-    """A target run: the law's forecast of its loss, the price list's of its cost."""
+    """A target run's forecast by a law."""
 
     run: Run
     fit: LawFit
     held_out: HeldOut
     tokens: int
     loss: Interval
-    estimate: RunEstimate | str  # or why there is none
+
+    @classmethod
+    def of(cls, run: Run, fit: LawFit, held_out: HeldOut) -> "Forecast":
+        tokens = target_tokens(run)
+        loss = fit.predict(matmul_parameter_count(run.model), tokens)
+        return cls(run=run, fit=fit, held_out=held_out, tokens=tokens, loss=loss)
 
     @property
     def parameters(self) -> int:
@@ -45,56 +46,23 @@ class Forecast:
         """Compute of the target over that of the ladder's largest run."""
         return self.parameters * self.tokens / self.fit.compute
 
+    def lines(self) -> list[str]:
+        """Return the law, its check and the forecast as lines."""
+        fit, law, sizes = self.fit, self.fit.law, len({point.parameters for point in self.fit.points})
+        return [
+            f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
+            f"D^{law.beta:.3g}, N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
+            f"check        {self.held_out.text()}",
+            f"target       N {self.parameters:,}, D {self.tokens:,}: {describe_extrapolation(self.extrapolation)}; "
+            f"{len(fit.points)} runs of {sizes} sizes",
+            f"forecast     loss {self.loss.text(4)}, 90 % interval of one run",
+        ]
+
 
 def target_tokens(run: Run) -> int:
     """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
     return make_plan(train, run.model.context_length, 1, lengths_at_hand(train, None)).train_tokens
-
-
-def price_target(target: Run) -> RunEstimate | str:
-    """Return the target's hours and dollars on the machines of the price list, or why no batch of it fits their GPUs.
-
-    Raises BadInput where it is too big for every machine.
-    """
-    try:
-        return make_estimate(target, read_machines(MACHINES, ()), lengths_at_hand(target.train, None))
-    except NoPlan as problem:  # such as a laptop's batch
-        return f"not priced: {problem}"
-
-
-def make_forecast(run: Run, fit: LawFit, held_out: HeldOut, estimate: RunEstimate | str) -> Forecast:
-    """Forecast a target; `estimate`: training.planning.estimate.make_estimate of it, or why there is none."""
-    tokens = target_tokens(run)
-    loss = fit.predict(matmul_parameter_count(run.model), tokens)
-    return Forecast(run=run, fit=fit, held_out=held_out, tokens=tokens, loss=loss, estimate=estimate)
-
-
-def describe_forecast(forecast: Forecast) -> list[str]:
-    """Return the forecast as lines."""
-    fit, held_out, law = forecast.fit, forecast.held_out, forecast.fit.law
-    sizes = len({point.parameters for point in fit.points})
-    return [
-        f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
-        f"D^{law.beta:.3g}, N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
-        f"check        {held_out.text()}",
-        f"target       N {forecast.parameters:,}, D {forecast.tokens:,}: "
-        f"{describe_extrapolation(forecast.extrapolation)}; {len(fit.points)} runs of {sizes} sizes",
-        f"forecast     loss {forecast.loss.text(4)}, 90 % interval of one run",
-        "",
-        *([forecast.estimate] if isinstance(forecast.estimate, str) else _price_table(forecast.estimate)),
-    ]
-
-
-def _price_table(estimate: RunEstimate) -> list[str]:
-    rows = []
-    for offer in estimate.offers:
-        if offer.plan is not None:
-            speed = offer.throughputs[0]
-            cost = [f"{speed.tokens_per_second:,.0f}", f"{offer.hours():.2f}", f"{offer.usd():,.2f}", speed.source]
-            rows.append([printable(offer.machine.name), f"{offer.plan.train_tokens:,}", *cost])
-    columns = ["machine", "tokens", "tokens/s", "hours", "$", "source of tokens/s"]
-    return tabulate(rows, columns, disable_numparse=True, colalign=("left", *["right"] * 4, "left")).splitlines()
 
 
 def describe_extrapolation(factor: float) -> str:
@@ -136,8 +104,8 @@ def check_forecast(target: Path) -> None:
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder", "target, or move it away")
 
 
-def write_forecast(target: Path, forecast: Forecast | None) -> Path:
-    """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it. Return its path."""
+def write_forecast(target: Path, forecast: Forecast | None) -> None:
+    """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it."""
     path = target / FORECAST
     check_forecast(target)
     with writing(path):
@@ -145,4 +113,3 @@ def write_forecast(target: Path, forecast: Forecast | None) -> Path:
             path.unlink(missing_ok=True)
         else:
             replace_file(path, json.dumps(forecast_record(forecast, git_commit()), indent=2) + "\n", durable=True)
-    return path

@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, nearest, quoted
-from experiments.ladder.loss_law import LEAST_SIZES
-from experiments.shared.experiment_files import BUCKET, changed_run, read_experiment, read_seeds
+from experiments.shared.experiment_files import BUCKET, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run
@@ -17,6 +16,7 @@ from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
+LEAST_SIZES = 3  # the largest is held out
 FACTORS = (1.2, 4.0)  # least and largest distance of two rates
 # The loss would be measured on other windows than the target's, or results would land in the target's bucket
 FIXED = ("validation_sequences", "start_val_token", BUCKET)
@@ -43,6 +43,8 @@ class LadderFile:
     """A ladder file, checked."""
 
     file: Path
+    output: Path  # directory of all runs
+    ranks: int  # of each run
     target: Run
     batch: int  # the target's, sequences
     microbatch_size: int  # at most, of all runs
@@ -53,8 +55,8 @@ class LadderFile:
     seeds: tuple[int, ...]  # of each size
 
 
-def read_ladder(file: Path) -> LadderFile:
-    """Read a ladder file. Raises BadInput, naming file and key."""
+def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> LadderFile:
+    """Read a ladder file; `output`: of all runs, None: beside it. Raises BadInput, naming file and key."""
     values = read_experiment(file, KNOWN, 'wanted {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}')
     if not isinstance(values.get("target"), str):
         raise BadInput(f"{file}: target: got {quoted(values.get('target'))}, wanted a run directory")
@@ -74,6 +76,8 @@ def read_ladder(file: Path) -> LadderFile:
         raise BadInput(f"{file}: rates: got {list(rates)}, wanted each 1.2 to 4 times the one before, such as 2 times")
     return LadderFile(
         file=file,
+        output=output_of(file, output),
+        ranks=ranks,
         target=target,
         batch=batch,
         train=stated("train", target.train.flat()) | settings,
@@ -137,14 +141,6 @@ RATE_EXPONENT = -1 / 3
 MOST_DEVIATION = 1.25  # factor between a target's own rate and the rule's, above which the forecast warns
 
 
-@attrs.frozen(kw_only=True)
-class BatchSize:
-    """Sequences of a step, in whole micro-batches."""
-
-    microbatch_size: int
-    global_batch_size: int
-
-
 def scaled_rate(rate: float, parameters: int, other: int) -> float:
     """Return the rate for a size of so many parameters, when `rate` is that of the other; four digits."""
     return rounded_rate(rate * (parameters / other) ** RATE_EXPONENT)
@@ -155,8 +151,11 @@ def rounded_rate(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> BatchSize:
-    """Return the batch for a size, when `sequences` is that of the other: at least a micro-batch for each rank."""
+def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> dict[str, int]:
+    """Return the batch keys of train.json for a size, when `sequences` is the batch of the other.
+
+    At least a micro-batch for each rank.
+    """
     wanted = sequences * (parameters / other) ** BATCH_EXPONENT
     size = min(microbatch_size, max(1, round(wanted / ranks)))
-    return BatchSize(microbatch_size=size, global_batch_size=size * max(ranks, round(wanted / size)))
+    return {"microbatch_size": size, "global_batch_size": size * max(ranks, round(wanted / size))}

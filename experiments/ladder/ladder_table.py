@@ -5,21 +5,30 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 from tabulate import tabulate
 
-from common.errors import BadInput
-from experiments.ladder.budget_sizes import best_sizes, describe_choices, size_family
-from experiments.ladder.forecast import Forecast, describe_forecast, make_forecast, price_target
+from common.errors import BadInput, printable
+from experiments.ladder.budget_sizes import describe_best_sizes, size_family
+from experiments.ladder.forecast import Forecast, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate
-from experiments.ladder.loss_law import HeldOut, LawFit, LossPoint, fit_law, hold_out_largest, mean_points, refusal
+from experiments.ladder.loss_law import (
+    HeldOut,
+    LossPoint,
+    NoForecast,
+    fit_law,
+    hold_out_largest,
+    mean_points,
+    refusal,
+)
 from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
-from experiments.ladder.trunk_training import best_rate, loss_points
-from experiments.shared.experiment_files import write_results
-from training.planning.price_list import MACHINES, PriceList, read_machines
+from experiments.ladder.trunk_training import best_rate, loss_points, size_trunks, train_trunks, tune_rate
+from experiments.shared.experiment_files import remove_results, show_results, write_results
+from experiments.shared.run_pool import RunPool
+from training.planning.forecast_file import FORECAST
+from training.planning.price_list import MACHINES, read_machines
 
 
 @attrs.frozen(kw_only=True)
@@ -39,15 +48,19 @@ class LadderTable:
         """Return all as text; `form`: of tabulate."""
         check = [] if self.forecast else [f"check        {self.held_out.text()}"]
         after = [f"no forecast  {self.refused.removeprefix('no forecast: ')}"] if self.refused else []
-        law = describe_forecast(self.forecast) if self.forecast else []
+        law = self.forecast.lines() if self.forecast else []
         fence = ["```"] if form == "github" else []
         words = [*fence, *check, *law, *after, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
 
-    def write(self, output: Path) -> Path:
-        """Write ladder.md and ladder.json; return the path of the first."""
-        markdown = f"# Ladder for {self.ladder.target.directory}\n\n{self.text('github')}"
-        return write_results(output, "ladder", markdown, self._record())
+    def write(self) -> str:
+        """Write ladder.md, ladder.json and the target's forecast, or remove an older one; return a line about it."""
+        target = self.ladder.target.directory
+        path = write_results(
+            self.ladder.output, "ladder", f"# Ladder for {target}\n\n{self.text('github')}", self._record()
+        )
+        write_forecast(target, self.forecast)
+        return f"{path}: this table"
 
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
@@ -76,11 +89,7 @@ class LadderTable:
     def _rate_table(self, form: str) -> str:
         best = best_rate(self.rates)
         rows = [
-            [
-                f"{rate:g}",
-                f"{loss:.4f}" if math.isfinite(loss) else "diverged",
-                "best" if rate == best else "",
-            ]
+            [f"{rate:g}", f"{loss:.4f}" if math.isfinite(loss) else "diverged", "best" if rate == best else ""]
             for rate, loss in self.rates.items()
         ]
         columns = (f"learning rate of {self.trunks[0].size.name}", "validation loss", "")
@@ -89,9 +98,10 @@ class LadderTable:
     def _point_table(self, form: str) -> str:
         rows, points = [], iter(mean_points(self.points))
         for trunk in self.trunks[:: len(self.ladder.seeds)]:
+            batch = trunk.horizons[-1].plan.layout.global_batch_size
             for ratio in self.ladder.tokens_per_parameter:
                 point = next(points)
-                setting = [f"{trunk.rate:g}", f"{trunk.batch.global_batch_size}", f"{ratio:g}", f"{point.tokens:,}"]
+                setting = [f"{trunk.rate:g}", f"{batch}", f"{ratio:g}", f"{point.tokens:,}"]
                 rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.4f}"])
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
@@ -105,7 +115,7 @@ class LadderTable:
                 for rate, loss in self.rates.items()
             ],
             "sizes": [
-                {"name": trunk.size.name, "seed": trunk.seed, "learning_rate": trunk.rate, **attrs.asdict(trunk.batch)}
+                {"name": trunk.size.name, "seed": trunk.seed, "learning_rate": trunk.rate, **trunk.batch}
                 for trunk in self.trunks
             ],
             "points": [attrs.asdict(point) for point in self.points],
@@ -121,32 +131,46 @@ class LadderTable:
         }
 
 
+def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> None:
+    """Train all trunks and branches, show the results, and write the target's forecast.
+
+    Raises as RunPool.train, and BadInput without a forecast; one of an earlier call is then removed.
+    """
+    target = ladder.target.directory
+    try:
+        rates = tune_rate(pool, ladder)
+        trunks = size_trunks(ladder, best_rate(rates))
+        train_trunks(pool, trunks, branches=True)
+        table = conclude(ladder, rates, trunks, usd)
+    except NoForecast:
+        write_forecast(target, None)
+        remove_results(ladder.output, "ladder")
+        raise
+    show_results(table.text(), table.write)
+    if table.refused is not None:
+        raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")
+    print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
+
+
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
     """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
     points = loss_points(trunks)
     held_out = hold_out_largest(points)
     fit = fit_law(points)
     refused = refusal(held_out, fit)
-    forecast, budget = None, [] if usd is None else ["", f"for ${usd:,.2f}   no best size without a forecast"]
-    if refused is None:
-        forecast = make_forecast(ladder.target, fit, held_out, price_target(ladder.target))
-        if usd is not None:
-            budget = ["", *_best_for(usd, ladder, fit, read_machines(MACHINES, ()))]
+    budget: list[str] = []
+    if usd is not None:
+        family = size_family([size.model for size in ladder.sizes])
+        budget = ["", f"for ${usd:,.2f}   no best size without a forecast"]
+        if refused is None:
+            budget[1:] = describe_best_sizes(fit, family, ladder.target, usd, read_machines(MACHINES, ()))
     return LadderTable(
         ladder=ladder,
         rates=rates,
         trunks=trunks,
         points=points,
         held_out=held_out,
-        forecast=forecast,
+        forecast=None if refused else Forecast.of(ladder.target, fit, held_out),
         refused=refused,
         budget=budget,
     )
-
-
-def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) -> list[str]:
-    family = size_family([size.model for size in ladder.sizes])
-    try:
-        return describe_choices(usd, best_sizes(fit, family, ladder.target, usd, prices))
-    except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays
-        return [f"for ${usd:,.2f}   {error}"]

@@ -22,7 +22,6 @@ from evaluation.shared.significance import Interval
 from experiments.ladder.law_posterior import NOISE, NOISE_OF_ONE_SEED, Laws, Observations, explaining_laws
 
 FORECAST_CONFIDENCE = 0.90
-LEAST_SIZES, LEAST_RUNS = 3, 3
 MOST_AT_EDGE = 0.15  # weight of laws at the edge of exponents, where no interval holds
 MOST_MISS = 0.01  # of the held-out size: share of its loss
 
@@ -108,25 +107,10 @@ class HeldOut:
 
 
 def fit_law(points: Sequence[LossPoint]) -> LawFit:
-    """Fit the law. Raises BadInput for losses that are no positive numbers, and where sizes or tokens do not differ."""
-    for point in points:
-        if not (math.isfinite(point.loss) and point.loss > 0):
-            raise BadInput(
-                f"{point.rung} on {point.tokens:,} tokens: loss: got {point.loss}, wanted more than 0; train it again"
-            )
-    differing = {"sizes": {point.parameters for point in points}, "horizons": {point.tokens for point in points}}
-    for name, values in differing.items():
-        if len(values) < 2 or len(points) < LEAST_RUNS:
-            raise BadInput(
-                f"ladder: got {len(values)} {name} in {len(points)} runs, wanted 2 or more in {LEAST_RUNS}; add {name}"
-            )
+    """Fit the law to positive losses of two or more sizes and horizons. Raises BadInput where none explains them."""
     sizes = np.log([float(point.parameters) for point in points])
     tokens = np.log([float(point.tokens) for point in points])
     center = float(sizes.mean()), float(tokens.mean())
-    if np.linalg.matrix_rank(np.stack([np.ones(len(points)), sizes, tokens])) < 3:
-        raise BadInput(
-            "ladder: tokens grow with size alike in all runs, so size and tokens cannot be told apart; add a horizon"
-        )
     trunks = np.array([f"{point.rung} {point.seed}" for point in points])
     observed = Observations(
         sizes=sizes - center[0],
@@ -141,12 +125,8 @@ def fit_law(points: Sequence[LossPoint]) -> LawFit:
 
 
 def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
-    """Fit without the size of most parameters, predict its points. Raises BadInput."""
+    """Fit without the size of most parameters, one of three or more, and predict its points. Raises BadInput."""
     sizes = {point.parameters for point in points}
-    if len(sizes) < LEAST_SIZES:
-        raise BadInput(
-            f"ladder: got {len(sizes)} sizes, wanted at least {LEAST_SIZES}: the largest is held out; add sizes"
-        )
     fit = fit_law([point for point in points if point.parameters < max(sizes)])
     largest = mean_points([point for point in points if point.parameters == max(sizes)])
     largest.sort(key=lambda point: point.tokens)

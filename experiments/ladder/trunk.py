@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, sync, writing
-from experiments.ladder.ladder_file import BatchSize, LadderFile, LadderSize, scaled_batch, stated
+from experiments.ladder.ladder_file import LadderFile, LadderSize, scaled_batch, stated
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from model.counts import flops_per_token
@@ -48,7 +48,7 @@ class Trunk:
     size: LadderSize
     seed: int
     rate: float
-    batch: BatchSize
+    batch: dict[str, int]  # keys of train.json
     horizons: tuple[Horizon, ...]  # rising; the last one is the trunk's own run
 
     @property
@@ -63,54 +63,38 @@ class Trunk:
         return float(flops_per_token(self.size.model) * steps * self.horizons[-1].plan.tokens_per_step)
 
 
-@attrs.frozen(kw_only=True)
-class TrunkMaker:
-    """Makes the trunks of a ladder."""
+def trunks_of(ladder: LadderFile, size: LadderSize, rate: float) -> list[Trunk]:
+    """Return the trunks of a size, one for each seed; nothing is written.
 
-    ladder: LadderFile
-    output: Path  # directory of all runs
-    ranks: int
+    Raises BadInput for runs that could not be trained.
+    """
+    return [_trunk(ladder, size, rate, seed) for seed in ladder.seeds]
 
-    def trunks(self, size: LadderSize, rate: float) -> list[Trunk]:
-        """Return the trunks of a size, one for each seed; nothing is written.
 
-        Raises BadInput for runs that could not be trained.
-        """
-        return [self._trunk(size, rate, seed) for seed in self.ladder.seeds]
-
-    def _trunk(self, size: LadderSize, rate: float, seed: int) -> Trunk:
-        ladder, train = self.ladder, self.ladder.target.train
-        batch = scaled_batch(
-            ladder.batch,
-            size.parameters,
-            target_size(ladder).parameters,
-            ladder.microbatch_size,
-            self.ranks,
-        )
-        recipe = _recipe(ladder, rate, batch) | ({} if seed == train.random_seed else {"random_seed": seed})
-        horizons: list[Horizon] = []
-        name = f"{size.name}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
-        for ratio in ladder.tokens_per_parameter:
-            longest = ratio == ladder.tokens_per_parameter[-1]
-            keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
-            plan = _plan(ladder, size, keys, self.ranks)
-            if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
-                wanted = horizons[0].plan.schedule.warmup_steps
-                # half a step more than the percentage of so many, which is rounded down
-                keys["warmup_period_percent"] = round(100 * (wanted + 0.5) / plan.steps, 6) if wanted else 0
-                plan = _plan(ladder, size, keys, self.ranks)
-                assert plan.schedule.warmup_steps == wanted
-            directory = self.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
-            sections: Sections = {"model": stated("model", attrs.asdict(size.model)), "train": keys}
-            ranks = f"--ranks {self.ranks}"
-            check_unchanged(directory, sections, {"microbatch_size": ranks, "global_batch_size": ranks})
-            horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
-        begins = [horizon.decay_begins for horizon in horizons]
-        if len({0, *begins}) <= len(begins):
-            raise BadInput(
-                f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread"
-            )
-        return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
+def _trunk(ladder: LadderFile, size: LadderSize, rate: float, seed: int) -> Trunk:
+    target = target_size(ladder).parameters
+    batch = scaled_batch(ladder.batch, size.parameters, target, ladder.microbatch_size, ladder.ranks)
+    recipe = _recipe(ladder, rate, batch) | ({} if seed == ladder.target.train.random_seed else {"random_seed": seed})
+    horizons: list[Horizon] = []
+    name = f"{size.name}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
+    for ratio in ladder.tokens_per_parameter:
+        longest = ratio == ladder.tokens_per_parameter[-1]
+        keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
+        plan = _plan(ladder, size, keys)
+        if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
+            wanted = horizons[0].plan.schedule.warmup_steps
+            # half a step more than the percentage of so many, which is rounded down
+            keys["warmup_period_percent"] = round(100 * (wanted + 0.5) / plan.steps, 6) if wanted else 0
+            plan = _plan(ladder, size, keys)
+            assert plan.schedule.warmup_steps == wanted
+        directory = ladder.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
+        sections: Sections = {"model": stated("model", attrs.asdict(size.model)), "train": keys}
+        check_unchanged(directory, sections, dict.fromkeys(batch, f"--ranks {ladder.ranks}"))
+        horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
+    begins = [horizon.decay_begins for horizon in horizons]
+    if len({0, *begins}) <= len(begins):
+        raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread")
+    return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
 def target_size(ladder: LadderFile) -> LadderSize:
@@ -144,7 +128,7 @@ def _link(source: str, target: str) -> None:
         sync(Path(target))
 
 
-def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, object]:
+def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:
     """Return the target's train.json with the ladder's schedule, batch and rates; those of groups keep their ratio."""
     optimization = ladder.target.train.optimization
     keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}
@@ -152,14 +136,14 @@ def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, obje
         keys[f"{group}_learning_rate"] = float(f"{other * rate / optimization.learning_rate:.4g}")
     if optimization.decay != SCHEDULE:
         keys.pop("final_learning_rate_percent", None)
-    return keys | attrs.asdict(batch) | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
+    return keys | batch | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
 
 
-def _plan(ladder: LadderFile, size: LadderSize, keys: dict[str, object], ranks: int) -> Plan:
+def _plan(ladder: LadderFile, size: LadderSize, keys: dict[str, object]) -> Plan:
     try:
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size.model, train):  # train.py would refuse it, with the trunk paid for
             raise ValueError(problem)
-        return make_plan(train, size.model.context_length, ranks, lengths_at_hand(train, None))
+        return make_plan(train, size.model.context_length, ladder.ranks, lengths_at_hand(train, None))
     except (BadInput, ValueError) as error:
         raise BadInput(f"{ladder.file}: {size.name}: {error}") from error

@@ -9,28 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import BadInput
-from experiments.ladder.forecast import price_target, target_tokens
-from experiments.ladder.ladder_file import rounded_rate, scaled_rate
+from experiments.ladder.forecast import target_tokens
+from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_rate
 from experiments.ladder.loss_law import LossPoint, NoForecast
-from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
-from experiments.shared.experiment_files import counted, write_run_directory
+from experiments.ladder.trunk import Horizon, Trunk, trunks_of, write_branch
+from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_pool import RunPool
-from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
+from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from model.counts import flops_per_token
 
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
 
-def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
+def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
 
     Rates beyond an edge are added as needed. Raises NoForecast where the best one still lies at an edge, before the
     larger sizes are paid for.
     """
-    ladder = maker.ladder
 
     def measure(rates: list[float]) -> list[float]:
-        tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
+        tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate)) for rate in rates]
         train_trunks(pool, [trunk for trunks in tried for trunk in trunks], branches=False)
         return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in tried]
 
@@ -115,24 +114,20 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
     return points
 
 
-def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
+def size_trunks(ladder: LadderFile, best: float) -> list[Trunk]:
     """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
-    smallest, *larger = maker.ladder.sizes
-    found = maker.trunks(smallest, best)
+    smallest, *larger = ladder.sizes
+    found = trunks_of(ladder, smallest, best)
     for size in larger:
-        found += maker.trunks(size, scaled_rate(best, size.parameters, smallest.parameters))
+        found += trunks_of(ladder, size, scaled_rate(best, size.parameters, smallest.parameters))
     return found
 
 
-def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
-    """Return the plan as lines; `usd_per_hour`: of this machine.
-
-    Raises BadInput for runs that could not be trained, and a target too large to price.
-    """
-    ladder = maker.ladder
+def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
+    """Return the plan as lines; `usd_per_hour`: of this machine. Raises BadInput for runs that could not be trained."""
     seeds = len(ladder.seeds)
-    tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
-    trunks = size_trunks(maker, ladder.rates[len(ladder.rates) // 2])[::seeds]
+    tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
+    trunks = size_trunks(ladder, ladder.rates[len(ladder.rates) // 2])[::seeds]
     lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
     for trunk in trunks:
         lines += [
@@ -142,36 +137,25 @@ def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
     flops = sum(trunk.flops(branches=False) for trunk in tried)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
     flops *= seeds
-    priced = price_target(ladder.target)  # a target too big for every machine is refused before anything is trained
     whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
+    speeds = [
+        speed * flops_per_token(trunk.size.model)
+        for trunk in {trunk.directory: trunk for trunk in [*tried, *trunks]}.values()
+        if (speed := measured_speed(trunk.directory)) is not None
+    ]
     return [
         *lines,
         f"{len(tried)} rates at {trunks[0].size.name}, more while the best one lies at the edge; then {len(trunks)} "
         f"sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
         + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
-        + f": {flops:.3g} FLOPs, "
-        f"{flops / whole:.2g} x the target's {whole:.3g}",
-        _cost([*tried, *trunks], flops, usd_per_hour),
-        *([f"the target is {priced}"] if isinstance(priced, str) else []),
+        + f": {flops:.3g} FLOPs, {flops / whole:.2g} x the target's {whole:.3g}",
+        describe_cost(flops, "FLOP/s", speeds, usd_per_hour),
     ]
-
-
-def _cost(trunks: Sequence[Trunk], flops: float, usd_per_hour: float | None) -> str:
-    """Return hours and dollars at the speed of the ladder's runs that have ended."""
-    measured = [
-        speed * flops_per_token(trunk.size.model)
-        for trunk in {trunk.directory: trunk for trunk in trunks}.values()
-        if (speed := measured_speed(trunk.directory)) is not None
-    ]
-    if not measured:
-        return "time and cost: not known before a run of this ladder has ended: no estimate holds for small networks"
-    total, runs = time_and_cost(flops, measured, usd_per_hour), counted(len(measured), "earlier run")
-    return f"{total} one run after the other, at the FLOP/s of {runs}; small sizes reach less than large"
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:
     plan = trunk.horizons[index].plan
     return (
-        f"{name}: N {trunk.size.parameters:,}, {plan.steps:,} steps of {trunk.batch.global_batch_size} sequences, "
+        f"{name}: N {trunk.size.parameters:,}, {plan.steps:,} steps of {plan.layout.global_batch_size} sequences, "
         f"{plan.train_tokens:,} tokens"
     )

@@ -1,9 +1,9 @@
 """Account of an experiment: its wall-clock time and cost over all calls, in `account.jsonl`, kills included.
 
-The machine costs while a call lives, and while jobs of a killed call live on. A call writes when it began, a beat every
-few seconds, each job that it starts, and its end. Without an end it counts to its last beat, or to what its jobs wrote
-last where that is later, and CALL_SECONDS more: never less than was paid. While such a job still trains, to now. A call
-without jobs writes nothing and costs nothing: one that only shows results, or that finds the budget spent.
+A call writes when it began, a beat every few seconds while it has jobs, and its end. Without an end it was killed, and
+its jobs with it: it counts until ORPHAN_SECONDS after its last beat, which is more than they live on to save a
+checkpoint, or to now. A call without jobs writes nothing and costs nothing: one that only shows results, or that finds
+the budget spent.
 """
 
 import sys
@@ -19,13 +19,13 @@ from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from common.structure import structured
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.training_process import PoolJob
 from training.launch import job_seconds
 from training.telemetry.progress_bar import duration
 
 ACCOUNT = "account.jsonl"
-LONGEST_FILE_NAME = 255  # bytes of a file name
 MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
+CALL_SECONDS = 5.0  # between beats
+ORPHAN_SECONDS = 60.0
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +52,6 @@ class AccountLine:
 
     seconds: float  # age of the call
     call: CallStart | None = None  # the call begins
-    run: str | None = None  # a job of this run begins, or without `job` ends
-    job: PoolJob | None = None
     ended: bool = False  # the call ends
 
 
@@ -69,24 +67,15 @@ def read_account(directory: Path) -> tuple[list[AccountLine], list[str]]:
 
 
 def _line(record: dict[str, Any]) -> AccountLine | None:
-    """Return a line; None for a damaged one."""
+    """Return a line, of which 2996586 wrote the jobs as well; None for a damaged one."""
     try:
-        line = structured(record, AccountLine)
+        line = structured(record, AccountLine, unknown_keys=True)
     except ValueError:
         return None
-    call, job = line.call, line.job
-    numbers = [line.seconds] if job is None else [line.seconds, job.began, job.seconds or 0.0]
+    call, numbers = line.call, [line.seconds]
     if call is not None:
         numbers += [call.began, call.price_per_hour or 0.0, *attrs.astuple(call.earlier)]
-    return line if _is_name(line.run or "run") and all(0 <= one <= MOST for one in numbers) else None
-
-
-def _is_name(text: str) -> bool:
-    """Tell whether a text can be the name of a run directory."""
-    return text.isprintable() and "/" not in text and len(text.encode()) <= LONGEST_FILE_NAME
-
-
-CALL_SECONDS = 5.0
+    return line if all(0 <= one <= MOST for one in numbers) else None
 
 
 class Account:
@@ -100,10 +89,7 @@ class Account:
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         self.price_per_hour = options.price_per_hour
         self._began, self._began_unix = time.monotonic() - age, time.time() - age
-        held = {line.run: line.job for line in lines if line.run is not None}
-        # by runs whose jobs were not seen to end
-        self.jobs: dict[str, PoolJob] = {run: job for run, job in held.items() if job is not None}
-        self.earlier = _spent_before(lines, self._began_unix, self._jobs_until())
+        self.earlier = _spent_before(lines, self._began_unix)
         self._log: JsonLog | None = None
         self._beaten = 0.0
 
@@ -138,75 +124,43 @@ class Account:
     def beat(self) -> None:
         """Write a beat, if the last one is old enough."""
         if self._log is None or self.call_seconds() - self._beaten >= CALL_SECONDS:
-            self._write(AccountLine(seconds=self.call_seconds()))
-
-    def started(self, run: str, devices: list[str], seconds: float | None = None) -> PoolJob:
-        """Write and return a job that is about to start; `seconds`: its limit of time."""
-        job = self.jobs[run] = PoolJob(devices=devices, began=time.time(), seconds=seconds)
-        self._write(AccountLine(seconds=self.call_seconds(), run=run, job=job))
-        return job
-
-    def ended(self, run: str) -> None:
-        """Write the end of a job."""
-        if self.jobs.pop(run, None) is not None:
-            self._write(AccountLine(seconds=self.call_seconds(), run=run))
+            self._write()
 
     def close(self) -> None:
         if self._log is not None:
-            self._write(AccountLine(seconds=self.call_seconds(), ended=True))
+            self._write(ended=True)
             self._log.close()
 
-    def _write(self, line: AccountLine) -> None:
+    def _write(self, *, ended: bool = False) -> None:
         """Write a line, and before the first one that this call began."""
+        self._beaten = self.call_seconds()
         with writing(self._directory / ACCOUNT):
             if self._log is None:
                 self._log = JsonLog(self._directory / ACCOUNT)
                 call = CallStart(began=self._began_unix, price_per_hour=self.price_per_hour, earlier=self.earlier)
-                self._log.append(_record(AccountLine(seconds=line.seconds, call=call)))
-            self._beaten = line.seconds
-            self._log.append(_record(line), durable=True)
-
-    def _jobs_until(self) -> float:
-        """Return when the jobs that earlier calls have left behind wrote last, Unix time: now, where one still trains.
-
-        0.0 without any.
-        """
-        places = {run: self._directory / run for run in self.jobs}
-        if any(job.lives(places[run]) for run, job in self.jobs.items()):
-            return self._began_unix
-        return max((job.last_written(places[run]) for run, job in self.jobs.items()), default=0.0)
+                self._log.append({"seconds": self._beaten, "call": attrs.asdict(call)})
+            self._log.append({"seconds": self._beaten} | ({"ended": True} if ended else {}), durable=True)
 
 
-def _record(line: AccountLine) -> dict[str, object]:
-    """Return a line as JSON, without what it does not say."""
-    return attrs.asdict(line, filter=lambda field, value: value != field.default or field.default is attrs.NOTHING)
-
-
-def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -> Spent:
-    """Return the totals of earlier calls; Unix times."""
+def _spent_before(lines: Sequence[AccountLine], now: float) -> Spent:
+    """Return the totals of earlier calls; `now`: Unix time."""
     call, seconds, ended = None, 0.0, True
     for line in lines:
         # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
         if line.call is None and call is not None and (ended or line.seconds < seconds - CALL_SECONDS):
-            began, earlier = (
-                call.began + seconds,
-                _with_call(call, seconds if ended else seconds + CALL_SECONDS),
-            )
-            call = attrs.evolve(call, began=began, earlier=earlier)
+            earlier = _with_call(call, seconds if ended else seconds + ORPHAN_SECONDS)
+            call = attrs.evolve(call, began=call.began + seconds, earlier=earlier)
         call, seconds, ended = line.call or call, line.seconds, line.ended
     if call is None:
         return Spent()
-    if not ended:
-        longest = max(now - call.began, seconds)
-        seconds = min(max(seconds, jobs_until - call.began) + CALL_SECONDS, longest)
-    return _with_call(call, seconds)
+    return _with_call(call, seconds if ended else min(seconds + ORPHAN_SECONDS, max(now - call.began, seconds)))
 
 
 def _with_call(call: CallStart, seconds: float) -> Spent:
     """Return the total after a call that took so long."""
-    before = call.earlier
+    before, price = call.earlier, call.price_per_hour
     return Spent(
         seconds=before.seconds + seconds,
-        usd=before.usd + (0.0 if call.price_per_hour is None else call.price_per_hour * seconds / 3600),
-        unpriced_seconds=before.unpriced_seconds + (seconds if call.price_per_hour is None else 0.0),
+        usd=before.usd + (price or 0.0) * seconds / 3600,
+        unpriced_seconds=before.unpriced_seconds + (seconds if price is None else 0.0),
     )

@@ -1,11 +1,11 @@
 """Files of an experiment: the one that states it, the directory of its runs, and its results."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import LARGEST_INTEGER, BadInput, nearest, quoted
+from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from training.checkpoints.directory import CHECKPOINTS
@@ -71,6 +71,15 @@ def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]
         with writing(path):
             replace_file(path, f"{text}\n", durable=True)
     return output / f"{name}.md"
+
+
+def show_results(text: str, write: Callable[[], str]) -> None:
+    """Write results, and print them, in any case: they may be all that there is; then the line that `write` returns."""
+    try:
+        written = write()
+    finally:
+        print(printable_lines(text), flush=True)
+    print(printable_lines(f"\n{written}"), flush=True)
 
 
 def remove_results(output: Path, name: str) -> None:

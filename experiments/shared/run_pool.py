@@ -1,9 +1,9 @@
 """Pool of training jobs: runs of an experiment side by side, each resumed after any kill, under one budget.
 
-Nothing is repeated: metrics and checkpoints of a run tell its progress, and train.py resumes it from
-there. Each job gets the rest of the budget as its own --max-hours, and so stops with a checkpoint even where
-experiment.py was killed. A call takes over the jobs that an earlier one has left running: it waits for their run lock.
-A job that the user has started by hand is waited for, too, and never stopped.
+Nothing is repeated: metrics and checkpoints of a run tell its progress, and train.py resumes it from there. Each job
+gets the rest of the budget as its own --max-hours, and stops with a checkpoint where experiment.py was killed. A run
+that another job trains, such as one of a killed call or one that the user has started by hand, is waited for, and never
+stopped.
 """
 
 import re
@@ -21,10 +21,10 @@ from tqdm import tqdm
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, printable
 from common.file_lock import open_locked
 from common.installation import keep_logs_only
-from experiments.shared.account import Account
+from experiments.shared.account import ORPHAN_SECONDS, Account
 from experiments.shared.pool_options import PoolDevices, PoolOptions
-from experiments.shared.run_progress import Target, logged_step, read_progress
-from experiments.shared.training_process import JOB_VARIABLE, AdoptedProcess, TrainingProcess, train_command
+from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
+from experiments.shared.training_process import TrainingProcess, train_command
 from training.supervision.run_lock import lock_is_held
 from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier
@@ -37,46 +37,42 @@ class PoolDisplay:
 
     def __init__(self, targets: list[Target], account: Account):
         self._targets, self._account = targets, account
-        self._shown = time.monotonic()
-        total, first = sum(target.step for target in targets), self._steps()
-        self._bar = (
-            tqdm(
-                total=total,
-                initial=first,
-                unit="step",
-                dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
-            )
-            if sys.stderr.isatty() and first < total
-            else None
+        self._first, self._total = self._steps(), sum(target.step for target in targets)
+        self._began = self._shown = time.monotonic()
+        self._bar = tqdm(
+            total=self._total,
+            initial=self._first,
+            unit="step",
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
+            disable=not sys.stderr.isatty() or self._first == self._total,
         )
-        self._first, self._total, self._began = first, total, time.monotonic()
 
     def __enter__(self) -> "PoolDisplay":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def say(self, line: str) -> None:
         """Print a line with the runs done, the time and money spent, and, once it can be estimated, the time left."""
-        done = sum(target.done for target in self._targets)
-        text = f"{done} of {len(self._targets)} runs; {self._account.describe()}"
-        steps, seconds = self._steps(), time.monotonic() - self._began
+        text, steps, seconds = self._spent(), self._steps(), time.monotonic() - self._began
         if self._first < steps < self._total:
             text += f"; about {duration((self._total - steps) * seconds / (steps - self._first))} left"
         tqdm.write(printable(f"{line} ({text})"), file=sys.stderr)
 
     def show(self) -> None:
         """Update the bar."""
-        if self._bar is None or time.monotonic() - self._shown < SHOW_SECONDS:
+        if self._bar.disable or time.monotonic() - self._shown < SHOW_SECONDS:
             return
         self._shown = time.monotonic()
-        done = sum(target.done for target in self._targets)
-        self._bar.set_postfix_str(f"{done} of {len(self._targets)} runs, {self._account.describe()}", refresh=False)
+        self._bar.set_postfix_str(self._spent(), refresh=False)
         self._bar.n = self._steps()
         self._bar.refresh()
+
+    def _spent(self) -> str:
+        done = sum(target.done for target in self._targets)
+        return f"{done} of {len(self._targets)} runs; {self._account.describe()}"
 
     def _steps(self) -> int:
         return sum(
@@ -90,7 +86,6 @@ POOL_POLL_SECONDS = 0.2
 TABLE_SECONDS = 3.0  # kept of the budget for the end of experiment.py: the table
 KILL_SECONDS = 1.5  # before the end of the budget, a job that has not stopped by itself is killed
 START_SECONDS = 15.0  # least rest of the budget to start a job with: imports, tokens, a step, a checkpoint
-ADOPTED_SECONDS = 20.0  # before the end of the budget, an adopted job, whose limit may be another, is asked to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -98,24 +93,13 @@ class PoolStopped(Exception):
     """Training ended early with checkpoints. The message has reason and missing runs; the same command continues."""
 
 
-class BudgetSpent(PoolStopped):
-    """The rest of the budget holds no further training."""
-
-
-@attrs.define
+@attrs.frozen
 class Job:
     """A process that trains a target, and the devices it holds: numbers of GPUs, or of places on a CPU."""
 
     target: Target
-    process: TrainingProcess | AdoptedProcess
+    process: TrainingProcess
     devices: list[str]
-    asked: bool = False  # to stop
-
-    def ask_to_stop(self) -> None:
-        """Ask it once to save a checkpoint and to end."""
-        if not self.asked:
-            self.asked = True
-            self.process.ask_to_stop()
 
 
 class RunPool:
@@ -129,7 +113,7 @@ class RunPool:
         self._signal: int | None = None
         self._jobs: list[Job] = []
         self._problem: str | None = None  # of the first job that failed
-        self._over_budget = False
+        self._over_budget = self._asked = False  # all jobs to stop
 
     def __enter__(self) -> "RunPool":
         keep_logs_only()
@@ -150,13 +134,13 @@ class RunPool:
     def train(self, runs: Mapping[Path, int | None]) -> None:
         """Train each run directory to its step, None: to the end.
 
-        Raises BadInput where one fails, BudgetSpent before the budget is exceeded, PoolStopped or KeyboardInterrupt
-        after a signal; the others have then stopped with checkpoints.
+        Raises BadInput where one fails, PoolStopped before the budget is exceeded or after a signal, KeyboardInterrupt
+        after SIGINT; the others have then stopped with checkpoints.
         """
         targets = [Target.of(run, step, self._options.ranks) for run, step in runs.items()]
-        waiting = [target for target in targets if target.end(read_progress(target.directory)) is None]
         for target in targets:
-            target.done = target not in waiting
+            target.done = target.end(read_progress(target.directory)) is not None
+        waiting = [target for target in targets if not target.done]
         self._over_budget = False
         with PoolDisplay(targets, self.account) as display:
             while self._jobs or (waiting and not self._stopping):
@@ -183,38 +167,37 @@ class RunPool:
         self._signal = number
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
-        """Start as many jobs as there are devices; first adopt those that train already."""
+        """Start as many jobs as there are devices, of runs that no other process trains."""
         for target in [target for target in waiting if lock_is_held(target.directory)]:
-            self._adopt(target, waiting, display)
-        while waiting and not self._stopping:
-            devices = self._devices.free([job.devices for job in self._jobs])
-            if devices is None:
+            if not target.awaited:
+                target.awaited = True
+                display.say(f"{target.name}: a job trains it already, started before; waiting for it")
+            if self.account.call_seconds() < ORPHAN_SECONDS:
+                return  # that of a killed call holds its devices until it has saved a checkpoint
+        for target in [target for target in waiting if not lock_is_held(target.directory)]:
+            progress = read_progress(target.directory)
+            if target.awaited and target.end(progress) is not None:
+                waiting.remove(target)
+                self._finish(target, progress, display)
+                continue
+            devices, left = self._devices.free([job.devices for job in self._jobs]), self.account.seconds_left()
+            if devices is None or self._stopping:
                 return
-            left = self.account.seconds_left()
             if left is not None and left < START_SECONDS + TABLE_SECONDS:
                 self._over_budget = True
                 return
-            target = waiting.pop(0)
+            waiting.remove(target)
             self._jobs.append(Job(target, self._launch(target, devices, left), devices))
             display.say(f"{target.name}: training to step {target.step:,} of {target.last_step:,}")
 
-    def _adopt(self, target: Target, waiting: list[Target], display: PoolDisplay) -> None:
-        process = AdoptedProcess(target.directory, self.account.jobs.get(target.name))
-        if (own := process.own) is None:  # the user's: what the account holds has ended
-            self.account.ended(target.name)
-        waiting.remove(target)
-        self._jobs.append(Job(target, process, own.devices if own else []))
-        display.say(f"{target.name}: a job trains it already, started before; waiting for it")
-
     def _launch(self, target: Target, devices: list[str], left: float | None) -> TrainingProcess:
-        directory, seconds, hours = target.directory, None, None
+        hours = None
         if left is not None:  # train.py counts the earlier jobs of the run
-            seconds = left - TABLE_SECONDS
-            hours = (read_earlier(directory, 0.0).elapsed_seconds + seconds) / 3600
+            hours = (read_earlier(target.directory, 0.0).elapsed_seconds + left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
-        command = train_command(directory, self._options, until_step=until, hours=hours)
-        job = self.account.started(target.name, devices, seconds)  # before it: a call after a kill knows it by this
-        return TrainingProcess(directory, command, {**self._devices.environment(devices), JOB_VARIABLE: job.token})
+        command = train_command(target.directory, self._options, until_step=until, hours=hours)
+        self.account.beat()  # before it: a call after a kill counts this one
+        return TrainingProcess(target.directory, command, self._devices.environment(devices))
 
     def _collect(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Take the jobs that have ended out of the list, and judge each."""
@@ -222,25 +205,18 @@ class RunPool:
             status = job.process.status()
             if status is not None:
                 self._jobs.remove(job)
-                self.account.ended(job.target.name)
                 self._judge(job, status, waiting, display)
-            elif self._stopping and isinstance(job.process, AdoptedProcess) and job.process.own is None:
-                self._jobs.remove(job)  # the user's: it goes on, and is not waited for
 
     def _judge(self, job: Job, status: int, waiting: list[Target], display: PoolDisplay) -> None:
         target, progress = job.target, read_progress(job.target.directory)
-        end = target.end(progress)
-        if end is not None and status in (EXIT_DONE, EXIT_DIVERGED):
-            target.done = True
-            loss = progress.losses.get(target.step)
-            more = progress.diverged or ("" if loss is None else f"validation loss {loss:.4f}")
-            display.say(f"{target.name}: {end}{': ' if progress.diverged else ', ' if more else ''}{more}")
+        if target.end(progress) is not None and status in (EXIT_DONE, EXIT_DIVERGED):
+            self._finish(target, progress, display)
         elif status == EXIT_STOPPED or self._stopping:
             limit = progress.stopped_by or ""
             self._over_budget |= limit.startswith("--max") and self._signal is None and self._problem is None
             if not self._stopping:
                 self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
-        elif isinstance(job.process, AdoptedProcess) or lock_is_held(target.directory):
+        elif lock_is_held(target.directory):
             waiting.insert(0, target)
         elif job.process.last_words().startswith("train.py: --max-hours"):
             self._over_budget = True
@@ -254,20 +230,28 @@ class RunPool:
             words = re.sub(r"--set (\w+)=(\w+)", r'"set": {"train.\1": \2}', words)  # as the file has it
             self._problem = f"{target.name}: training failed: {words}; its output: {job.process.log}"
 
+    def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
+        """Note that a target has ended, and how."""
+        target.done = True
+        loss = progress.losses.get(target.step)
+        more = (
+            f": {progress.diverged}" if progress.diverged else "" if loss is None else f", validation loss {loss:.4f}"
+        )
+        display.say(f"{target.name}: {target.end(progress)}{more}")
+
     def _stop_jobs(self) -> None:
-        for job in self._jobs:
-            job.ask_to_stop()
+        """Ask all jobs, once, to save a checkpoint and to end."""
+        if not self._asked:
+            self._asked = True
+            for job in self._jobs:
+                job.process.ask_to_stop()
 
     def _enforce_budget(self) -> None:
         left = self.account.seconds_left()
-        if left is None:
-            return
-        for job in self._jobs:
-            if left < KILL_SECONDS:
+        if left is not None and left < KILL_SECONDS:
+            self._over_budget = True
+            for job in self._jobs:
                 job.process.kill()
-            elif left < ADOPTED_SECONDS and isinstance(job.process, AdoptedProcess):
-                job.ask_to_stop()
-        self._over_budget |= left < KILL_SECONDS
 
     def _raise_stopped(self, missing: list[Target], count: int) -> None:
         if self._signal == signal.SIGINT:
@@ -281,4 +265,4 @@ class RunPool:
             )
         left = max(0.0, self.account.seconds_left() or 0.0)
         rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
-        raise BudgetSpent(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")
+        raise PoolStopped(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")

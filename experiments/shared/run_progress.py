@@ -1,10 +1,9 @@
-"""Progress of a run: its steps, those in its checkpoints and metrics, and the process that trains it."""
+"""Progress of a run: its steps, those in its checkpoints and metrics, and the step that it is to reach."""
 
 import os
 import re
 import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from training.checkpoints.directory import CHECKPOINTS, STEP_NAME
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
-from training.supervision.run_lock import LOCK_FILE
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 STATES = ("start", "pause", "stopped", "end", "diverged")  # events: the last one tells how the run stands
@@ -64,10 +62,14 @@ def measured_speed(directory: Path) -> float | None:
     return float(tokens / ledger["elapsed_seconds"]) if tokens and ledger and ledger["elapsed_seconds"] > 0 else None
 
 
-def time_and_cost(work: float, speeds: Sequence[float], price_per_hour: float | None) -> str:
-    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of speeds in them per second."""
+def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
+    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of earlier runs' speeds."""
+    if not speeds:
+        return "time and cost: not known before a run of this experiment has ended"
     hours = work / statistics.median(speeds) / 3600
-    return f"{hours:.3g} hours" + ("" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}")
+    dollars = "" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}"
+    runs = "1 earlier run" if len(speeds) == 1 else f"{len(speeds)} earlier runs"
+    return f"{hours:.3g} hours{dollars} one run after the other, at the {unit} of {runs}"
 
 
 def logged_step(directory: Path) -> int:
@@ -81,26 +83,6 @@ def logged_step(directory: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-def lock_holder(directory: Path) -> int | None:
-    """Return the process on this machine that holds the run lock; None where the system does not tell (/proc/locks)."""
-    with suppress(OSError):
-        node = (directory / LOCK_FILE).stat().st_ino
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            # by the process's own command: an inode number alone may be that of another file system
-            if fields[1] == "FLOCK" and fields[5].endswith(f":{node}") and _trains(int(fields[4]), directory):
-                return int(fields[4])
-    return None
-
-
-def _trains(pid: int, directory: Path) -> bool:
-    """Tell whether a process is train.py with a run directory of this name."""
-    with suppress(OSError):
-        names = [Path(os.fsdecode(each)).name for each in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-        return pid > 0 and "train.py" in names and directory.resolve().name in names
-    return False
-
-
 @attrs.define
 class Target:
     """A run on its way to a step."""
@@ -110,6 +92,7 @@ class Target:
     step: int  # to reach
     validates: bool
     done: bool = False
+    awaited: bool = False  # a job of another process trains it
 
     @classmethod
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":

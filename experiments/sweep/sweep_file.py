@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from training.config.train_config import KEYS, Run
 
 BASE = "base"
 MOST_VARIANTS = 1000
-MOST_LETTERS = 200  # of a variant; its runs are directories, with the seed behind it
 # What decides on which tokens, in which windows, the final loss is measured
 FIXED = (
     "train.validation_sequences",
@@ -27,14 +25,11 @@ FIXED = (
     "model.context_length",
     "train.dataset",
 )
-
-
-@attrs.frozen(kw_only=True)
-class LeverValue:
-    """A value of a lever."""
-
-    name: str
-    changes: Changes
+NO_LEVER = "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs"
+REFUSED = {
+    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the disk",
+    "train.random_seed": "the seeds of a sweep are its key 'seeds'",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -46,63 +41,47 @@ class Variant:
     run: Run  # with the changes, and with those of all runs
 
 
-def read_variants(file: Path, values: Mapping[str, Any], base: Run, shared: Changes) -> tuple[Variant, ...]:
-    """Return the base, then each lever's values alone, or all combinations; `shared`: the changes of all runs.
+def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[Variant, ...]:
+    """Return the base, then each lever's values that differ from it; `shared`: the changes of all runs.
 
     Raises BadInput, naming file and lever.
     """
-    levers, combine = values.get("levers"), values.get("combine", False)
     if not isinstance(levers, dict) or not levers:
         raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
-    if not isinstance(combine, bool):
-        raise BadInput(f"{file}: combine: got {quoted(combine)}, wanted true or false")
-
-    def changed(choice: LeverValue) -> Run:
-        return changed_run(str(file), base.directory, shared | choice.changes)
-
-    choices = [
-        [choice for choice in _choices(file, name, lever) if _keys(changed(choice)) != _keys(base)]
-        for name, lever in levers.items()
-    ]
-    count = math.prod(len(lever) + 1 for lever in choices) - 1 if combine else sum(map(len, choices))
-    if not 1 <= count < MOST_VARIANTS:
-        raise BadInput(f"{file}: levers: got {count:,} variants that differ from the base, wanted 1 to 999")
-    if combine:
-        _check_separate(file, dict(zip(levers, choices, strict=True)))
-        found = [_combined(parts) for parts in product(*([None, *lever] for lever in choices))][1:]
-    else:
-        found = [choice for lever in choices for choice in lever]
-    _check_names(file, [BASE, *(choice.name for choice in found)])
-    variants = [Variant(name=BASE, changes={}, run=base)]
-    variants += [Variant(name=choice.name, changes=choice.changes, run=changed(choice)) for choice in found]
-    return tuple(variants)
+    variants = {BASE: Variant(name=BASE, changes={}, run=base)}
+    for lever, values in levers.items():
+        for name, changes in _choices(file, lever, values):
+            run = changed_run(str(file), base.directory, shared | changes)
+            if _keys(run) == _keys(base):
+                continue
+            if name in variants:
+                raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
+            variants[name] = Variant(name=name, changes=changes, run=run)
+    if not 1 < len(variants) <= MOST_VARIANTS:
+        raise BadInput(f"{file}: levers: got {len(variants) - 1:,} variants that differ from the base, wanted 1 to 999")
+    return tuple(variants.values())
 
 
 def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Changes:
+    """Return keys and values of a lever, or of `set`, checked. Raises BadInput."""
     if not isinstance(values, dict) or (lever and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
     known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
     for key in values:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
-        if key == f"train.{BUCKET}":
-            raise BadInput(f"{file}: {where}: {key}: all runs would share it; their checkpoints stay on the disk")
-        if key == "train.random_seed":
-            raise BadInput(f"{file}: {where}: {key}: the seeds of a sweep are its key 'seeds'")
-        if lever and key in FIXED:
-            raise BadInput(
-                f"{file}: {where}: {key}: no lever, for it changes the tokens that the final loss is measured on; "
-                "it may stand in 'set', for all runs"
-            )
+        reason = REFUSED.get(key) or (NO_LEVER if lever and key in FIXED else None)
+        if reason is not None:
+            raise BadInput(f"{file}: {where}: {key}: {reason}")
     return dict(values)
 
 
-def _choices(file: Path, name: str, lever: Any) -> Iterator[LeverValue]:
-    """Yield each value of a lever: of one key, or the keys of a named one."""
+def _choices(file: Path, name: str, lever: Any) -> Iterator[tuple[str, Changes]]:
+    """Yield name and changes of each value of a lever: of one key, or the keys of a named one."""
     if isinstance(lever, dict):
         if not re.fullmatch(r"[\w.+-]{1,80}", name) or name.startswith("."):
             raise BadInput(f"{file}: levers: {quoted(name)}: wanted a name of letters, digits and _ . + -")
-        yield LeverValue(name=name, changes=read_changes(file, f"levers: {name}", lever, lever=True))
+        yield name, read_changes(file, f"levers: {name}", lever, lever=True)
         return
     if not isinstance(lever, list) or not lever:
         raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, wanted a list of values, or an object of keys")
@@ -111,7 +90,7 @@ def _choices(file: Path, name: str, lever: Any) -> Iterator[LeverValue]:
         if isinstance(value, list | dict):
             raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
         text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
-        yield LeverValue(name=f"{name.partition('.')[2]}={text[:80]}", changes=changes)
+        yield f"{name.partition('.')[2]}={text[:80]}", changes
 
 
 def _keys(run: Run) -> str:
@@ -119,35 +98,7 @@ def _keys(run: Run) -> str:
     return json.dumps([attrs.asdict(run.model), run.train.flat()])
 
 
-def _combined(parts: tuple[LeverValue | None, ...]) -> LeverValue:
-    chosen = [part for part in parts if part is not None]
-    changes = {key: value for part in chosen for key, value in part.changes.items()}
-    return LeverValue(name=",".join(part.name for part in chosen), changes=changes)
-
-
-def _check_separate(file: Path, choices: Mapping[str, list[LeverValue]]) -> None:
-    """Raise BadInput where two levers that are combined change one key: one of the changes would be lost."""
-    owners: dict[str, str] = {}
-    for name, lever in choices.items():
-        for key in dict.fromkeys(key for choice in lever for key in choice.changes):
-            if (other := owners.setdefault(key, name)) != name:
-                raise BadInput(
-                    f"{file}: levers: {key} is changed by {quoted(other)} and by {quoted(name)}, which combine cannot "
-                    "join; put both into one lever, or leave combine out"
-                )
-
-
-def _check_names(file: Path, names: list[str]) -> None:
-    seen = set()
-    for name in names:
-        if len(name) > MOST_LETTERS:
-            raise BadInput(f"{file}: levers: {quoted(name)}: got {len(name)} characters, wanted {MOST_LETTERS} at most")
-        if name in seen:
-            raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
-        seen.add(name)
-
-
-KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")
+KNOWN = ("base", "levers", "seeds", "set", "halving")
 
 
 @attrs.frozen(kw_only=True)
@@ -159,6 +110,11 @@ class Halving:
 
     factor: float
     rungs: tuple[float, ...]  # shares of a run's steps, rising
+
+    def losers(self, means: Mapping[str, float]) -> list[str]:
+        """Return the variants that do not go on, by their mean losses; of equal ones the first of the file do."""
+        ranked = sorted(means, key=means.__getitem__)
+        return ranked[max(1, math.ceil(len(ranked) / self.factor)) :]
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +128,11 @@ class Sweep:
     seeds: tuple[int, ...]
     halving: Halving | None
 
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        """Rungs of the rule; none without one."""
+        return () if self.halving is None else self.halving.rungs
+
 
 def read_sweep(file: Path) -> Sweep:
     """Read a sweep file. Raises BadInput, naming file and key."""
@@ -183,7 +144,7 @@ def read_sweep(file: Path) -> Sweep:
     run = changed_run(str(file), Path(base), changes)
     if run.train.validation.validation_interval is None:
         raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
-    variants = read_variants(file, values, run, changes)
+    variants = read_variants(file, values.get("levers"), run, changes)
     seeds = values.get("seeds")
     if seeds is None:
         seeds = default_seeds(len(variants) - 1)

@@ -9,7 +9,6 @@ from tabulate import tabulate
 
 from common.errors import BadInput
 from common.json_files import read_json
-from common.structure import structured
 from evaluation.shared.significance import (
     CONFIDENCE,
     POWER,
@@ -20,23 +19,9 @@ from evaluation.shared.significance import (
 )
 from experiments.shared.experiment_files import counted, write_results
 from experiments.sweep.sweep_file import Sweep, run_name
-from experiments.sweep.verdicts import LOSS_DIGITS, STOPPED, SweepVerdict, VariantResult, judge_variants
+from experiments.sweep.verdicts import LOSS_DIGITS, SweepVerdict, VariantResult, judge_variants
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
-
-
-@attrs.frozen(kw_only=True)
-class _EarlierVariant:
-    """A variant in the sweep.json of an earlier call, as far as it tells which runs have a result."""
-
-    name: str
-    losses: dict[str, float | None]  # by seed
-    verdict: str
-
-
-@attrs.frozen(kw_only=True)
-class _EarlierTable:
-    variants: list[_EarlierVariant]
 
 
 @attrs.frozen(kw_only=True)
@@ -67,13 +52,15 @@ class SweepTable:
     def _gone(self, output: Path) -> list[str]:
         """Return the missing runs of which an earlier table has the result."""
         try:
-            earlier = structured(read_json(output / "sweep.json"), _EarlierTable, unknown_keys=True).variants
-        except (BadInput, ValueError):  # none, or damaged
+            variants = read_json(output / "sweep.json")["variants"]
+            held = {
+                run_name(variant["name"], seed)
+                for variant in variants
+                # those of the rule's losers have none at the end
+                for seed in variant["losses"] or (self.sweep.seeds if "stopped at step" in variant["verdict"] else ())
+            }
+        except (BadInput, LookupError, TypeError):  # none, or damaged
             return []
-        held: set[str] = set()
-        for one in earlier:
-            seeds = self.sweep.seeds if one.verdict.startswith(STOPPED) else one.losses
-            held.update(run_name(one.name, seed) for seed in seeds)
         return [name for name in self._missing() if name in held]
 
     def _texts(self) -> list[str]:
@@ -82,8 +69,7 @@ class SweepTable:
         return [f"the base{diverged}", *(verdict.text for verdict in self.verdicts)]
 
     def _row(self, result: VariantResult, text: str) -> list[str]:
-        mean, seeds = result.mean(), len(self.sweep.seeds)
-        finite = len(result.losses) - result.diverged
+        mean, seeds, finite = result.mean(), len(self.sweep.seeds), len(result.runs)
         shown = "-" if mean is None else f"{mean:.{LOSS_DIGITS}f}" + (f" (of {finite})" if finite < seeds else "")
         return [result.name, f"{len(result.losses)}/{seeds}", shown, text]
 
@@ -124,25 +110,28 @@ class SweepTable:
 
     def _record(self) -> dict[str, Any]:
         found = self._deviation()
-        return {
-            "base": str(self.sweep.base),
-            "set": self.sweep.changes,
-            "seeds": list(self.sweep.seeds),
-            "halving": None if self.sweep.halving is None else attrs.asdict(self.sweep.halving),
-            "seed_deviation": None if found is None else found[0],
-            "variants": [
+        variants = []
+        for variant, result, text, verdict in zip(
+            self.sweep.variants, self.results, self._texts(), [None, *self.verdicts], strict=True
+        ):
+            difference = None if verdict is None else verdict.difference
+            variants.append(
                 {
                     "name": variant.name,
                     "changes": variant.changes,
                     "losses": {str(seed): result.losses[seed] for seed in self.sweep.seeds if seed in result.losses},
                     "mean": result.mean(),
                     "verdict": text,
-                    "difference": None if verdict is None else _bounds(verdict),
+                    "difference": None if difference is None else attrs.astuple(difference),
                 }
-                for variant, result, text, verdict in zip(
-                    self.sweep.variants, self.results, self._texts(), [None, *self.verdicts], strict=True
-                )
-            ],
+            )
+        return {
+            "base": str(self.sweep.base),
+            "set": self.sweep.changes,
+            "seeds": list(self.sweep.seeds),
+            "halving": None if self.sweep.halving is None else attrs.asdict(self.sweep.halving),
+            "seed_deviation": None if found is None else found[0],
+            "variants": variants,
         }
 
 
@@ -157,8 +146,3 @@ def describe_power(sweep: Sweep) -> str:
         f"with {POWER:.0%} probability {seeds} seeds find a difference of {found:.1f} seed deviations (the spread "
         f"of one run over seeds, without what a seed does to all variants alike), smaller ones less often{more}"
     )
-
-
-def _bounds(verdict: SweepVerdict) -> list[float | None] | None:
-    found = verdict.difference
-    return None if found is None else [found.value, found.low, found.high]

@@ -1,9 +1,11 @@
-"""Runs of a sweep: a directory for each variant and seed."""
+"""Runs of a sweep: a directory for each variant and seed, trained as the file's halving rule says."""
 
 import json
 import math
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -16,13 +18,15 @@ from experiments.shared.experiment_files import (
     Sections,
     check_unchanged,
     counted,
+    show_results,
     write_run_directory,
 )
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
+from experiments.shared.run_pool import PoolStopped, RunPool
+from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from experiments.shared.training_process import train_command
-from experiments.sweep.sweep_file import Sweep, Variant, run_name
-from experiments.sweep.sweep_table import describe_power
+from experiments.sweep.sweep_file import BASE, Sweep, Variant, run_name
+from experiments.sweep.sweep_table import SweepTable, describe_power
 from experiments.sweep.verdicts import VariantResult
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import KEYS, PLUMBING_KEYS, recipe
@@ -49,6 +53,16 @@ class VariantRun:
     sections: Sections  # model.json and train.json
     plan: Plan
 
+    def rung_step(self, share: float) -> int:
+        """Return the step of a rung: where the run pauses and validates."""
+        return max(1, round(share * self.plan.steps))
+
+    def rung_loss(self, share: float) -> float | None:
+        """Return the validation loss at a rung, infinite where the run diverged before; None where it is not known."""
+        progress = read_progress(self.directory)
+        loss = progress.losses.get(self.rung_step(share), None if progress.diverged is None else math.inf)
+        return loss if loss is None or math.isfinite(loss) else math.inf
+
 
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
@@ -57,19 +71,42 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:
-        changes, run = sweep.changes | variant.changes, variant.run
-        lengths = lengths or lengths_at_hand(run.train, None)
-        plan = make_plan(run.train, run.model.context_length, ranks, lengths)
+        train = variant.run.train
+        lengths = lengths or lengths_at_hand(train, None)
+        plan = make_plan(train, variant.run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
-            all_changes = {**changes, "train.random_seed": seed}
             sections = {section: dict(values) for section, values in base.items()}
-            for name, value in all_changes.items():
+            for name, value in {**sweep.changes, **variant.changes, "train.random_seed": seed}.items():
                 section, _, key = name.partition(".")
                 sections[section][key] = value
             directory = output / run_name(variant.name, seed)
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
     return runs
+
+
+def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
+    """Raise BadInput for rungs that fall on one step of a run, or on its last one.
+
+    And for a run that is past a rung without its loss there: the rule came when it had been trained.
+    """
+    for run in runs:
+        steps = [*map(run.rung_step, sweep.rungs), run.plan.steps]
+        if any(low >= high for low, high in pairwise(steps)):
+            raise BadInput(
+                f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {', '.join(map(str, steps[:-1]))} of "
+                f"{run.plan.steps:,}, wanted rising ones before the last; spread the rungs, or train more steps"
+            )
+    stopped = stopped_variants(sweep, runs)
+    for share in sweep.rungs:
+        for run in runs:
+            step, progress = run.rung_step(share), read_progress(run.directory)
+            passed = run.variant.name not in stopped and max(progress.steps, progress.ended or 0) > step
+            if passed and run.rung_loss(share) is None:
+                raise BadInput(
+                    f"{sweep.file}: halving: {run.directory.name} is already past the rung at step {step:,}, without a "
+                    "validation there; remove the key, or choose another --output"
+                )
 
 
 def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:
@@ -102,50 +139,79 @@ def _trained(run: VariantRun, device: str | None) -> str:
     return json.dumps([keys, plan.steps, plan.layout.global_batch_size, rates])
 
 
-def write_runs(runs: list[VariantRun]) -> None:
+def write_runs(runs: Sequence[VariantRun]) -> None:
     """Write the run directories that are not there yet."""
     for run in runs:
         write_run_directory(run.directory, run.sections)
 
 
-def results_of(sweep: Sweep, runs: list[VariantRun], stopped: Mapping[str, int]) -> list[VariantResult]:
-    """Return the final validation losses of each variant, of the runs that have ended."""
-    results = []
-    for variant in sweep.variants:
-        losses: dict[int, float | None] = {}
+def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
+    """Train all runs to their ends, but for those that the rule stops, and show the table. Raises as RunPool.train."""
+    write_runs(runs)
+    try:
+        for share in (*sweep.rungs, None):
+            stopped = stopped_variants(sweep, runs)
+            going_on = [run for run in runs if run.variant.name not in stopped]
+            pool.train({run.directory: None if share is None else run.rung_step(share) for run in going_on})
+    except PoolStopped:
+        show_sweep(sweep, runs, output)
+        raise
+    show_sweep(sweep, runs, output)
+
+
+def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
+    """Write the table of the runs that are there, and print it."""
+    table = SweepTable.of(sweep, results_of(sweep, runs))
+    show_results(table.text(), lambda: table.write(output))
+
+
+def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
+    """Return the step where the rule has stopped each loser, by variant, as far as the rungs are complete."""
+    stopped: dict[str, int] = {}
+    for share in sweep.rungs:
+        losses: dict[str, list[float]] = {}
+        steps: dict[str, int] = {}
         for run in runs:
-            if run.variant is variant:
-                progress = read_progress(run.directory)
-                steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
-                loss = progress.losses.get(steps)
-                if progress.diverged is not None or (loss is not None and not math.isfinite(loss)):
-                    losses[run.seed] = None
-                elif loss is not None and (progress.ended is not None or progress.steps >= steps):
-                    losses[run.seed] = loss
-        results.append(VariantResult(name=variant.name, losses=losses, stopped_at=stopped.get(variant.name)))
-    return results
+            if (name := run.variant.name) not in stopped and name != BASE:
+                if (loss := run.rung_loss(share)) is None:
+                    return stopped
+                losses.setdefault(name, []).append(loss)
+                steps[name] = run.rung_step(share)
+        assert sweep.halving is not None
+        means = {name: statistics.fmean(values) for name, values in losses.items()}
+        stopped |= {name: steps[name] for name in sweep.halving.losers(means)}
+    return stopped
 
 
-def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
+def results_of(sweep: Sweep, runs: Sequence[VariantRun]) -> list[VariantResult]:
+    """Return the final validation losses of each variant, of the runs that have ended."""
+    stopped = stopped_variants(sweep, runs)
+    losses: dict[str, dict[int, float | None]] = {variant.name: {} for variant in sweep.variants}
+    for run in runs:
+        progress = read_progress(run.directory)
+        steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
+        loss = progress.losses.get(steps)
+        if progress.diverged is not None or (loss is not None and not math.isfinite(loss)):
+            losses[run.variant.name][run.seed] = None
+        elif loss is not None and (progress.ended is not None or progress.steps >= steps):
+            losses[run.variant.name][run.seed] = loss
+    return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]
+
+
+def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None) -> list[str]:
     """Return the runs, their tokens, time and cost where known, and the difference that their number can find."""
     tokens = sum(run.plan.train_tokens for run in runs)
-    lines = [
+    speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
+    return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
         f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most: the rule stops losers early" if sweep.halving else ""),
+        describe_cost(tokens, "tokens/s", speeds, price_per_hour),
+        describe_power(sweep),
     ]
-    speeds = [
-        speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path)) is not None
-    ]
-    if speeds:
-        total = time_and_cost(tokens, speeds, options.price_per_hour)
-        lines.append(f"{total} one after the other, at the tokens/s of {counted(len(speeds), 'earlier run')}")
-    else:
-        lines.append("time and cost: not known before a run of the base or of this sweep has ended")
-    return [*lines, describe_power(sweep)]
 
 
-def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
+def shell_commands(sweep: Sweep, runs: Sequence[VariantRun], options: PoolOptions) -> list[str]:
     """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
     if sweep.halving is not None:
         raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")

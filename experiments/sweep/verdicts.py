@@ -12,7 +12,6 @@ import numpy as np
 from evaluation.shared.significance import Interval, Runs, SeedNoise, dunnett_quantile, seed_noise
 
 LOSS_DIGITS = 4
-STOPPED = "stopped at step"  # begins the verdict on a loser of the rule
 
 
 @attrs.frozen(kw_only=True)
@@ -49,21 +48,27 @@ class SweepVerdict:
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
     """Return the verdict on each variant. Without all runs there is none: looking early would raise the error."""
     missing = sum(len(set(seeds) - set(one.losses)) for one in (base, *variants) if one.stopped_at is None)
-    lost = [_without_comparison(one, len(seeds)) for one in variants]
-    compared = [one for one, text in zip(variants, lost, strict=True) if text is None]
+    compared = [one.runs for one in variants if one.stopped_at is None and not one.diverged]
+    reason = None
     if missing:
-        found = [SweepVerdict(text=f"no verdict yet: {missing} runs of the sweep are missing")] * len(compared)
-    elif len(seeds) < 2 or base.diverged:
-        reason = f"the base diverged in {base.diverged} of {len(seeds)} seeds" if base.diverged else "one seed"
-        found = [SweepVerdict(text=f"no verdict: {reason}")] * len(compared)
-    else:
-        selected = any(one.stopped_at is not None for one in variants)
-        found = [
-            _verdict(difference, noise, selected=selected)
-            for difference, noise in compare_with_base(base.runs, [one.runs for one in compared], len(variants))
-        ]
-    rest = iter(found)
-    return [next(rest) if text is None else SweepVerdict(text=text) for text in lost]
+        reason = f"no verdict yet: {missing} runs of the sweep are missing"
+    elif base.diverged:
+        reason = f"no verdict: the base diverged in {base.diverged} of {len(seeds)} seeds"
+    elif len(seeds) < 2:
+        reason = "no verdict: one seed"
+    differences = iter([] if reason else compare_with_base(base.runs, compared, len(variants)))
+    selected = any(one.stopped_at is not None for one in variants)
+    verdicts = []
+    for one in variants:
+        if one.diverged:
+            verdicts.append(SweepVerdict(text=f"diverged in {one.diverged} of {len(seeds)} seeds"))
+        elif one.stopped_at is not None:
+            verdicts.append(SweepVerdict(text=f"stopped at step {one.stopped_at:,} by the rule"))
+        elif reason is not None:
+            verdicts.append(SweepVerdict(text=reason))
+        else:
+            verdicts.append(_verdict(*next(differences), selected=selected))
+    return verdicts
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
@@ -91,10 +96,3 @@ def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> Sweep
         size = f"at least {gain.low:.{LOSS_DIGITS}f}" if selected and better else gain.text(LOSS_DIGITS)
         text = f"{'better' if better else 'worse'} by {size}"
     return SweepVerdict(text=text, difference=difference)
-
-
-def _without_comparison(result: VariantResult, seeds: int) -> str | None:
-    """Return the verdict on a variant that has no final losses to compare; None where it has."""
-    if result.diverged:
-        return f"diverged in {result.diverged} of {seeds} seeds"
-    return None if result.stopped_at is None else f"{STOPPED} {result.stopped_at:,} by the rule"

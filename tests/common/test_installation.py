@@ -1,13 +1,17 @@
 """A Python without the packages is told in one line; torch's allocator is set before torch; output ends no work."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from common.installation import ALLOCATOR_SETTINGS, use_expandable_segments
+from common.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from common.installation import ALLOCATOR_SETTINGS, run_command, use_expandable_segments
 from tests.conftest import ROOT
 from tests.test_house import ENTRY_SCRIPTS
 
@@ -97,3 +101,24 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()  # as head does
     assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "weights")
+
+    def interrupt(_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def read() -> None:
+        try:
+            load_file(tmp_path / "weights")
+        except Exception as error:  # as a loader would
+            raise BadInput(f"weights: {error}") from error
+
+    monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
+    assert run_command("evaluate.py", read, "; results are kept") == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "evaluate.py: interrupted; results are kept\n"
+    (tmp_path / "weights").write_bytes(b"damaged")
+    assert run_command("evaluate.py", read, "") == EXIT_ERROR

@@ -17,7 +17,7 @@ from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
 from tests.file_server import FileServer, serve_files
-from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, write
+from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, succeed, write
 from tokens.documents.sources import resolve_sources
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "50000", "--workers", "1", "--validation-fraction", "0.1")
@@ -43,8 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The token files of the corpus as it lies on the disk."""
     directory = tmp_path_factory.mktemp("local")
-    done = run(PREPARE, corpus, "--output", directory, *OPTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, corpus, "--output", directory, *OPTIONS)
     return files_of(directory)
 
 
@@ -75,22 +74,20 @@ def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
 ) -> None:
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 5 == 0 else None
     bucket_server.drop_every = 7
-    done = run(PREPARE, TEXTS, "--output", tmp_path / "out", *OPTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, TEXTS, "--output", tmp_path / "out", *OPTIONS)
     assert files_of(tmp_path / "out") == local
     assert (
         len([request for request in bucket_server.requests if request.startswith("GET") and "bytes=" in request]) > 14
     )
     bucket_server.calm()
-    assert run(PREPARE, "verify", tmp_path / "out").returncode == 0
+    succeed(PREPARE, "verify", tmp_path / "out")
 
 
 def test_a_web_server_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
     web: FileServer, local: dict[str, str], tmp_path: Path
 ) -> None:
     web.busy_every, web.drop_every = 5, 7
-    done = run(PREPARE, f"{web.url}/", "--output", tmp_path / "out", *OPTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, f"{web.url}/", "--output", tmp_path / "out", *OPTIONS)
     assert files_of(tmp_path / "out") == local
 
 

@@ -9,11 +9,10 @@ import pytest
 from common.arguments import parse
 from evaluate import commands
 from evaluation import registry
+from evaluation.command_line import FineTuneSettings, SmokeCommand
 from evaluation.comparison.compare import compare
-from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval
-from evaluation.smoke.command import SmokeCommand
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 
 
@@ -74,7 +73,7 @@ def test_every_registered_module_runs_its_command_or_reads_its_results() -> None
         ),
         (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0}),
         (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
-        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),
+        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True}),
         (["export", "a", "d", "--push", "me/it"], {"model": "a", "directory": Path("d"), "push": "me/it"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Small sweeps: a tiny base, a file over it, and experiment.py as a process."""
+"""Small sweeps and ladders: a tiny run, and a file over it."""
 
 import json
 from collections.abc import Callable
@@ -7,31 +7,36 @@ from typing import Any
 
 import pytest
 
-from tests import launch
-from tests.conftest import ROOT
-
 MakeSweep = Callable[..., Path]
+MakeLadder = Callable[..., Path]
 
 
 @pytest.fixture
 def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> MakeSweep:
     """Return a function that writes a sweep file over a tiny base; keywords are its keys."""
 
-    def make(name: str = "sweep", base: Path | None = None, **keys: Any) -> Path:
-        file = tmp_path / f"{name}.json"
+    def make(base: Path | None = None, **keys: Any) -> Path:
         levers = {"train.learning_rate": [0.01, 0.05]}
         values = {"base": str(base or make_run("base")), "levers": levers, "seeds": 2} | keys
-        file.write_text(json.dumps(values))
+        (file := tmp_path / "sweep.json").write_text(json.dumps(values))
         return file
 
     return make
 
 
-def sweep(*arguments: object) -> Any:
-    """Run experiment.py sweep to its end."""
-    return launch.run(ROOT / "experiment.py", "sweep", *map(str, arguments), "--device", "cpu")
+@pytest.fixture
+def make_ladder(make_run: Callable[..., Path], tmp_path: Path) -> MakeLadder:
+    """Return a function that writes a ladder file over a tiny target; keywords are its keys."""
 
+    def make(target: Path | str | None = None, **keys: Any) -> Path:
+        values = {
+            "target": str(target or make_run("target", min_train_tokens=20_000)),
+            "sizes": [{"n_layers": 1, "emb_dim": width} for width in (8, 12, 16, 24)],
+            "tokens_per_parameter": [0.5, 1],
+            "rates": [0.005, 0.01, 0.02],
+            "set": {"train.max_epochs": 999},
+        } | keys
+        (file := tmp_path / "ladder.json").write_text(json.dumps(values))
+        return file
 
-def start_sweep(*arguments: object) -> launch.Process:
-    """Start experiment.py sweep."""
-    return launch.start(ROOT / "experiment.py", "sweep", *map(str, arguments), "--device", "cpu")
+    return make

@@ -24,7 +24,6 @@ KILLS = 20
 MODEL = "gpt-5-mini"
 PRICES = {
     "date": "2026-08",
-    "batch_discount": 0.5,
     "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}},
 }
 MIXTURES = {

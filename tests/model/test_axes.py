@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.axes import Axes, Axis, axes_of, stored_rows
+from model.axes import Axes, Axis, axes_of
 from model.config import ModelConfig
 from model.gpt import GPT
 from tests.model.architectures import MODERN
@@ -31,12 +31,3 @@ def test_axes_name_the_dimensions_of_the_network() -> None:
     vocabulary = (Axis("vocab", config.padded_vocab_size),)
     assert axes_of("head.weight", config) == Axes(rows=vocabulary, columns=width, embedding=False)
     assert axes_of("token_embedding.weight", config) == Axes(rows=vocabulary, columns=width, embedding=True)
-
-
-def test_only_rows_of_the_vocabulary_are_padded() -> None:
-    with torch.device("meta"):
-        network = GPT(MODERN["NanoChat"])
-    for name, parameter in network.named_parameters():
-        padded = name in ("token_embedding.weight", "head.weight")
-        wanted = network.config.vocab_size if padded else len(parameter)
-        assert stored_rows(name, len(parameter), network.config) == wanted, name

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from model.axes import stored_rows
 from model.config import ModelConfig
-from model.gpt import GPT, initialize
+from model.gpt import GPT, initialize, load_plain, unpadded
 from model.loss import NextTokenLoss
 from model.naming import to_plain
-from model.pretrained import load_plain
 
 SMALL = ModelConfig(
     vocab_size=211, context_length=48, emb_dim=64, n_heads=4, n_layers=3, qkv_bias=True, tie_weights=True
@@ -135,3 +135,33 @@ def test_autocast_rotates_and_normalizes_in_fp32() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert (model(tokens) - wanted).abs().max() < 0.02 * wanted.abs().max()
     assert seen == {"rotation": torch.float32, "residual": torch.float32}
+
+
+UNTIED = attrs.evolve(SMALL, tie_weights=False)
+
+
+def plain_state(seed: int) -> dict[str, torch.Tensor]:
+    return {name: unpadded(name, value.detach(), UNTIED) for name, value in network(UNTIED, seed).named_parameters()}
+
+
+def test_a_plain_state_dict_has_the_vocabularys_rows_and_loads_back_padded_with_zeros() -> None:
+    loaded, state = network(UNTIED, seed=2), plain_state(1)
+    assert state["head.weight"].shape[0] == state["token_embedding.weight"].shape[0] == UNTIED.vocab_size
+    load_plain(loaded, state)
+    for name, parameter in network(UNTIED, seed=1).named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter), name
+        assert stored_rows(name, len(parameter), UNTIED) == len(state[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks.0.mlp.up.bias": None}, "parameter blocks.0.mlp.up.bias is missing"),
+        ({"a.weight": torch.ones(1)}, "parameter a.weight is unknown"),
+        ({"final_norm.bias": torch.ones(3)}, r"parameter final_norm.bias: got shape \(3,\), wanted \(64,\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, torch.Tensor | None], message: str) -> None:
+    state = {name: value for name, value in (plain_state(1) | change).items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        load_plain(network(UNTIED), state)

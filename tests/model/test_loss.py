@@ -97,32 +97,18 @@ def test_a_shape_that_would_broadcast_is_refused() -> None:
         training_loss()(inputs, targets[:, :-1])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("chunks", [2, 5, 1000])
-def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int, tied: bool) -> None:
-    plain, chunked = (training_loss({"tie_weights": tied}, chunks=count) for count in (1, chunks))
-    inputs, targets = batch()
-    wanted = plain(inputs, targets)
-    loss = chunked(inputs, targets)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
-    wanted.backward()
-    loss.backward()
-    for one, other in zip(plain.parameters(), chunked.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
 def test_chunks_and_recomputed_blocks_change_nothing_with_any_option(config: ModelConfig) -> None:
     found = []
-    for chunks, recompute in [(1, False), (1, True), (5, False)]:
+    for chunks, recompute in [(1, False), (1, True), (5, False), (1000, False)]:
         model = NextTokenLoss(network(config), chunks=chunks, recompute_blocks=recompute).train()
         loss = model(*batch())
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    plain, recomputed, chunked = found
+    plain, recomputed, *in_chunks = found
     assert all(torch.equal(one, other) for one, other in zip(plain, recomputed, strict=True))
-    for one, other in zip(plain, chunked, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    for chunked in in_chunks:
+        assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(plain, chunked, strict=True))
 
 
 def test_a_softcap_bounds_the_logits_of_the_loss() -> None:

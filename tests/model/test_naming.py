@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.gpt import GPT, initialize
+from model.gpt import GPT, initialize, load_plain, unpadded
 from model.naming import config_of, to_plain
-from model.pretrained import load_plain, unpadded
 from model.stock_weights import to_stock
 from tests.model.test_gpt import SMALL
 
@@ -125,13 +124,6 @@ def test_half_precision_and_missing_biases_are_filled_up() -> None:
     assert {value.dtype for value in to_plain({name: value.half() for name, value in state.items()}).values()} == {
         torch.float32
     }
-
-
-def test_a_head_of_another_size_is_refused() -> None:
-    model = network(attrs.evolve(SMALL, tie_weights=False))
-    plain = to_plain(hugging_face(plain_of(model), model.config)) | {"head.weight": torch.ones(200, SMALL.emb_dim)}
-    with pytest.raises(ValueError, match=re.escape("parameter head.weight: got shape (200, 64), wanted (211, 64)")):
-        load_plain(model, plain)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from evaluation.export.export import save_network
 from model.config import ModelConfig
-from model.gpt import GPT
 from model.stock import stock_class
 from tests.conftest import TINY_MODEL, train
 from tests.evaluation.comparison.stored import evaluate
@@ -109,10 +107,3 @@ def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_and_kept_weig
         assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "kept").iterdir()) == []
-
-
-def test_an_export_refuses_it_and_writes_nothing(tmp_path: Path) -> None:
-    network = GPT(ModelConfig(**TINY_MODEL, positions="rope"))
-    with pytest.raises(BadInput, match='got positions "rope"'):
-        save_network(network, tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
 from model.generate import Sampling, generate
 from model.stock import stock_class
-from model.stock_weights import swap_halves
 from tests.model.architectures import CASES
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, network
@@ -39,14 +38,3 @@ def test_the_stock_class_has_the_same_logits_and_generates_the_same_tokens(
         assert (back(TOKENS) - logits).abs().max() < 1e-5
     assert stock_class(back.config).name == name  # it can be exported again
     assert spoken[0, 5:].tolist() == generate(ours, prompt[0].tolist(), 43, Sampling(temperature=0))
-
-
-def test_exchanged_halves_turn_a_rotation_around_to_the_bit() -> None:
-    rows, angles = torch.randn(3 * 8, 5), torch.randn(4)
-
-    def rotated(heads: torch.Tensor, sign: float) -> torch.Tensor:
-        first, second = heads.unflatten(0, (3, 2, 4)).unbind(1)
-        cosine, sine = angles.cos()[:, None], sign * angles.sin()[:, None]
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=1).flatten(0, 1)
-
-    assert torch.equal(swap_halves(rotated(swap_halves(rows, 3), -1.0), 3), rotated(rows, 1.0))

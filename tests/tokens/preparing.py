@@ -73,17 +73,24 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
     )
 
 
+def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command that must have status 0."""
+    done = run(command, *options, **environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 PIPES: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
 COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
 
 
 def kill_again_and_again(
-    sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str | None = None
+    sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str
 ) -> list[str]:
     """Kill preparations into `out` until enough kills have hit, then let the last one end; return a log."""
     draw, log = random.Random(kills), []
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
-    ways += [("--executor", "ray", "--ray-address", ray_address)] if ray_address else []
+    ways.append(("--executor", "ray", "--ray-address", ray_address))
     while True:
         options = draw.choice(ways)
         command = [*PREPARE, *sources, "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from tokens.batches.sampling import Layout
 from training.exactness.row_sums import row_sums_of_squares
-from training.grad_norm import _places, fast_grad_norm, mean_over_ranks, ordered_grad_norm
-from training.parallel.process_group import ALONE
+from training.grad_norm import _places, fast_grad_norm, ordered_grad_norm
 
 SHAPES = [(7, 5), (13,), (1, 1), (4, 3, 2), (16, 33)]
 
@@ -32,10 +30,3 @@ def test_row_sums_of_all_shards_have_the_bits_and_the_order_of_whole_gradients(s
         own = torch.cat([row_sums_of_squares(part[rank : rank + 1]) for part in parts if rank < len(part)])
         gathered.append(torch.nn.functional.pad(own, (0, longest - len(own)), value=torch.nan))
     assert torch.equal(torch.cat(gathered)[places], row_sums_of_squares(gradients()))
-
-
-@pytest.mark.usefixtures("alone")
-def test_the_mean_of_one_rank_is_that_of_its_values() -> None:
-    values = torch.randn(6, generator=torch.Generator().manual_seed(0))
-    layout = Layout(context_length=8, microbatch_size=1, microbatches=6, data_parallel_size=1)
-    assert torch.equal(mean_over_ranks(values, layout, ALONE), values.mean())

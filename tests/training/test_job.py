@@ -213,15 +213,6 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
     assert f"{bare}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
-def test_what_changed_since_the_checkpoint_is_said(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
-    done = train(run, "--set", "learning_rate=0.02")
-    assert done.returncode == 0
-    assert "NOTE: " in done.stdout
-    assert "learning_rate was 0.01 at step-00000001 and is 0.02 now" in done.stdout
-
-
 def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Callable[..., Path]) -> None:
     run = make_run(validation_interval=8, checkpoint_interval=8, validation_sequences=3000)
     process = launch.start(ROOT / "train.py", str(run), "--device", "cpu")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,6 @@ from common.errors import BadInput
 from tests.conftest import ROOT, train
 from training import launch
 from training.supervision.run_lock import take_run_lock
-
-
-def test_a_process_without_torchrun_is_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    assert (launch.environment_world_size(), launch.environment_rank()) == (1, 0)
-    assert (launch.torchrun_job(), launch.restarts()) == (None, 0)
-
-
-def test_torchrun_tells_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert (launch.environment_world_size(), launch.environment_rank()) == (8, 3)
-    assert (launch.torchrun_job(), launch.restarts()) == ("night", 2)
-
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -70,6 +55,10 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
             assert 0 < seconds <= own + TICK_SECONDS
 
 
+def _met(ranks: int, of_this_node: int) -> dict[str, str]:
+    return {"RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(of_this_node)}
+
+
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
@@ -87,38 +76,19 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
             {"PMI_SIZE": "2", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"},
             "PMI_",
         ),
+        (_met(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but 2 nodes have met"),
+        (_met(16, 8) | {"PET_NNODES": "2"}, None),
+        # 8 + 1 + 1 ranks; then torchrun tells of nodes
+        (_met(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but 2 nodes have met"),
+        (_met(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],
 )
 def test_a_node_or_task_that_trains_alone_where_several_were_meant_is_refused(
     environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _check_launcher(environment, refused, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "ranks", "groups", "refused"),  # ranks: of all nodes, of this one
-    [
-        ("3:4", (4, 2), None, "PET_NNODES is 3:4, but 2 nodes have met"),
-        ("2", (16, 8), None, None),
-        ("3", (10, 8), None, "PET_NNODES is 3, but 2 nodes have met"),  # 8 + 1 + 1 ranks; torchrun tells:
-        ("3", (10, 8), 3, None),
-    ],
-)
-def test_missing_nodes_are_refused(
-    wanted: str, ranks: tuple[int, int], groups: int | None, refused: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    met = {"RANK": "0", "WORLD_SIZE": str(ranks[0]), "LOCAL_WORLD_SIZE": str(ranks[1])}
-    told = {} if groups is None else {"GROUP_WORLD_SIZE": str(groups)}
-    _check_launcher({"PET_NNODES": wanted, **met, **told}, refused, monkeypatch)
-
-
-def _check_launcher(environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     _set(environment, monkeypatch)
-    if refused is None:
+    with nullcontext() if refused is None else pytest.raises(BadInput, match=refused):
         launch.check_launcher()
-    else:
-        with pytest.raises(BadInput, match=refused):
-            launch.check_launcher()
 
 
 def _set(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

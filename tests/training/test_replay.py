@@ -21,9 +21,7 @@ def test_the_record_is_of_all_lines_of_a_step_and_the_newest_counts(tmp_path: Pa
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recorded = replay.read_recorded(tmp_path, (1, 2), 8)
-    assert (recorded.first, recorded.last) == (1, 2)
-    assert recorded.numbers[1] == {"train_loss": 5.0, "grad_norm": 1.0}
-    assert recorded.numbers[2] == {"train_loss": 4.5, "grad_norm": None}
+    assert recorded == {1: {"train_loss": 5.0, "grad_norm": 1.0}, 2: {"train_loss": 4.5, "grad_norm": None}}
 
 
 @pytest.mark.parametrize("steps", [(0, 1), (3, 2), (8, 9)])

@@ -5,8 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from reporting.run_facts import facts
 from reporting.run_history import read_history
 from tests.conftest import metrics, seal_again, train
@@ -69,20 +67,6 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..
     again = train(run)
     assert "at step 5 of 8" in again.stdout
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-@pytest.mark.slow
-def test_resuming_from_a_copy_that_was_kept_makes_it_the_newest(make_run: Callable[..., Path]) -> None:
-    run = make_run(checkpoint_interval=2, keep_checkpoints=1, validation_interval=None)
-    assert train(run, "--max-steps", "2").returncode == 0
-    checkpoints = run / "checkpoints"
-    shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
-    assert train(run).returncode == 0
-    assert not (checkpoints / "step-00000002").exists()
-    done = train(run, "--resume", "keep-me", "--max-steps", "3")
-    assert done.returncode == 0, done.stderr
-    assert "at step 3 of 8" in train(run).stdout
-    assert (checkpoints / "keep-me").is_dir()
 
 
 def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..., Path]) -> None:

@@ -1,7 +1,9 @@
 """Saving policy: outcomes of saves are reported once, and only checkpoints on the disk count as the best."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -12,20 +14,6 @@ from training.checkpoints.bucket_upload import UploadOutcome
 from training.saving import Saving
 from training.state import Position
 from training.telemetry.time_ledger import TimeLedger
-
-
-@attrs.define
-class Recorder:
-    """A reporter that keeps what it is told."""
-
-    events: list[tuple[int, str]] = attrs.field(factory=list)
-    lines: list[str] = attrs.field(factory=list)
-
-    def event(self, step: int, event: str, **_: Any) -> None:
-        self.events.append((step, event))
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @attrs.define
@@ -59,34 +47,30 @@ class FakeSaver:
         return settled
 
 
-@attrs.define
-class State:
-    """A training state of which only the position matters."""
-
-    position: Position
-
-
-def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeSaver, Recorder]:
-    state: Any = State(Position(step=3, best_step=2, best_validation_loss=5.0))
-    saver, recorder = FakeSaver(state, list(outcomes)), Recorder()
+def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeSaver, Any]:
+    state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
+    saver, reporter = FakeSaver(state, list(outcomes)), Mock()
     fake: Any = saver
-    reporter: Any = recorder
-    return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, saver, recorder
+    return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, saver, reporter
+
+
+def events(reporter: Any) -> list[tuple[int, str]]:
+    return [call.args for call in reporter.event.call_args_list]
 
 
 def test_a_save_is_reported_once_whether_polled_or_settled() -> None:
-    saving, state, saver, recorder = saving_of(None)
+    saving, state, saver, reporter = saving_of(None)
     assert saving.newest == 3  # the checkpoint that the run was resumed from
     state.position = Position(step=4)
     saving.begin()
     assert saving.newest == 4 and state.position.elapsed_seconds > 0
     saving.poll()
-    assert recorder.events == []
+    assert events(reporter) == []
     saver.done = True
     saving.poll()
     saving.poll()
     saving.settle()
-    assert recorder.events == [(4, "checkpoint")]
+    assert events(reporter) == [(4, "checkpoint")]
 
 
 def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None:
@@ -99,13 +83,15 @@ def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None
 
 
 def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> None:
-    saving, state, _, recorder = saving_of("disk full", "disk full")
+    saving, state, _, reporter = saving_of("disk full", "disk full")
     state.position = Position(step=4, best_step=4, best_validation_loss=1.0)
     saving.begin()
     saving.settle()
     assert (state.position.best_step, state.position.best_validation_loss) == (2, 5.0)
-    assert recorder.events == [(4, "checkpoint-failed")]
-    assert recorder.lines == ["WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"]
+    assert events(reporter) == [(4, "checkpoint-failed")]
+    reporter.say.assert_called_once_with(
+        "WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
+    )
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
     with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
@@ -113,11 +99,11 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
 
 
 def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
-    saving, _, saver, recorder = saving_of()
+    saving, _, saver, reporter = saving_of()
     saver.uploaded = [UploadOutcome("step-00000004", None, 2.0), UploadOutcome("step-00000006", "s3://a/b: full", 3.0)]
     saving.poll()
     saving.poll()
-    assert [event[:2] for event in recorder.events] == [(4, "upload"), (6, "upload-failed")]
-    assert recorder.lines == [
+    assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
+    reporter.say.assert_called_once_with(
         "WARNING: step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
-    ]
+    )

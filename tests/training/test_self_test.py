@@ -17,7 +17,7 @@ from training.exactness.fingerprint import resolve_numerics, set_determinism
 from training.initial_weights import start_random
 from training.parallel import process_group as ranks
 from training.precision import Numerics
-from training.self_test import SelfTest, describe, gradients_repeat
+from training.self_test import SelfTest, describe, self_test
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics
 
@@ -52,7 +52,7 @@ def disturb(state: TrainState, name: str, *, runs: int = 10**6) -> None:
 
 def test_gradients_of_a_step_repeat_and_are_cleared(parts: Parts) -> None:
     before = {name: value.clone() for name, value in parts[0].parallel.network.state_dict().items()}
-    assert gradients_repeat(*parts) == []
+    assert self_test(*parts).differing == []
     assert parts[0].parallel.gradients() == []
     assert parts[0].optimizer.steps == 0
     assert all(torch.equal(value, before[name]) for name, value in parts[0].parallel.network.state_dict().items())
@@ -62,12 +62,12 @@ def test_what_does_not_repeat_is_named_in_the_order_of_the_network(parts: Parts)
     names = ["blocks.0.attention.qkv.weight", "blocks.1.mlp.up.bias"]
     for name in reversed(names):
         disturb(parts[0], name)
-    assert gradients_repeat(*parts) == names
+    assert self_test(*parts).differing == names
 
 
 def test_every_micro_batch_is_looked_at(parts: Parts) -> None:
     disturb(parts[0], "final_norm.weight", runs=1)  # of 4 micro-steps, twice
-    assert gradients_repeat(*parts) == ["final_norm.weight"]
+    assert self_test(*parts).differing == ["final_norm.weight"]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_an_overflow_of_fp16_does_not_hide_what_differs(parts: Parts) -> None:
     disturb(parts[0], "final_norm.weight")
     parts[0].loss_scale.dynamic = True
     parts[0].loss_scale.scale.fill_(2.0**127)
-    assert gradients_repeat(*parts) == ["final_norm.weight"]
+    assert self_test(*parts).differing == ["final_norm.weight"]
     assert parts[0].loss_scale.scale.item() == 2.0**127
 
 

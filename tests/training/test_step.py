@@ -18,7 +18,7 @@ from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
-from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, Numerics, SavedLossScale
+from training.precision import LossScale, Numerics
 from training.step import run_microbatches, seed_dropout
 
 # Runs under torchrun on two ranks. Counts what the process group is asked for in the third step of a run.
@@ -115,19 +115,3 @@ def test_dropout_is_a_function_of_seed_step_and_place() -> None:
     assert torch.equal(mask(42, 3, 1), mask(42, 3, 1))
     others = [mask(42, 3, 0), mask(42, 2, 1), mask(43, 3, 1), mask(42, 1, 3)]
     assert not any(torch.equal(mask(42, 3, 1), other) for other in others)
-
-
-def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
-    scale = LossScale("fp16", torch.device("cpu"))
-    scale.update(torch.tensor(torch.inf))
-    assert scale.scale.item() == INITIAL_LOSS_SCALE / 2
-    for _ in range(GROWTH_INTERVAL):
-        scale.update(torch.tensor(1.0))
-    assert scale.scale.item() == INITIAL_LOSS_SCALE
-    restored = LossScale("fp16", torch.device("cpu"))
-    scale.update(torch.tensor(1.0))
-    restored.load(scale.state(), "fp16")
-    assert restored.state() == scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE, finite_steps=1)
-    quiet = LossScale("bf16", torch.device("cpu"))
-    quiet.update(torch.tensor(torch.nan))
-    assert quiet.scale.item() == 1.0

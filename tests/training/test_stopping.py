@@ -15,7 +15,7 @@ from training.config.train_config import load_run
 from training.open_job import make_intervals
 from training.parallel.process_group import Ranks
 from training.state import Position
-from training.stopping import Limits, StopRequest
+from training.stopping import StopRequest
 from training.telemetry.budget import Budget
 
 
@@ -26,24 +26,25 @@ from training.telemetry.budget import Budget
 def test_a_signal_or_the_ranks_own_condition_stops(
     alone: Ranks, clock: list[float], asked: bool, reached: bool, cause: str | None
 ) -> None:
-    event = threading.Event()
-    limits: Any = SimpleNamespace(reached=lambda: reached, budget=Budget(max_hours=1.0), ledger=ledger_of(clock))
-    request = StopRequest(alone, event, limits)
+    request = request_of(clock, hours=(23 if reached else 60) / 3600)
+    request.ranks = alone
     if asked:
-        event.set()
+        request.asked.set()
     assert request.agreed() == (cause is not None)
     assert cause in (None, request.cause)
 
 
-def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
-    """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
+def request_of(clock: list[float], *, hours: float, validated: bool = True) -> Any:
+    """Return a request after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
     plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
     if not validated:
         ledger._counts["validation"] = 0
     fake: Any = SimpleNamespace
-    return Limits(
+    return StopRequest(
+        ranks=fake(),
+        asked=threading.Event(),
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
@@ -54,21 +55,21 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
 
 
 def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
-    limits = limits_of(clock, validated=True, hours=34 / 3600)  # two steps and the end take 8, the save 1
-    assert not limits.reached()
+    limits = request_of(clock, hours=34 / 3600)  # two steps and the end take 8, the save 1
+    assert not limits.limit_reached()
     limits.state.position = Position(step=9)
-    assert limits.reached()
+    assert limits.limit_reached()
 
 
 def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step(clock: list[float]) -> None:
-    limits = limits_of(clock, validated=False, hours=1.0)
+    limits = request_of(clock, validated=False, hours=1.0)
     assert limits.validation_steps == pytest.approx(VALIDATED_SEQUENCES / 128 / 3)
     limits.state.position = Position(step=9)
     expected = 2 * 2.0 + 4.0 + 1.0 + limits.validation_steps * 2.0
     for left, reached in ((expected + 0.1, False), (expected - 0.1, True)):
-        tight = limits_of(clock, validated=False, hours=(23.0 + left) / 3600)
+        tight = request_of(clock, validated=False, hours=(23.0 + left) / 3600)
         tight.state.position = Position(step=9)
-        assert tight.reached() == reached
+        assert tight.limit_reached() == reached
 
 
 VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences

@@ -6,8 +6,7 @@ window can be read as soon as everything that its place depends on is committed.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -19,27 +18,11 @@ from tokens.batches.mixture import Mixture
 from tokens.batches.sampling import Layout, WindowOrder, rank_samples, read_windows, window_count
 from tokens.format.token_file import TokenStream
 
+if TYPE_CHECKING:
+    from tokens.prepare.growing_tokens import GrowingTokens
+
 SAMPLES_AHEAD = 4096  # located at once, which amortizes numpy's cost per call
 ENDLESS = 1 << 62  # windows of a stream whose length is not known yet
-
-
-class Growing(Protocol):
-    """Token files of a preparation that may still be at work."""
-
-    directory: Path
-    finished: bool
-
-    def committed(self, split: str) -> int:
-        """Return the tokens of a split that are final."""
-
-    def refresh(self) -> None:
-        """Look again how far the preparation has come."""
-
-    def progress(self) -> str:
-        """Describe how far the preparation has come."""
-
-    def abandoned(self) -> str | None:
-        """Return that the preparation has ended without being complete, or None."""
 
 
 @attrs.frozen
@@ -69,7 +52,7 @@ class TokenSource:
     stream: TokenStream
     start_token: int
     order: WindowOrder  # of ENDLESS windows where the files grow
-    growing: Growing | None = None  # files that were still being written at the run's start
+    growing: "GrowingTokens | None" = None  # files that were still being written at the run's start
     max_epochs: int = 1  # of a growing stream
 
     def first_tokens(self, places: np.ndarray, context_length: int) -> np.ndarray:
@@ -113,7 +96,7 @@ class Reading:
     vocabulary_size: int
 
     @property
-    def growing(self) -> list[Growing]:
+    def growing(self) -> "list[GrowingTokens]":
         """Token files that were still being written at the run's start."""
         return [source.growing for source in self.sources if source.growing is not None]
 

@@ -2,16 +2,17 @@
 
 A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
 T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Each of its
-micro-batches takes B of them, and a rank takes consecutive micro-batches (rank_shares.py), so it owns a contiguous part
+micro-batches takes B of them, and a rank takes consecutive micro-batches (`rank_shares`), so it owns a contiguous part
 of the step's samples, whatever the data-parallel size. With one stream, sample n reads the window at place n of the
 stream's `WindowOrder`; of several streams, tokens/batches/mixture.py gives each sample a stream and a place in that
 stream's order.
 """
 
+import functools
+
 import attrs
 import numpy as np
 
-from tokens.batches.rank_shares import longest_share, rank_shares
 from tokens.format.token_file import TokenStream
 
 FEISTEL_ROUNDS = 6
@@ -43,6 +44,40 @@ class Layout:
     def even(self) -> bool:
         """True if no rank has idle micro-steps."""
         return self.microbatches % self.data_parallel_size == 0
+
+
+@functools.cache
+def rank_shares(microbatches: int, ranks: int) -> tuple[range, ...]:
+    """Return each rank's micro-batches, at least one and at most microbatches / ranks, rounded up.
+
+    Between these bounds a share ends where a large subtree of the gradients' sum does (training/parallel/sum_tree.py),
+    because a rank sends one partial sum a subtree.
+    """
+    assert 1 <= ranks <= microbatches, (ranks, microbatches)
+    most, odd = longest_share(microbatches, ranks), odd_factor(microbatches)
+    shares, begin = [], 0
+    for following in reversed(range(ranks)):  # ranks after this one
+        first = max(begin + 1, microbatches - most * following)
+        last = min(begin + most, microbatches - following)
+        end = _roundest(first, last, odd)
+        shares.append(range(begin, end))
+        begin = end
+    return tuple(shares)
+
+
+def longest_share(microbatches: int, ranks: int) -> int:
+    """Return the most micro-batches of a rank."""
+    return -(-microbatches // ranks)
+
+
+def balance(microbatches: int, ranks: int) -> float:
+    """Return the part of their time in which ranks have a micro-batch, while the one with the most works."""
+    return microbatches / (longest_share(microbatches, ranks) * ranks)
+
+
+def odd_factor(count: int) -> int:
+    """Return the largest odd divisor: the leaves to add in order before the pairwise tree begins."""
+    return count // (count & -count)
 
 
 def idle_micro_steps(layout: Layout, rank: int) -> int:
@@ -145,6 +180,16 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
         mixed *= MULTIPLIERS[1]
         mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+def _roundest(first: int, last: int, odd: int) -> int:
+    """Return the number from `first` to `last` that is a multiple of the largest odd x 2^k; the last where none is."""
+    step = odd << last.bit_length()
+    while step >= odd:
+        if (number := last // step * step) >= first:
+            return number
+        step //= 2
+    return last
 
 
 def _feistel(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray:

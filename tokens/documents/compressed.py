@@ -10,11 +10,7 @@ from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import read_line
 
 PACKED_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
-# Of Zstandard, decompressed at a time. 3 bytes may become 128 KiB: so at most 11 MiB come of the least, and
-# 175 MiB of the most, which doubles the usual speed.
-LEAST_BYTES, LARGEST_PART_BYTES = 1 << 8, 1 << 12
-BLOCK_OUT_BYTES = 1 << 17  # that one part may yield at once
-USUAL_GROWTH = 64  # of a part; after one that grew more, the next is the least
+ZSTANDARD_BYTES = 1 << 9  # decompressed at a time: 3 bytes may become 128 KiB, so at most 22 MiB come of them
 LINES_BYTES = 1 << 20  # buffered, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
 
@@ -61,7 +57,6 @@ class _ZstandardReader(io.RawIOBase):
         self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._frame = self._new_frame()
         self._in_frame = False
-        self._part_bytes = LEAST_BYTES
         self._packed = self._lines = memoryview(b"")  # to be decompressed; to be read
         self._error = zstandard.ZstdError
 
@@ -85,13 +80,11 @@ class _ZstandardReader(io.RawIOBase):
     def _decompress(self) -> None:
         if self._frame.eof:
             self._frame = self._new_frame()
-        part = self._packed[: self._part_bytes]
+        part = self._packed[:ZSTANDARD_BYTES]
         try:
             self._lines = memoryview(self._frame.decompress(part))
         except self._error as error:
             raise _damaged(f"not a Zstandard stream: {error}") from error
-        grew = len(self._lines) > USUAL_GROWTH * len(part) + BLOCK_OUT_BYTES
-        self._part_bytes = LEAST_BYTES if grew else min(2 * self._part_bytes, LARGEST_PART_BYTES)
         self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
         self._in_frame = not self._frame.eof
 

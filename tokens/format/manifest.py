@@ -133,15 +133,6 @@ def still_grows(directory: Path) -> bool:
     return (directory / PLAN).exists() and not any(file.exists() for file in named)
 
 
-def finished_by(directory: Path) -> str | None:
-    """Return the fingerprint of the plan of finished token files, None if it is unknown."""
-    try:
-        plan = parse_json(read_regular(directory / MANIFEST)).get("plan")
-    except (OSError, ValueError):
-        return None
-    return plan if isinstance(plan, str) else None
-
-
 def is_of(name: str, split: str) -> bool:
     """Tell whether a file name is that of a split, or of one of its shards."""
     return re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) is not None

@@ -1,17 +1,20 @@
-"""Download of token files from the Hugging Face hub: once per machine, resumable, only where the disk has room.
+"""Download of token files from the Hugging Face hub or a bucket: once per machine, resumable, where there is room.
 
 Of other programs' shards only as many are fetched as a run reads, and more when a later run reads more.
 """
 
 import glob
 import json
+import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
-from common.files import free_disk, replace_file, writing
+from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 from tokens.format.contents import has_split
@@ -23,20 +26,26 @@ if TYPE_CHECKING:
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format
+ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
+TOKENS = (".safetensors", *SUFFIXES)  # end the names of token files
+CLOCK_TICK = 2.0  # seconds, of the coarsest file system
 
 
 def download_dataset(dataset: str, directory: Path, train_tokens: int | None = None) -> None:
-    """Download the token files of a hub dataset, "OWNER/NAME", unless the directory has them.
+    """Download the token files of a hub dataset, "OWNER/NAME", or under a bucket's URL, unless the directory has them.
 
     `train_tokens`: how many train tokens are wanted, None for all; of our own format there are all or, for 0, none.
-    Raises BadInput when the hub cannot be reached, refuses, has no token files, or the disk is too small.
+    Raises BadInput when the server cannot be reached, refuses, has no token files, or the disk is too small.
     """
+    if is_bucket(dataset):
+        _download_bucket(dataset, directory)
+        return
     if is_complete(directory, train_tokens):
         return
     quiet()
     commit = _read_receipt(directory).get("commit")
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
-    listed = source.listing([*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)])
+    listed = source.listing(ALL_PATTERNS)
     if listed:
         source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later are of the same commit
     sizes = {file.filename: file.file_size or 0 for file in listed}
@@ -48,9 +57,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
         tokens = 0 if train_tokens == 0 else None
     else:
         tokens = _download_foreign(source, sizes, train_tokens)
-    receipt = {"dataset": dataset, "commit": source.commit, "train_tokens": tokens}
-    with writing(directory / RECEIPT):
-        replace_file(directory / RECEIPT, json.dumps(receipt) + "\n")
+    _write_receipt(directory, {"dataset": dataset, "commit": source.commit, "train_tokens": tokens})
 
 
 def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
@@ -90,12 +97,7 @@ class _Source:
     def fetch(self, patterns: list[str]) -> None:
         """Download the files whose names match. Raises BadInput where the disk is too small."""
         wanted_bytes = sum(file.file_size or 0 for file in self.listing(patterns) if file.will_download)
-        existing, free_bytes = free_disk(self.directory)
-        if wanted_bytes > free_bytes:
-            raise BadInput(
-                f"dataset {self.dataset}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted "
-                f"{wanted_bytes / 1e9:.1f} GB; free some, or pass --token-files DIR on a larger disk"
-            )
+        _check_room(self.dataset, self.directory, wanted_bytes)
         self._snapshot(patterns, dry_run=False)
 
     def _snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
@@ -137,6 +139,59 @@ def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int 
         shards = next((count for count in range(1, shards) if sum(held[:count]) >= train_tokens), shards)
     source.fetch([glob.escape(name) for name in train[:shards]])
     return sum(held[:shards]) if shards < len(train) else None
+
+
+def _download_bucket(url: str, directory: Path) -> None:
+    """Download the token files directly under a bucket's prefix. Raises BadInput as `download_dataset`."""
+    if (directory / RECEIPT).is_file():
+        return
+    bucket = Bucket(url)
+    objects = {
+        name: found
+        for name, found in bucket.objects().items()
+        if "/" not in name and any(fnmatch(name, pattern) for pattern in ALL_PATTERNS)
+    }
+    if not any(name.endswith(TOKENS) for name in objects):
+        raise BadInput(f"dataset {url}: got no token files there, wanted train.safetensors, or shards (.bin, .npy)")
+    here = {path.name for path in directory.glob("[!.]*") if path.name.endswith(TOKENS)}
+    if strange := sorted(here - {*objects}):
+        raise BadInput(f"{directory / strange[0]}: is not in {url}, but of another preparation; delete it")
+    missing = {name: found for name, found in objects.items() if not _is_here(directory / name, found)}
+    _check_room(url, directory, sum(found.size_bytes for found in missing.values()))
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    for name, found in missing.items():
+        partial = directory / f".partial-{name}"
+        with writing(partial), locked_partial(partial) as file:
+            if _is_here(directory / name, found):  # another process has downloaded it meanwhile
+                partial.unlink()
+                continue
+            for _, piece in bucket.pieces(name, found.size_bytes, found.e_tag):
+                file.write(piece)
+            file.flush()
+            os.utime(partial, (found.written_at, found.written_at))
+            partial.replace(directory / name)
+    _write_receipt(directory, {"dataset": url})
+
+
+def _is_here(path: Path, found: StoredObject) -> bool:
+    """Tell whether a file is this object: by size and time, as `aws s3 sync` does, not one of another preparation."""
+    here = path.stat() if path.is_file() else None
+    return here is not None and here.st_size == found.size_bytes and abs(here.st_mtime - found.written_at) < CLOCK_TICK
+
+
+def _check_room(dataset: str, directory: Path, wanted_bytes: int) -> None:
+    existing, free_bytes = free_disk(directory)
+    if wanted_bytes > free_bytes:
+        raise BadInput(
+            f"dataset {dataset}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted {wanted_bytes / 1e9:.1f} GB; "
+            "free some, or pass --token-files DIR on a larger disk"
+        )
+
+
+def _write_receipt(directory: Path, receipt: dict[str, Any]) -> None:
+    with writing(directory / RECEIPT):
+        replace_file(directory / RECEIPT, json.dumps(receipt) + "\n")
 
 
 def _read_receipt(directory: Path) -> dict[str, Any]:

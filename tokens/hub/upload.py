@@ -1,10 +1,11 @@
-"""Upload of a finished token directory to the Hugging Face hub, as a dataset that `train.json` can name.
+"""Upload of a finished token directory to the Hugging Face hub, with its card, as a dataset for `train.json`.
 
 Large files are sent one by one, and not again by a later command once they have arrived. One commit at the end shows
 them all, so a dataset is never half there.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,13 +18,15 @@ from common.json_files import read_every_line
 from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
 from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, is_of, manifest_text, read_manifest
-from tokens.hub.dataset_card import dataset_card
 from tokens.prepare.commit_log import COMMITS
+from tokens.prepare.plan import HASH
 from tokens.prepare.verify import verify
 from tokens.stats.stats import CHART
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo
+
+TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # of the README.md
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
@@ -112,3 +115,56 @@ def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest,
                 raise BadInput(
                     f"{repository}: has another {file.rfilename} than {MANIFEST} lists; pass another name, or delete it"
                 )
+
+
+def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, license_name: str | None) -> str:
+    """Return the card of a dataset with the named files."""
+    from huggingface_hub import DatasetCard, DatasetCardData
+
+    name, tokenizer = repository.partition("/")[2], manifest.tokenizer
+    data = DatasetCardData(
+        license=license_name,
+        pretty_name=name,
+        task_categories=["text-generation"],
+        size_categories=[size_category(manifest.documents)],
+        tags=["lockstep", "tokens", f"tokenizer-{tokenizer.name.removesuffix('.tiktoken')}"],
+        viewer=False,  # it shows tables, not token files
+    )
+    card = DatasetCard.from_template(
+        data,
+        str(TEMPLATE),
+        name=name,
+        repository=repository,
+        names=set(names),
+        chart=CHART,
+        manifest=manifest,
+        tokenizer=tokenizer,
+        shares=_shares(manifest),
+        held_out=_held_out(manifest),
+    )
+    return str(card).rstrip() + "\n"
+
+
+def size_category(documents: int) -> str:
+    steps = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+    if documents < 1000:
+        return "n<1K"
+    power = len(str(documents)) - 1  # 3: thousands
+    return f"{steps[power - 3]}<n<{steps[power - 2]}" if power < 12 else "n>1T"
+
+
+def _shares(manifest: Manifest) -> str:
+    tokens = {
+        split: sum(entry.tokens for name, entry in manifest.files.items() if is_of(name, split)) for split in SPLITS
+    }
+    total = max(1, sum(tokens.values()))
+    return ", ".join(f"{split} {count / total:.2%}" for split, count in tokens.items() if count)
+
+
+def _held_out(manifest: Manifest) -> str:
+    rule = manifest.split
+    if rule is None or rule.kind != HASH:
+        return "the last documents"
+    if rule.from_tail:
+        return f"the last documents ({' and '.join(rule.from_tail)})"
+    return f"those of a hash (xxh3_64, seed {rule.seed}) of their text, so copies of a document are in one split"

@@ -78,11 +78,8 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     held_out = 1 - sum(tokens["train"]) / manifest.tokens
     if held_out > SURPRISING_SHARE * asked:
         print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and some of them are long")
-    if manifest.problems:
-        _report_problems(manifest)
-
-
-def _report_problems(manifest: Manifest) -> None:
+    if not manifest.problems:
+        return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest.problems.items()))
     print(
         f"bad documents: {kinds}; {manifest.lost_documents:,} documents and {manifest.lost_bytes:,} bytes of "

@@ -1,7 +1,6 @@
 """Executors of units: this process, worker processes, or a Ray cluster. All write the same bytes."""
 
 import functools
-import hashlib
 import json
 import logging
 import multiprocessing
@@ -64,10 +63,10 @@ class Processes(Executor):
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
         # for which Python 3.10 would wait forever.
-        path, data = job.directory / f"{task.index:08d}.task", json.dumps(attrs.asdict(task)).encode()
-        replace_file(path, data)
+        path = job.directory / f"{task.index:08d}.task"
+        replace_file(path, json.dumps(attrs.asdict(task)))
         try:
-            return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
+            return self._pool.submit(_run_kept, job, path)
         except BrokenExecutor as error:  # a worker was killed since the last result
             future: Future[Result] = Future()
             future.set_exception(error)
@@ -166,15 +165,9 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
             yield results
 
 
-def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:
-    """Run the task of a file, and delete the file: a task that is submitted again is written again.
-
-    Raises BadInput if the file has changed: other processes may write to a shared folder.
-    """
-    data = read_regular(path, most_bytes=1 << 40)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise BadInput(f"{path}: changed by another process while these tokens were prepared; rerun the same command")
-    result = run_unit(job, structured(json.loads(data), Task))
+def _run_kept(job: EncodeJob, path: Path) -> Result:
+    """Run the task of a file, and delete the file: a task that is submitted again is written again."""
+    result = run_unit(job, structured(json.loads(read_regular(path, most_bytes=1 << 40)), Task))
     path.unlink(missing_ok=True)
     return result
 

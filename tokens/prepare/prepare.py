@@ -27,7 +27,7 @@ from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
-from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
+from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
@@ -146,7 +146,9 @@ def _compute(
 ) -> None:
     display.show(plan, writer.totals)
     slow_noted = not isinstance(tokenizer, BytePairTokenizer)
-    executor = _executor(command)
+    executor: Executor = Executor()
+    if command.executor != "inline":
+        executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     try:
         job = _job(plan, writer.units, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
@@ -163,12 +165,6 @@ def _compute(
         executor.close()
 
 
-def _executor(command: PrepareCommand) -> Executor:
-    if command.executor == "ray":
-        return RayCluster(command.ray_address)
-    return Executor() if command.executor == "inline" else Processes(command.workers)
-
-
 def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
     inputs = plan.inputs
     for index in range(first, len(plan.units)):
@@ -179,9 +175,8 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
 
 
 def _job(plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
-    recipe, ranks_file = None, tokenizer.ranks_file
-    if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
-        recipe = write_recipe(tokenizer, units / "recipe.json")
+    ranks_file = tokenizer.ranks_file
+    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
     name = plan.settings.tokenizer if ranks_file is None else str(ranks_file.absolute())
     return EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
 

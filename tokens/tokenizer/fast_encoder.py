@@ -62,12 +62,14 @@ class FastBytePairEncoder:
 
 
 def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
-    """Write a tokenizer.json for workers, which do not load tiktoken; return None for ranks that no merges give.
+    """Write a tokenizer.json for workers, which do not load tiktoken; return None if it cannot be used.
+
+    It needs fastokens, and ranks that a list of merges gives.
 
     fastokens reads .tiktoken files as well, but then splits text by a general regular expression; with GPT-2's
     pre-tokenization named, it is three times as fast.
     """
-    values = tokenizer_json(tokenizer)
+    values = tokenizer_json(tokenizer) if has_fastokens() else None
     if values is None:
         return None
     path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")

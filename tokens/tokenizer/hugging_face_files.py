@@ -4,6 +4,7 @@ There a token is spelled in printable characters, one for each byte, and the enc
 tiktoken, it is a rank for each byte sequence. Either follows from the other.
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -212,38 +213,16 @@ def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
     """Return the two tokens whose merge gives each longer one, in the order of ranks; None if one has no such pair."""
     halves: dict[bytes, tuple[bytes, bytes]] = {}
     for token in sorted(ranks, key=ranks.__getitem__):
-        if len(token) == 1:
-            continue
-        rank = ranks[token]
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if ranks.get(left, rank) < rank > ranks.get(right, rank) and _meet(left, right, rank, ranks, halves):
-                halves[token] = left, right
-                break
-        else:
-            return None
+        parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
+        while len(parts) > 2:  # byte-pair encoding by the tokens before this one
+            merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
+            first = merged.index(min(merged))
+            if merged[first] >= rank:
+                return None
+            parts[first : first + 2] = [parts[first] + parts[first + 1]]
+        if len(parts) == 2:
+            halves[token] = parts[0], parts[1]
     return halves
-
-
-def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves: dict[bytes, Any]) -> bool:
-    """Tell whether byte-pair encoding of left + right has exactly these two tokens before the merge of that rank.
-
-    It has unless the neighbors of their boundary merge earlier. That is checked backwards in time: the later of the
-    two tokens is taken apart, of equal ones the right one, since merges go from left to right.
-    """
-    left_ends = right_ends = rank  # when the neighbour on that side is merged into a longer token
-    left_rank, right_rank = ranks[left], ranks[right]
-    while len(left) > 1 or len(right) > 1:
-        if len(left) > 1 and (left_rank > right_rank or len(right) == 1):
-            left_ends, left = left_rank, halves[left][1]
-            left_rank = ranks[left]
-        else:
-            right_ends, right = right_rank, halves[right][0]
-            right_rank = ranks[right]
-        merged = ranks.get(left + right, rank)
-        if merged < left_ends and merged <= right_ends:
-            return False
-    return True
 
 
 def _letters() -> dict[int, str]:

@@ -44,22 +44,6 @@ class Encoder(Protocol):
         """Return the concatenated ids of the texts, 1-D, `token_dtype`, and the length of each, int64."""
 
 
-class Tokenizer(Encoder, Protocol):
-    """Reversible encoding."""
-
-    name: str
-    ranks_file: Path | None  # byte-pair ranks to copy beside token files; None for a built-in tokenizer
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
-
-    def ranks(self) -> dict[bytes, int]:
-        """Return the id of every byte sequence that has one, special tokens left out."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
-
-
 def fingerprint(encoder: Encoder) -> str:
     """Return a sha256 of an encoder's ids for PROBE, texts on which encoders differ.
 
@@ -75,7 +59,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
 
 
-def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
+def load_tokenizer(name: str, recorded: str | None = None) -> "Tokenizer":
     """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
 
     A ranks file names neither its splitting pattern nor its special tokens, so it must be GPT-2's by content. Others
@@ -99,18 +83,21 @@ class ByteTokenizer:
     name = "bytes"
     vocabulary_size = 257
     end_of_text_id = 256
-    ranks_file: Path | None = None
+    ranks_file: Path | None = None  # byte-pair ranks to copy beside token files; None for a built-in tokenizer
 
     def encode(self, text: str) -> np.ndarray:
+        """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return _joined([self.encode(text) for text in texts])
 
     def ranks(self) -> dict[bytes, int]:
+        """Return the id of every byte sequence that has one, special tokens left out."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def decode(self, ids: list[int]) -> str:
+        """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
         parts = b"".join(END_OF_TEXT.encode() if token == self.end_of_text_id else bytes([token]) for token in ids)
         return parts.decode("utf-8", errors="replace")
 
@@ -139,6 +126,9 @@ class BytePairTokenizer:
 
     def ranks(self) -> dict[bytes, int]:
         return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
+
+
+Tokenizer = ByteTokenizer | BytePairTokenizer  # reversible encoders
 
 
 def byte_pair_tokenizer(

@@ -1,5 +1,6 @@
 """Batch-size search: the largest micro-batch of a run on this machine, by prediction and probes of full steps."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from common.errors import BadInput, printable
 from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.probe import Prober, Report, Verdict
-from training.batch_finder.search import Search, candidates, keeping
+from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run
 from training.hardware.preflight import PreflightRequirements, enforce
@@ -60,36 +61,36 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
 
 def find_largest(run: Run, prober: Prober) -> int:
     """Search, print each probe and the result, and return it. Raises BadInput, as report_largest does."""
-    search = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
-    size = search.largest
+    size, all_known = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
     if size is None:
         raise BadInput(
             f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
             + MemoryModel.of(run.model, run.train, prober.world_size).remedies()
         )
-    print("" if search.next(None) is None else "time was up: a larger one may fit\n", end="")
+    print("" if all_known else "time was up: a larger one may fit\n", end="")
     print(_summary(run, prober.world_size, size), flush=True)
     return size
 
 
-def gallop(run: Run, prober: Prober, deadline: float) -> Search:
+def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:
     """Probe micro-batches until all is known, or until the deadline, of time.monotonic(), once something fits.
 
-    The first is the smallest: its measurement corrects the prediction for this machine.
+    The first is the smallest: its measurement corrects the prediction for this machine. Returns the largest that fits,
+    and whether all is known.
     """
-    search, guess = Search(candidates(run.train, prober.world_size)), None
+    sizes, fits, fails, guess = candidates(run.train, prober.world_size), 0, math.inf, None
     memory = MemoryModel.of(run.model, run.train, prober.world_size)
-    while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
+    while (size := next_candidate(sizes, fits, fails, guess)) is not None and (not fits or time.monotonic() < deadline):
         prober.agree(size)
         verdict, reports = prober.probe(size)
-        if verdict.outcome == "late" and search.largest is None:
+        if verdict.outcome == "late" and not fits:
             raise BadInput(f"micro-batch {size}: {verdict.reason}")
         print(f"micro-batch {size}: {_describe(verdict, reports)}", flush=True)
         if verdict.outcome == "late":
             break
-        search.learn(size, fits=bool(reports))
+        fits, fails = (size, fails) if reports else (fits, size)
         guess = predicted_largest(memory, reports, size) if reports else guess
-    return search
+    return fits or None, size is None
 
 
 def predicted_largest(memory: MemoryModel, reports: list[Report], size: int) -> int | None:

@@ -8,7 +8,6 @@ from model.config import ModelConfig
 from training.batch_finder.search import check_world_size, keeping
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
-from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.planning.memory_model import CALIBRATION, GIB, MemoryModel, gpu_bytes
 
 
@@ -16,10 +15,9 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
     """Return the table as lines, with remedies for GPUs that are too small. Raises BadInput for the world size."""
     check_world_size(train, world_size)
     own, size, rows, notes = MemoryModel.of(model, train, world_size), train.batch.microbatch_size, [], []
-    sharded = world_size > 1 and not OPTIMIZERS[own.optimizer].needs_whole_parameters
     for gpu in gpus:
         name, usable = printable(gpu.name), gpu_bytes(gpu)
-        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if sharded else ("ddp",):
+        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if world_size > 1 else ("ddp",):
             memory = attrs.evolve(own, parallel=kind)
             largest = memory.largest_microbatch(usable)
             peak = f"{memory.predict(size).total / GIB:.2f} GiB"

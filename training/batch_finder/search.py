@@ -1,8 +1,6 @@
-"""Search for the largest fitting candidate: galloping, then bisection, on a list of micro-batches."""
+"""Candidates of a search for the largest micro-batch, and the next one to try."""
 
-import bisect
-
-import attrs
+import math
 
 from common.errors import BadInput
 from training.config.batch_plan import microbatch_sizes
@@ -13,41 +11,22 @@ LARGEST = 4096  # sequences; of candidates without a global batch to keep
 FINENESS = 32  # their neighbors differ by 1/32 at most, or by 1
 
 
-@attrs.define
-class Search:
-    """State of a search over ascending candidates."""
+def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None) -> int | None:
+    """Return the next of ascending candidates to try; None when all is known.
 
-    candidates: list[int]
-    fitting: int = -1  # index of the largest known to fit
-    failing: int | None = None  # index of the smallest known not to
-    stride: int = 1  # of galloping beyond the guess
-
-    @property
-    def largest(self) -> int | None:
-        """The largest candidate known to fit."""
-        return None if self.fitting < 0 else self.candidates[self.fitting]
-
-    def next(self, guess: int | None) -> int | None:
-        """Return the next candidate to try, near the guess while that is undecided; None when all is known."""
-        first, last = self.fitting + 1, len(self.candidates) if self.failing is None else self.failing
-        if first >= last:
-            return None
-        place = bisect.bisect_right(self.candidates, guess or 1) - 1
-        if self.failing is None and place < first:  # more fits than was guessed
-            place = min(first + self.stride - 1, last - 1)
-            self.stride *= 2
-        elif not first <= place < last:
-            place = (first + last) // 2
-        return self.candidates[place]
-
-    def learn(self, size: int, *, fits: bool) -> None:
-        """Record a trial."""
-        place = self.candidates.index(size)
-        if fits:
-            self.fitting = max(self.fitting, place)
-        else:
-            self.failing = place if self.failing is None else min(self.failing, place)
-            self.fitting = min(self.fitting, place - 1)  # a winner that was not confirmed
+    It is the guess while that is undecided; then steps of 1, 2, 4 ... candidates beyond it while all has fit; else the
+    one half-way. `fits`, `fails`: the largest known to fit, 0 before; the smallest known not to, infinite before.
+    """
+    undecided = [size for size in sizes if fits < size < fails]
+    if not undecided:
+        return None
+    near = max((size for size in sizes if size <= (guess or 1)), default=0)
+    if near in undecided:
+        return near
+    if fails == math.inf:
+        passed = sum(near < size <= fits for size in sizes)
+        return undecided[min(passed, len(undecided) - 1)]
+    return undecided[len(undecided) // 2]
 
 
 def check_world_size(train: TrainConfig, world_size: int) -> None:

@@ -12,12 +12,12 @@ from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import read_json
 from common.structure import structured
-from tokens.format.manifest import RANKS_FILE, finished_by
+from tokens.format.manifest import RANKS_FILE
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import make_schedule
+from training.config.optimization import make_schedule
 from training.config.train_config import Run, one_form
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit
@@ -196,12 +196,13 @@ def write_record(
 
 
 def _describe(directory: TokenDirectory, stream: TokenStream) -> StreamRecord:
-    growing = directory.growing
+    growing, manifest = directory.growing, directory.manifest
+    planned = None if manifest is None else manifest.plan
     names = [file.path.name for file in stream.files if growing is None]
     return StreamRecord(
         directory=str(directory.path),
         tokens=stream.length if growing is None else None,
         files=names,
         sha256=[directory.contents[name].sha256 for name in names],
-        plan=finished_by(directory.path) if growing is None else growing.fingerprint,
+        plan=planned if growing is None else growing.fingerprint,
     )

@@ -10,11 +10,9 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
-from tokens.batches.rank_shares import balance, longest_share
-from tokens.batches.sampling import Layout, window_count
+from tokens.batches.sampling import Layout, balance, longest_share, window_count
 from training.config.dataset_config import shares
-from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
-from training.config.optimizer_settings import describe_optimizer
+from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.config.train_config import TrainConfig
 from training.parallel.sum_tree import most_sent_sums
 from training.schedule import Schedule

@@ -9,17 +9,20 @@ from typing import Any
 
 import attrs
 
-from common.checks import boolean, integer, number, one_of, optional, set_one_form
-from common.errors import either, quoted
+from common.checks import ValueCheck, boolean, integer, number, one_of, optional, set_one_form
+from common.errors import either
 from common.files import BUCKET_SCHEMES, is_bucket
 from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
-from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
 from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
 _SCHEDULES = {"cosine": True, "constant": False}
 LARGEST_RATE = 1e30  # learning rate that torch takes as fp32, also over a bias correction
+FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
+OPTIMIZERS = {  # by name, with their words; the update rules of each are in training/optimizers/NAME.py
+    "adamw": "AdamW",
+    "muon": "Muon for the matrices of the blocks, AdamW for all else",
+}
 GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding", "head", "vector"))
 
 
@@ -49,15 +52,12 @@ def _schedule(value: Any) -> Any:
     return _SCHEDULES.get(value, value) if isinstance(value, str) else value
 
 
-def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    one_of(*OPTIMIZERS)(instance, attribute, value)
-
-
-def _bucket(_: Any, __: Any, value: Any) -> None:
-    if value is None or (isinstance(value, str) and is_bucket(value)):
-        return
-    wanted = f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials"
-    raise ValueError(f"checkpoints: got {quoted(value)}, wanted {wanted}; they are on the disk anyway")
+_OPTIMIZER = ValueCheck(lambda value: value in list(OPTIMIZERS), either(f'"{name}"' for name in OPTIMIZERS))
+_BUCKET = ValueCheck(
+    lambda value: value is None or (isinstance(value, str) and is_bucket(value)),
+    f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials; they are on the "
+    "disk anyway",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +91,7 @@ class BatchOptions:
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
-    optimizer: str = define(_optimizer, "adamw")
+    optimizer: str = define(_OPTIMIZER, "adamw")
     learning_rate: float = define(number(0.0, LARGEST_RATE, above=True), 4e-4)  # the schedule's peak
     # peaks of groups of parameters; null: learning_rate. Of the blocks' matrices:
     matrix_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
@@ -132,15 +132,9 @@ class OptimizationOptions:
         return {group: rate for group, rate in rates.items() if rate is not None}
 
     @property
-    def muon(self) -> MuonOptions:
-        """The hyperparameters of Muon alone."""
-        first = self.muon_first_momentum
-        return MuonOptions(
-            split_qkv=self.muon_split_qkv,
-            momentum=self.muon_momentum,
-            warmup_steps=self.muon_momentum_warmup_steps,
-            first_momentum=FIRST_MOMENTUM if first is None else first,
-        )
+    def first_momentum(self) -> float:
+        """The momentum of Muon at the first step of a warm-up."""
+        return FIRST_MOMENTUM if self.muon_first_momentum is None else self.muon_first_momentum
 
     @property
     def decay(self) -> str | None:
@@ -155,7 +149,7 @@ class CheckpointOptions:
 
     checkpoint_interval: int = define(integer(1), 500, plumbing=True)  # steps
     keep_checkpoints: int = define(integer(1), 3, plumbing=True)  # newest ones; the best is kept beside them
-    checkpoints: str | None = define(_bucket, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
+    checkpoints: str | None = define(_BUCKET, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ from common.structure import checked
 from model.config import ModelConfig
 from model.stock import stock_class
 from training.config.key_groups import (
+    FIRST_MOMENTUM,
     GROUP_RATES,
     BatchOptions,
     CheckpointOptions,
@@ -25,10 +26,7 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
-from training.config.learning_rates import group_rate_problems, schedule_problems
-from training.config.optimizer_settings import muon_problems
-from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import FIRST_MOMENTUM
+from training.config.optimization import optimization_problems
 
 # Keys with their other spelling, that of gpjt/ddp-base-model-from-scratch, and back
 _SPELLINGS = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
@@ -223,15 +221,7 @@ def contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
             f"{batch.microbatch_size}"
         )
-    yield from schedule_problems(train.optimization)
-    yield from group_rate_problems(train.optimization, tied=model.tie_weights)
-    yield from muon_problems(train.optimization)
-    optimizer = train.optimization.optimizer
-    if OPTIMIZERS[optimizer].needs_whole_parameters and parallel != "ddp":
-        yield (
-            f'parallel: got "{parallel}", wanted "ddp", because optimizer is "{optimizer}": it needs whole matrices, '
-            "and FSDP gives each rank some rows of each; set parallel to ddp, or optimizer to adamw"
-        )
+    yield from optimization_problems(train.optimization, tied=model.tie_weights)
     if data.min_train_tokens is None and not isinstance(data.dataset, str):
         yield (
             "min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources end at "

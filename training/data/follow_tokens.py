@@ -2,38 +2,17 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from common.errors import BadInput, printable
 from tokens.batches.micro_batches import Reading, ready
-from tokens.format.manifest import still_grows
 from tokens.prepare.growing_tokens import GrowingTokens
-from training.parallel.process_group import Ranks, from_coordinator
+from training.parallel.process_group import Ranks
 
 TOKEN_POLL_SECONDS = 1.0  # between two looks at the commit log
 REMIND_SECONDS = 60.0  # between two log lines while waiting
-
-
-def growing_directories(directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
-    """Return the directories that are still being prepared, None for the others. Call it on every rank.
-
-    Rank 0 looks for all of them: the preparation may end between two ranks' looks. Raises BadInput on every rank
-    unless the command line says --follow.
-    """
-
-    def look() -> list[bool]:
-        grow = [still_grows(path) for path in directories]
-        for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
-            if not follow:
-                raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
-            GrowingTokens(path)
-        return grow
-
-    grow = from_coordinator(ranks, look)
-    return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
 
 
 def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:

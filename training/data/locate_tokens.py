@@ -78,12 +78,9 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
     """Download a dataset once per machine, while its other ranks wait on gloo; of the hub so many train tokens."""
     if location.remote:
-        from tokens.hub.bucket_tokens import download_tokens
         from tokens.hub.download import download_dataset
 
         fetch = functools.partial(download_dataset, location.dataset, location.directory, train_tokens)
-        if is_bucket(location.dataset):
-            fetch = functools.partial(download_tokens, location.dataset, location.directory)
         together(ranks, fetch, only=ranks.node.rank == 0, group=ranks.download)
 
 

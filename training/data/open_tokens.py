@@ -111,12 +111,26 @@ def open_tokens(
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
-    """Return the directories that are still being prepared, None for the others. Raises BadInput without --follow."""
-    if not from_coordinator(ranks, lambda: any(map(still_grows, directories))):
-        return [None] * len(directories)
-    from training.data.follow_tokens import growing_directories
+    """Return the directories that are still being prepared, None for the others. Raises BadInput without --follow.
 
-    return growing_directories(directories, ranks, follow=follow)
+    Rank 0 looks for all ranks: the preparation may end between two looks.
+    """
+
+    def look() -> list[bool]:
+        grow = [still_grows(path) for path in directories]
+        for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
+            if not follow:
+                raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
+            follow_tokens(path)
+        return grow
+
+    def follow_tokens(path: Path) -> "GrowingTokens":
+        from tokens.prepare.growing_tokens import GrowingTokens  # finished tokens need none of it
+
+        return GrowingTokens(path)
+
+    grow = from_coordinator(ranks, look)
+    return [follow_tokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
 
 
 def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:

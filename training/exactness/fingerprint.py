@@ -34,16 +34,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
 
 
-def resolve_determinism(train: TrainConfig, device: torch.device) -> str:
-    """Return "off", "run" or "elastic"."""
-    return train.execution.determinism or ("off" if device.type == "cuda" else "elastic")
-
-
 def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
     """Resolve determinism, precision and compilation for a device."""
     wanted = train.execution
     return Numerics(
-        determinism=resolve_determinism(train, device),
+        determinism=wanted.determinism or ("off" if device.type == "cuda" else "elastic"),
         precision=resolve(wanted.precision, device),
         compiled=device.type == "cuda" if wanted.compile is None else wanted.compile,
     )

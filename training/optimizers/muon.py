@@ -15,17 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from model.axes import Axes
+from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
-from training.optimizers.update_rule import (
-    HyperParameters,
-    OptimizerKind,
-    Placement,
-    Shape,
-    StateTensor,
-    UpdateRule,
-    parameter_groups,
-    rate_group,
-)
+from training.optimizers.update_rule import Placement, Shape, StateTensor, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
@@ -71,23 +63,23 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        hyper: HyperParameters,
+        options: OptimizationOptions,
         placement: Placement,
         compute_type: torch.dtype = torch.bfloat16,
     ):
         defaults = {
-            "lr": hyper.learning_rate,
-            "momentum": hyper.muon.momentum,
+            "lr": options.learning_rate,
+            "momentum": options.muon_momentum,
             "fused": placement.device.type == "cuda",  # what training/optimizer.py asks: it knows `found_inf`
         }
-        super().__init__(parameter_groups(parameters, hyper, placement.axes), defaults)
+        super().__init__(parameter_groups(parameters, options, placement.axes), defaults)
         names = {parameter: name for name, parameter in parameters.items()}
         self._compute_type, self._placement, self._parameters = compute_type, placement, parameters
         self._group = {names[parameter]: group for group in self.param_groups for parameter in group["params"]}
         matrices = [
             matrix
             for name in parameters
-            for matrix in matrices_of(name, placement.axes[name], split=hyper.muon.split_qkv)
+            for matrix in matrices_of(name, placement.axes[name], split=options.muon_split_qkv)
         ]
         self._rounds = deal(matrices, orthogonalization_flops, placement.ranks.size)
 
@@ -146,18 +138,13 @@ def _momentum(shape: Shape) -> dict[str, StateTensor]:
     return {"momentum_buffer": StateTensor(shape)}
 
 
-def _settings(hyper: HyperParameters, step: int) -> dict[str, float]:
+def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
     """Return the momentum of a step: a line from the first to that of the rest of the run."""
-    muon = hyper.muon
-    if step >= muon.warmup_steps:
-        return {"momentum": muon.momentum}
-    return {"momentum": muon.first_momentum + (muon.momentum - muon.first_momentum) * step / muon.warmup_steps}
+    first, last, warmup_steps = options.first_momentum, options.muon_momentum, options.muon_momentum_warmup_steps
+    return {"momentum": last if step >= warmup_steps else first + (last - first) * step / warmup_steps}
 
 
-MUON = OptimizerKind(
-    title="Muon for the matrices of the blocks, AdamW for all else",
-    rules=(
-        attrs.evolve(ADAMW_RULE, takes=lambda axes: not _is_matrix(axes)),
-        UpdateRule(takes=_is_matrix, state=_momentum, build=Muon, settings=_settings),
-    ),
+RULES = (
+    attrs.evolve(ADAMW_RULE, takes=lambda axes: not _is_matrix(axes)),
+    UpdateRule(takes=_is_matrix, state=_momentum, build=Muon, settings=_settings),
 )

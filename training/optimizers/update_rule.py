@@ -1,5 +1,6 @@
-"""Declaration of an optimizer: its state per parameter, and how torch builds it. `optimizer_registry.py` lists all."""
+"""Update rules: the torch optimizers of an optimizer of train.json, and the state of each per parameter."""
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,37 +9,12 @@ import torch
 from torch import nn
 
 from model.axes import Axes
+from training.config.key_groups import OptimizationOptions
 from training.parallel.process_group import RankGroup
 
-FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
 
 Shape = tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True)
-class MuonOptions:
-    """Muon's own hyperparameters."""
-
-    split_qkv: bool  # queries, keys and values as three matrices
-    momentum: float
-    warmup_steps: int  # in which the momentum rises from the first one in a line
-    first_momentum: float
-
-
-@attrs.frozen(kw_only=True)
-class HyperParameters:
-    """Hyperparameters from train.json."""
-
-    learning_rate: float  # peak; the schedule sets that of each step
-    group_learning_rates: Mapping[str, float]  # peaks by `rate_group`, where they differ
-    weight_decay: float
-    betas: tuple[float, float]
-    muon: MuonOptions
-
-    def rate_factor(self, axes: Axes) -> float:
-        """Return the learning rate of a parameter over that of the schedule, at every step."""
-        return self.group_learning_rates.get(rate_group(axes), self.learning_rate) / self.learning_rate
 
 
 @attrs.frozen(kw_only=True)
@@ -74,29 +50,21 @@ class UpdateRule:
 
     takes: Callable[[Axes], bool] = lambda axes: True
     state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
-    build: Callable[[dict[str, nn.Parameter], HyperParameters, Placement], torch.optim.Optimizer]
+    build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
     # What parameter groups have at a step, counted from 0, beside the learning rate.
-    settings: Callable[[HyperParameters, int], dict[str, float]] = lambda hyper, step: {}
+    settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
 
 
-@attrs.frozen(kw_only=True)
-class OptimizerKind:
-    """An optimizer that train.json can name. Its rules share the parameters: exactly one takes each."""
+def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
+    """Return the rules of an optimizer of train.json. They share the parameters: exactly one takes each."""
+    rules: tuple[UpdateRule, ...] = importlib.import_module(f"training.optimizers.{optimizer}").RULES
+    return rules
 
-    title: str  # in logs and model cards
-    rules: tuple[UpdateRule, ...]
-    # FSDP gives each rank some rows of every parameter. State of another shape than its parameter needs it whole, too.
-    needs_whole_parameters: bool = False
 
-    def state_bytes(self, parameters: Iterable[Axes]) -> int:
-        """Return the bytes of all state tensors for parameters of these axes."""
-        return sum(
-            tensor.size_bytes
-            for axes in parameters
-            for rule in self.rules
-            if rule.takes(axes)
-            for tensor in rule.state(axes.shape).values()
-        )
+def state_bytes(rules: Iterable[UpdateRule], parameters: Iterable[Axes]) -> int:
+    """Return the bytes of all state tensors for parameters of these axes."""
+    taken = [(rule, axes.shape) for axes in parameters for rule in rules if rule.takes(axes)]
+    return sum(tensor.size_bytes for rule, shape in taken for tensor in rule.state(shape).values())
 
 
 def rate_group(axes: Axes) -> str:
@@ -109,7 +77,7 @@ def rate_group(axes: Axes) -> str:
 
 
 def parameter_groups(
-    parameters: Mapping[str, nn.Parameter], hyper: HyperParameters, axes: Mapping[str, Axes]
+    parameters: Mapping[str, nn.Parameter], options: OptimizationOptions, axes: Mapping[str, Axes]
 ) -> list[dict[str, Any]]:
     """Return parameter groups of torch, one for each weight decay and learning rate: only matrices decay.
 
@@ -117,9 +85,10 @@ def parameter_groups(
     """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        key = axes[name].columns is not None, hyper.rate_factor(axes[name])
+        rate = options.group_learning_rates.get(rate_group(axes[name]), options.learning_rate)
+        key = axes[name].columns is not None, rate / options.learning_rate
         groups.setdefault(key, []).append(parameter)
     return [
-        {"params": own, "weight_decay": hyper.weight_decay if decays else 0.0, RATE_FACTOR: factor}
+        {"params": own, "weight_decay": options.weight_decay if decays else 0.0, RATE_FACTOR: factor}
         for (decays, factor), own in groups.items()
     ]

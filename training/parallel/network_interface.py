@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training.launch import environment_nodes
-
 GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")  # where NCCL reads its variables, too
 SIOCGIFADDR = 0x8915  # Linux: address of an interface, netdevice(7)
@@ -22,13 +20,11 @@ IFREQ = struct.Struct("16s2xH4s16x")  # struct ifreq with a sockaddr_in: name, p
 
 
 def choose_interface(store: Any, rank: int, world_size: int) -> None:
-    """On several nodes, let gloo and NCCL use the interface between them, unless it is configured otherwise.
+    """Let gloo and NCCL use the interface between several nodes, unless it is configured otherwise.
 
     A node that knows the first one by a loopback address, as that one itself may, takes the route to another node.
     Call it on every rank, before the process group connects. `store`: the rendezvous' (dist.Store).
     """
-    if environment_nodes() == 1:
-        return
     address = address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address {rank}", address or "")
     if rank == 0:

@@ -18,7 +18,6 @@ from common.errors import BadInput
 from common.files import system_error
 from training.hardware.usable_gpus import choose_device, use_gpu
 from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
-from training.parallel.network_interface import choose_interface
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
@@ -109,7 +108,10 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
     # After a restart the store may be the same, with stale addresses of the failed group.
     store = dist.PrefixStore(f"start {generation}", store)  # type: ignore[attr-defined]  # missing from its __all__
-    choose_interface(store, rank, world_size)
+    if environment_nodes() > 1:
+        from training.parallel.network_interface import choose_interface
+
+        choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from tokens.batches.rank_shares import odd_factor, rank_shares
+from tokens.batches.sampling import odd_factor, rank_shares
 
 
 @attrs.frozen

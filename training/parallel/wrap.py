@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from tokens.batches.rank_shares import rank_shares
+from tokens.batches.sampling import rank_shares
 from training.parallel.exchange import exchanges
 from training.parallel.mesh import Levels, levels_of, make_mesh, wrapper_and_node_size
 from training.parallel.ordered_reduce import OrderedGradients, finished

@@ -15,7 +15,7 @@ from training.planning.estimate import make_estimate
 from training.planning.estimate_table import describe_estimate
 from training.planning.forecast_file import describe_forecast_file
 from training.planning.price_list import MACHINES, read_machines
-from training.planning.several_nodes import Network
+from training.planning.throughput import Network
 
 
 def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:

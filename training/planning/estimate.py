@@ -11,13 +11,12 @@ import attrs
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
-from tokens.batches.rank_shares import balance
+from tokens.batches.sampling import balance
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.several_nodes import Network, on_network
-from training.planning.throughput import Throughput, throughputs
+from training.planning.throughput import Network, Throughput, on_network, throughputs
 from training.telemetry.metrics_log import read_lines
 
 ONE_NODE = Network()
@@ -109,7 +108,7 @@ def make_estimate(
 
 def gpus_by_name(run_directory: Path) -> int | None:
     """Return the GPUs of the machine that a run directory is named after: 8 for 8xa100, None for gpt-2xl."""
-    found = re.search(r"(?:^|-)(\d{1,6})x[a-z]+\d", run_directory.resolve().name)
+    found = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))[a-z]", run_directory.resolve().name)
     return int(found[1]) or None if found else None
 
 

@@ -7,7 +7,6 @@ import attrs
 
 from common.errors import BadInput, quoted
 from common.json_files import read_json
-from common.structure import structured
 from training.config.train_config import Run, one_form, recipe
 
 FORECAST = "forecast.json"
@@ -24,37 +23,6 @@ def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
     return stored
 
 
-@attrs.frozen(kw_only=True)
-class _Recipe:
-    model: dict[str, Any]
-    train: dict[str, Any]
-
-
-@attrs.frozen(kw_only=True)
-class _Target:
-    loss: float
-    low: float
-    high: float
-    extrapolation: float
-
-
-@attrs.frozen(kw_only=True)
-class _HeldOut:
-    error: float
-
-
-@attrs.frozen(kw_only=True)
-class _ForecastRecord:
-    """Content of a forecast file, as far as it is shown."""
-
-    recipe: _Recipe
-    target: _Target
-    held_out: _HeldOut
-    points: list[Any]
-    date: str
-    commit: str | None
-
-
 def describe_forecast_file(run: Run) -> list[str]:
     """Return a run's forecast as lines; none without a file. Raises BadInput for a damaged one."""
     path = run.directory / FORECAST
@@ -62,27 +30,27 @@ def describe_forecast_file(run: Run) -> list[str]:
         return []
     advice = f"move it away, or {_AGAIN}"
     try:
-        record = structured(read_json(path, advice=advice), _ForecastRecord, unknown_keys=True)
-    except ValueError as error:
+        record = read_json(path, advice=advice)
+        if changed := _changed(recipe_of(run), record["recipe"]):
+            return [f"forecast     not for this run: {changed}; {_AGAIN}"]
+        target, points, missed = record["target"], len(record["points"]), 100 * record["held_out"]["error"]
+        return [
+            f"forecast     loss {target['loss']:.4f} [{target['low']:.4f}, {target['high']:.4f}], 90 % interval of one "
+            f"run, at {target['extrapolation']:.3g} x the compute of its ladder's largest run",
+            f"             ladder of {points} runs, {record['date']}, commit {record['commit']}: its largest size, "
+            f"held out, was missed by {missed:.1f} % on average",
+        ]
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
-    if changed := _changed(recipe_of(run), record.recipe):
-        return [f"forecast     not for this run: {changed}; {_AGAIN}"]
-    target = record.target
-    return [
-        f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90 % interval of one run, at "
-        f"{target.extrapolation:.3g} x the compute of its ladder's largest run",
-        f"             ladder of {len(record.points)} runs, {record.date}, commit {record.commit}: its largest size, "
-        f"held out, was missed by {100 * record.held_out.error:.1f} % on average",
-    ]
 
 
-def _changed(now: dict[str, dict[str, Any]], recorded: _Recipe) -> str | None:
+def _changed(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
     """Return the first key that differs from the forecast's, with both values.
 
     A key that the forecast lacks had its default; those of the validation windows are not known then.
     """
-    before = recipe(one_form("model", recorded.model), one_form("train", {"microbatch_size": 1} | recorded.train))
-    before["train"] |= {key: recorded.train.get(key, now["train"][key]) for key in WINDOWS}
+    before = recipe(one_form("model", recorded["model"]), one_form("train", {"microbatch_size": 1} | recorded["train"]))
+    before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
     for section, values in now.items():
         for key, value in values.items():
             if value != (was := before[section][key]):

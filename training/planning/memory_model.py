@@ -6,11 +6,10 @@ import itertools
 import attrs
 
 from model.config import ModelConfig
-from tokens.batches.rank_shares import longest_share
+from tokens.batches.sampling import longest_share
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus
-from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.parallel.block_groups import group_length
 from training.parallel.sum_tree import most_held_sums
 from training.planning.memory_peaks import HALF_BYTES, STATE_BYTES, BatchMemory, Moment
@@ -185,9 +184,7 @@ class MemoryModel:
     def remedies(self, usable_bytes: int | None = None) -> str:
         """Return settings, and the smallest GPU, with which one sequence fits; settings only with `usable_bytes`."""
         ways, plain = [], attrs.evolve(self, options=PLAIN)
-        whole = OPTIMIZERS[self.optimizer].needs_whole_parameters
-        sharded = attrs.evolve(plain, parallel="fsdp", optimizer="adamw" if whole else self.optimizer)
-        fsdp = "--set parallel=fsdp" + (" --set optimizer=adamw" if whole else "")
+        sharded, fsdp = attrs.evolve(plain, parallel="fsdp"), "--set parallel=fsdp"
         if usable_bytes is not None:
             if self.parallel == "ddp" and self.world_size > 1 and sharded.largest_microbatch(usable_bytes):
                 ways.append(fsdp)

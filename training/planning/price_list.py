@@ -8,23 +8,18 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, nearest, quoted
+from common.errors import BadInput, nearest
 from common.json_files import read_json
 from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")
 
 
-def _is_gpu(_: Any, __: Any, value: Any) -> None:
-    if not isinstance(value, Gpu):
-        raise ValueError(f"gpu: got {quoted(value)}, wanted the name of a GPU")
-
-
-def _is_date(_: Any, __: Any, value: Any) -> None:
+def _is_date(value: Any) -> bool:
     try:
-        date.fromisoformat(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error
+        return bool(date.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +27,7 @@ class Machine:
     """A machine of the list; prices in US dollars."""
 
     name: str = attrs.field(validator=checks.text())
-    gpu: Gpu = attrs.field(validator=_is_gpu)
+    gpu: Gpu = attrs.field(validator=checks.ValueCheck(lambda value: isinstance(value, Gpu), "the name of a GPU"))
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
     usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
     tokens_per_second: float | None = attrs.field(
@@ -50,7 +45,8 @@ class PriceList:
     """A file of machines."""
 
     path: Path
-    date: str = attrs.field(validator=_is_date)  # when the prices were read
+    # when the prices were read
+    date: str = attrs.field(validator=checks.ValueCheck(_is_date, "the day of the prices, as in 2025-12-06"))
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
     machines: tuple[Machine, ...]
 

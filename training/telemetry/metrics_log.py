@@ -6,7 +6,8 @@ logged beyond N.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _RANGES = {
 }
 _OPTIONAL = ("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes", "price_per_hour")  # may be null
 _LOSSES = ("train_loss", "validation_loss")  # nan as well
-_LEDGERS = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
+_NEEDED = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
 _DETAILS = {"diverged": ("problem",), "stopped": ("reason",)}  # texts that an event has
 
 
@@ -115,7 +116,29 @@ def read_starts(directory: Path) -> list[int]:
 
 def is_price(value: Any) -> bool:
     """Tell whether a value is a price per hour."""
-    return value is not None and _is_value(value, "price_per_hour")
+    return value is not None and _is_value("price_per_hour", value)
+
+
+def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
+    """Return the price per hour of the last job that has one, else `otherwise`.
+
+    `lines`: of all jobs, as `read_lines` returns them.
+    """
+    prices = [line.get("price_per_hour") for line in lines if line.get("event") == "start"]
+    return next((price for price in reversed(prices) if price is not None), otherwise)
+
+
+def priced_seconds(
+    lines: Sequence[dict[str, Any]], otherwise: float | None = None
+) -> Iterator[tuple[float, float | None]]:
+    """Yield for each line the seconds of the run so far, and the price per hour of those since the line before."""
+    known = price = last_price(lines, otherwise)
+    reached = 0.0
+    for line in lines:
+        if line.get("event") == "start":
+            price = known if line.get("price_per_hour") is None else line["price_per_hour"]
+        reached = max(reached, line.get("elapsed_seconds", 0.0))
+        yield reached, price
 
 
 def _sound(lines: JsonLines) -> JsonLines:
@@ -130,15 +153,10 @@ def _is_sound(record: dict[str, Any]) -> bool:
     step = record.get("step", None if places else 0)
     if type(step) is not int or not 0 <= step <= LARGEST_INTEGER or not isinstance(event, str):
         return False
-    if not all(key in record for first, needed in _LEDGERS.items() if first in record for key in needed):
-        return False
     return (
-        all(_is_loss(record[key]) for key in _LOSSES if key in record)
-        and _are_losses(record.get("validation_losses", {}))
-        and all(_is_value(record[key], key) for key in _RANGES if key in record)
-        and all(_is_ledger(record[key]) for key in ("ledger", "run_ledger") if key in record)
+        all(key in record for first, needed in _NEEDED.items() if first in record for key in needed)
         and all(isinstance(record.get(key), str) for key in _DETAILS.get(event, ()))
-        and _are_sources(record.get("sources", []))
+        and all(holds(record[key]) for key, holds in _CHECKS.items() if key in record)
     )
 
 
@@ -146,11 +164,7 @@ def _is_loss(value: Any) -> bool:
     return is_number(value) or (type(value) is float and not math.isfinite(value))
 
 
-def _are_losses(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_loss, value.values()))
-
-
-def _is_value(value: Any, key: str) -> bool:
+def _is_value(key: str, value: Any) -> bool:
     low, high = _RANGES[key]
     return (is_number(value) and low <= value <= high) or (value is None and key in _OPTIONAL)
 
@@ -169,3 +183,12 @@ def _are_sources(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(one, dict) and type(one.get("tokens")) is int and 0 <= one["tokens"] < 1 << 64 for one in value
     )
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **{key: partial(_is_value, key) for key in _RANGES},
+    **dict.fromkeys(_LOSSES, _is_loss),
+    **dict.fromkeys(("ledger", "run_ledger"), _is_ledger),
+    "validation_losses": lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
+    "sources": _are_sources,
+}

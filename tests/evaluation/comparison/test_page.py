@@ -1,27 +1,12 @@
-"""A comparison as a page, as Markdown, and in a terminal."""
+"""A comparison in a report, as Markdown, and in a terminal."""
 
-import json
 import shutil
 from pathlib import Path
 
 from evaluation.comparison.columns import Cell
 from evaluation.comparison.compare import Comparison
-from evaluation.comparison.page import as_markdown, as_page
+from evaluation.comparison.page import as_fragment, as_markdown
 from tests.evaluation.comparison.stored import compared, kept
-
-
-def test_the_page_needs_nothing_else_and_hides_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
-    evil = tmp_path / "<script>"
-    shutil.copytree(runs["long"], evil, symlinks=True)
-    (evil / "evaluations.jsonl").write_text(json.dumps(kept(evil) | {"model": "<script> step-00000008"}) + "\n")
-    shown = compared(runs["short"], evil, "--html", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "<script" not in page and "http" not in page
-    assert "short step-00000003 is above &lt;script&gt; step-00000008 by" in page
-    assert page.count("<svg") == 4  # loss and bits per byte of both
-    assert "prefers-color-scheme:dark" in page
-    line = next(line for line in shown.splitlines() if line.startswith("bits/byte"))
-    assert all(value in page for value in line.split()[1:])
 
 
 def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -42,7 +27,7 @@ def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
         [Cell(text="a"), Cell(text="1", value=1.0, bounds=(0.0, 2.0)), Cell(text="7")],
         [Cell(text="b"), Cell(text="3", value=3.0, bounds=(2.0, 4.0)), Cell()],
     ]
-    page = as_page(Comparison(columns=["model", "x", "y"], rows=rows, statements=["a < b"], notes=[]))
+    page = as_fragment(Comparison(columns=["model", "x", "y"], rows=rows, statements=["a < b"], notes=[]))
     assert '<td>1<svg width="96" height="12" role="img" aria-label="95 % interval"><line x1="4.0" x2="48.0"' in page
     assert '<line x1="48.0" x2="92.0" y1="6.0" y2="6.0"/><circle cx="70.0" cy="6.0" r="3"/></svg></td><td></td>' in page
     assert "<td>range of the bars (95 % intervals)</td><td>0 to 4</td><td></td>" in page

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from evaluation.command_line import FineTuneSettings
 from evaluation.instruct import fine_tuning
-from evaluation.instruct.command import FineTuneSettings
 from evaluation.instruct.fine_tuning import encode, fine_tune, make_example, prompt_text, validation_loss
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records

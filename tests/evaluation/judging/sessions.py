@@ -25,11 +25,11 @@ from tests.judge_server import Judge
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
 ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
+ODD = ["fenced", "odd choices", "numbers in strings", "error in 200", "halves", "repeated key"]
 REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less than a body"]
 OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
 PRICES = {
     "date": "2026-01-01",
-    "batch_discount": 0.5,
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
 }
 SILENT = ("--effort", "none")

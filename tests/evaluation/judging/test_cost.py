@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from evaluation.judging.command import JudgeCommand
+from evaluation.command_line import JudgeCommand
 from evaluation.judging.cost import PRICES, UNKNOWN_PRICE, expected_usage, most_output, read_price
 from evaluation.judging.judgement import Judgement
 from evaluation.judging.store import Reply, StoreLine, Usage, VerdictStore

@@ -1,13 +1,14 @@
 """A judgement's result is what the judge said: over all orders, seeds and models."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.sessions import ORDERS, QUESTIONS, Result, Sessions, quality, write
+from evaluation.judging.prompt import make_prompts
+from evaluation.judging.scores import describe, score
+from tests.evaluation.judging.sessions import JUDGE, ORDERS, QUESTIONS, Result, Sessions, grades, panel, quality, write
 from tests.judge_server import Judge
 
 
@@ -33,9 +34,6 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     assert done.returncode == 0, done.stderr
     found = sessions.result()
     assert abs(found["differences"][0]["value"] - 20) < 1
-    bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
-    assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
-    assert "between orders: standard deviation 0.0" not in done.stdout
     alone = sessions.run(files=sessions.files[:1])
     assert alone.returncode == 0, alone.stderr
     assert "\ndifference" not in alone.stdout
@@ -56,3 +54,30 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessi
     assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
     assert sessions.result()["seeds"] == 2
     assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
+    judged = panel(2, 4, slots=seeds)
+    prompts = make_prompts(judged, JUDGE, repeats=1, seed=0)
+    found = score(judged, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
+    assert [standing.ranks for standing in found.standings] == ([None, None] if seeds == 1 else [(2, 2), (1, 1)])
+    said = describe(judged, found)
+    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
+    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
+    apart = score(judged, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
+    assert ("not told apart" in describe(judged, apart)) == (seeds > 1)
+
+
+def test_what_is_not_judged_counts_for_nobody() -> None:
+    judged = panel(2, 4)
+    prompts = make_prompts(judged, JUDGE, repeats=2, seed=0)
+    verdicts = [grades(p, *(score - 10 * p.question for score in (80, 30, 95))) for p in prompts]
+    full = score(judged, prompts, verdicts)
+    assert [standing.score.value for standing in full.standings] == [65, 15]
+    assert full.anchor == 80
+    without = [
+        None if p.question == 3 or n == 0 else verdict
+        for n, (p, verdict) in enumerate(zip(prompts, verdicts, strict=True))
+    ]
+    assert [standing.score.value for standing in score(judged, prompts, without).standings] == [70, 20]

@@ -10,7 +10,7 @@ from evaluation.judging.cost import cost_of_prompts, read_price
 from evaluation.judging.panel import read_panel
 from evaluation.judging.prompt import Judge as WhoIsAsked
 from evaluation.judging.prompt import make_prompts
-from tests.evaluation.judging.sessions import ORDERS, PRICES, PROMPTS, Sessions, printed, quality, read_store
+from tests.evaluation.judging.sessions import ORDERS, PROMPTS, Sessions, printed, quality, read_store
 from tests.judge_server import Judge
 
 MOST = {"input": 1539, "cached_input": 0, "cache_write": 1539, "output": 680}
@@ -67,11 +67,10 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
     most = (1539 * 100 + 680 * 1000) / 1e6
-    assert printed(again.stdout) == pytest.approx((len(direct) + 0.5) * dollars + 2 * most, abs=1e-4)
+    assert printed(again.stdout) == pytest.approx((len(direct) + 1) * dollars + 2 * most, abs=1e-4)
     assert "for 2 requests without an answer or count" in again.stdout
     price = read_price(sessions.folder / "prices.json", "scripted")
     assert len(cost_of_prompts(read_store(sessions.store).prompts.values(), price).open) == 2
-    assert PRICES["batch_discount"] == 0.5
 
 
 def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

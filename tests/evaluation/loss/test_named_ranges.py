@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
+from evaluation.command_line import RangeName
 from evaluation.loss import token_range
-from evaluation.loss.command import NAMED_RANGES, RangeName
+from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
 from tests.conftest import train

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import BadInput
 from evaluation.shared import measuring
 from training.parallel.process_group import Ranks
 
@@ -28,13 +27,3 @@ def test_results_are_in_order_and_each_batch_is_done_once(monkeypatch: pytest.Mo
         ranks = Ranks(rank=rank, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
         assert measuring.share(ranks, range(7), work) == [0, 10, 20, 30, 40, 50, 60]
     assert sorted(done) == list(range(7))
-
-
-def test_a_refused_batch_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(batch: int) -> int:
-        raise BadInput(f"batch {batch}")
-
-    monkeypatch.setattr(measuring, "together", lambda ranks, own: [own()])
-    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
-    with pytest.raises(BadInput, match="batch 0"):
-        measuring.share(ranks, range(3), work)

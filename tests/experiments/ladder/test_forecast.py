@@ -7,32 +7,26 @@ import numpy as np
 import pytest
 from forecast_coverage import BESIROGLU
 
-from experiments.ladder.forecast import Forecast, describe_forecast, forecast_record, make_forecast
+from experiments.ladder.forecast import Forecast, forecast_record
 from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest
 from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
-from training.config.train_config import Run, load_run
-from training.planning.estimate import make_estimate
+from training.config.train_config import load_run
 from training.planning.forecast_file import recipe_of
-from training.planning.price_list import MACHINES, read_machines
 
 LADDER_WIDTHS = (256, 384, 512, 640)
 
 
-def forecast_of(run: Run) -> Forecast:
+@pytest.fixture(name="forecast", scope="module")
+def _forecast() -> Forecast:
+    run = load_run(ROOT / "runs" / "speedrun-8xh100", [])
     generator, points = np.random.default_rng(1), []
     for width in LADDER_WIDTHS:
         size = matmul_parameter_count(attrs.evolve(run.model, emb_dim=width, n_heads=width // 64, n_layers=width // 64))
         for ratio in (5, 10, 20):
             loss = BESIROGLU(size, ratio * size) * (1 + 0.002 * generator.standard_normal())
             points.append(LossPoint(rung=f"{width} wide", parameters=size, tokens=ratio * size, loss=loss))
-    estimate = make_estimate(run, read_machines(MACHINES, ()), {"kjj0/fineweb10B-gpt2": None})
-    return make_forecast(run, fit_law(points), hold_out_largest(points), estimate)
-
-
-@pytest.fixture(name="forecast", scope="module")
-def _forecast() -> Forecast:
-    return forecast_of(load_run(ROOT / "runs" / "speedrun-8xh100", []))
+    return Forecast.of(run, fit_law(points), hold_out_largest(points))
 
 
 def test_a_forecast_is_of_the_targets_own_size_and_tokens(forecast: Forecast) -> None:
@@ -44,19 +38,12 @@ def test_a_forecast_is_of_the_targets_own_size_and_tokens(forecast: Forecast) ->
     assert forecast.loss.value == pytest.approx(BESIROGLU(forecast.parameters, forecast.tokens), rel=0.01)
 
 
-def test_its_lines_name_loss_tokens_hours_and_dollars_of_every_machine(forecast: Forecast) -> None:
-    lines = describe_forecast(forecast)
+def test_its_lines_say_law_check_and_distance(forecast: Forecast) -> None:
+    lines = forecast.lines()
     assert f"forecast     loss {forecast.loss.text(4)}, 90 % interval of one run" in lines
-    for offer in forecast.estimate.offers:
-        [row] = [line.split() for line in lines if line.startswith(offer.machine.name)]
-        assert row[1] == "2,400,190,464" and row[3] == f"{offer.hours():.2f}" and row[4] == f"{offer.usd():,.2f}"
     assert any("2.24 x the compute of its ladder's largest run; 12 runs of 4 sizes" in line for line in lines)
-
-
-def test_a_target_beyond_what_was_tested_says_so() -> None:
-    lines = describe_forecast(
-        forecast_of(load_run(ROOT / "runs" / "speedrun-8xh100", ["min_train_tokens=80000000000"]))
-    )
+    far = load_run(ROOT / "runs" / "speedrun-8xh100", ["min_train_tokens=80000000000"])
+    lines = Forecast.of(far, forecast.fit, forecast.held_out).lines()
     assert any("(beyond 30 x no interval was tested)" in line for line in lines)
 
 

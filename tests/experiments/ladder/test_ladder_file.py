@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder, scaled_batch, scaled_rate
 from tests.conftest import ROOT
-from tests.experiments.ladder.conftest import MakeLadder
+from tests.experiments.conftest import MakeLadder
 
 
 def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
@@ -45,16 +45,18 @@ def test_what_is_wrong_is_refused_by_its_name(make_ladder: MakeLadder, keys: dic
         read_ladder(make_ladder(**keys))
 
 
-def test_a_target_that_never_validates_is_refused(make_ladder: MakeLadder, make_run: Callable[..., Path]) -> None:
-    with pytest.raises(BadInput, match="never validates"):
-        read_ladder(make_ladder(target=make_run("silent", validation_interval=None)))
-
-
-def test_a_target_whose_batch_depends_on_the_ranks_is_refused(
-    make_ladder: MakeLadder, make_run: Callable[..., Path]
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"validation_interval": None}, "never validates"),
+        ({"global_batch_size": None}, "has no global_batch_size; set"),
+    ],
+)
+def test_a_target_without_validation_or_batch_is_refused(
+    make_ladder: MakeLadder, make_run: Callable[..., Path], keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BadInput, match="has no global_batch_size; set it"):
-        read_ladder(make_ladder(target=make_run("free", global_batch_size=None)))
+    with pytest.raises(BadInput, match=message):
+        read_ladder(make_ladder(target=make_run("lacking", **keys)))
 
 
 def test_the_shipped_ladder_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,23 +66,15 @@ def test_the_shipped_ladder_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_eight_times_the_weights_have_half_the_rate_and_four_times_the_batch() -> None:
-    assert scaled_rate(0.01, 8_000, 1_000) == 0.005
-    assert scaled_batch(16, 8_000, 1_000, 4, 1).global_batch_size == 64
-    assert scaled_batch(64, 1_000, 8_000, 4, 1).global_batch_size == 16
-
-
-def test_the_published_set_keeps_to_itself() -> None:
+    assert scaled_rate(0.01, 8_000, 1_000) == 0.005 and scaled_rate(0.004, 5, 5) == 0.004
     assert scaled_rate(0.00235, 108_000_000 * 8, 108_000_000) == 0.001175  # OLMo-core
-
-
-def test_the_own_size_keeps_its_own() -> None:
-    assert scaled_rate(0.004, 5, 5) == 0.004
-    assert scaled_batch(16, 5, 5, 2, 1).global_batch_size == 16
+    sizes = [(16, 8_000, 1_000, 4), (64, 1_000, 8_000, 4), (16, 5, 5, 2)]
+    assert [scaled_batch(*size, ranks=1)["global_batch_size"] for size in sizes] == [64, 16, 16]
 
 
 def test_a_batch_is_whole_micro_batches_and_one_at_least_for_each_rank() -> None:
     for parameters in range(1, 1000, 7):
         for ranks in (1, 2, 3):
             batch = scaled_batch(100, parameters, 1000, 8, ranks)
-            count, rest = divmod(batch.global_batch_size, batch.microbatch_size)
-            assert rest == 0 and count >= ranks and batch.microbatch_size <= 8
+            count, rest = divmod(batch["global_batch_size"], batch["microbatch_size"])
+            assert rest == 0 and count >= ranks and batch["microbatch_size"] <= 8

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from experiments.ladder.forecast import write_forecast
 from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.ladder_table import LadderTable, conclude
-from experiments.ladder.trunk import TrunkMaker
 from experiments.ladder.trunk_training import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
-from tests.experiments.ladder.conftest import MakeLadder
-from training.config.train_config import load_run
+from tests.experiments.conftest import MakeLadder
 from training.planning.forecast_file import describe_forecast_file
 
 Law = Callable[[float, float], float]
@@ -26,8 +23,8 @@ def clean(parameters: float, tokens: float) -> float:
 
 
 def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
-    ladder = read_ladder(file)
-    trunks = size_trunks(TrunkMaker(ladder=ladder, output=output, ranks=1), 0.01)
+    ladder = read_ladder(file, output)
+    trunks = size_trunks(ladder, 0.01)
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
@@ -37,7 +34,7 @@ def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     table = conclude(ladder, rates, trunks, usd)
     output.mkdir(exist_ok=True)
-    table.write(output)
+    table.write()
     return table
 
 
@@ -51,7 +48,6 @@ def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_p
     assert table.refused is None and table.forecast is not None
     target = table.forecast.run
     assert table.forecast.loss.value == pytest.approx(clean(table.forecast.parameters, table.forecast.tokens), rel=0.02)
-    assert write_forecast(table.ladder.target.directory, table.forecast) == target.directory / "forecast.json"
     assert f"forecast     loss {table.forecast.loss.value:.4f}" in describe_forecast_file(target)[0]
     assert "held out: predicted" in table.text()
 
@@ -77,42 +73,18 @@ def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path)
     assert table.forecast is not None and "not enough for the start-up of any machine" in table.text()
 
 
-def test_a_target_too_large_for_every_machine_is_refused_before_anything_is_trained(
-    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    target = make_run("large", min_train_tokens=20_000)
-    model = json.loads((target / "model.json").read_text()) | {"n_layers": 80, "emb_dim": 8192}
-    (target / "model.json").write_text(json.dumps(model))
-    sizes = [{"n_layers": 1, "emb_dim": width} for width in (8, 12, 16)]
-    ladder = read_ladder(make_ladder(target=target, sizes=sizes))
-    with pytest.raises(BadInput, match="too big for every machine"):
-        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
-
-
-@pytest.mark.parametrize("batch", [{"global_batch_size": 1, "microbatch_size": 1}, {"gradient_accumulation_steps": 4}])
-def test_a_target_whose_batch_no_machine_of_the_list_can_divide_is_forecast_without_a_price(
-    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path, batch: dict[str, int]
-) -> None:
-    file = make_ladder(target=make_run("laptop", min_train_tokens=20_000, **batch))
-    plan = describe_plan(TrunkMaker(ladder=read_ladder(file), output=tmp_path / "plan", ranks=1), None)
-    assert plan[-1].startswith("the target is not priced: ")
-    table = concluded(file, tmp_path / "out", clean, INSIDE)
-    assert table.forecast is not None and "\nnot priced: " in table.text()
-
-
 def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(
     make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     warm = {"warmup_period_percent": 85, "schedule_learning_rate": "cosine"}
     ladder = read_ladder(make_ladder(target=make_run("warm", min_train_tokens=20_000, **warm)))
     with pytest.raises(BadInput, match="decay_period_percent: got 20, wanted at most 15"):
-        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
+        describe_plan(ladder, None)
 
 
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    first = concluded(file, output, clean, INSIDE)
-    write_forecast(first.ladder.target.directory, first.forecast)
+    concluded(file, output, clean, INSIDE)
     missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
     table = concluded(file, output, missed, INSIDE, usd=40)
     assert table.refused is not None and "held out" in table.refused and table.forecast is None
@@ -120,26 +92,16 @@ def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_
     assert "for $40.00   no best size without a forecast" in table.text()
     assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
-    write_forecast(table.ladder.target.directory, table.forecast)
     assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone
 
 
-def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(file: Path, tmp_path: Path) -> None:
-    notes = concluded(file, tmp_path / "out", clean, INSIDE).notes()
-    assert any("For the target: learning_rate 0.00" in line and "batch 8 sequences" in line for line in notes)
-    assert any("learning_rate is 0.01: the forecast is for the rule's 0.00" in line for line in notes)
-    assert any(
-        'schedule_learning_rate is "cosine": the forecast is for "warmup_stable_decay"' in line for line in notes
-    )
-
-
-def test_a_target_that_follows_the_rules_gets_no_warning(
-    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
+def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(
+    file: Path, make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    target = make_run(
-        "follower", min_train_tokens=20_000, learning_rate=0.0045, schedule_learning_rate="warmup_stable_decay"
-    )
-    file = make_ladder(target=target, tokens_per_parameter=[5, 10, 20])
-    table = concluded(file, tmp_path / "out", clean, INSIDE)
-    assert not any("WARNING" in line for line in table.notes()), table.notes()
-    assert load_run(target, ()).train.optimization.learning_rate == 0.0045
+    notes = "\n".join(concluded(file, tmp_path / "out", clean, INSIDE).notes())
+    assert "For the target: learning_rate 0.00" in notes and "batch 8 sequences" in notes
+    assert "learning_rate is 0.01: the forecast is for the rule's 0.00" in notes
+    assert 'schedule_learning_rate is "cosine": the forecast is for "warmup_stable_decay"' in notes
+    rules = {"learning_rate": 0.0045, "schedule_learning_rate": "warmup_stable_decay"}
+    file = make_ladder(target=make_run("follower", min_train_tokens=20_000, **rules), tokens_per_parameter=[5, 10, 20])
+    assert "WARNING" not in "\n".join(concluded(file, tmp_path / "other", clean, INSIDE).notes())

@@ -64,31 +64,15 @@ def test_a_run_of_few_tokens_is_not_taken_for_one_of_many() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ([attrs.evolve(points()[0], loss=math.nan), *points()[1:]], "loss: got nan, wanted more than 0"),
-        ([attrs.evolve(points()[0], loss=0.0), *points()[1:]], "loss: got 0.0, wanted more than 0"),
-        ([point for point in points() if point.parameters == 10**7], "got 1 sizes"),
-        ([attrs.evolve(point, tokens=10**9) for point in points()], "got 1 horizons"),
-        ([points()[0], points()[4]], "in 2 runs, wanted 2 or more in 3"),
-        (points()[::3], "tokens grow with size alike in all runs"),
-        ([attrs.evolve(point, loss=9 - point.loss) for point in points()], "does not fall with both size and tokens"),
-    ],
-)
-def test_points_that_determine_no_law_are_refused(changed: list[LossPoint], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        fit_law(changed)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+def test_points_that_no_law_explains_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"^ladder: the loss does not fall with both size and tokens"):
+        fit_law([attrs.evolve(point, loss=9 - point.loss) for point in points()])
 
 
-def test_the_largest_size_is_held_out_and_two_sizes_are_too_few() -> None:
+def test_the_largest_size_is_held_out() -> None:
     held_out = hold_out_largest(points(sizes=5, noise=0.001))
     assert {point.parameters for point in held_out.points} == {max(point.parameters for point in points(sizes=5))}
     assert 0 < held_out.error < 0.01 and refusal(held_out, fit_law(points(sizes=5, noise=0.001))) is None
-    smallest = sorted({point.parameters for point in points()})[:2]
-    with pytest.raises(BadInput, match="got 2 sizes, wanted at least 3"):
-        hold_out_largest([point for point in points() if point.parameters in smallest])
 
 
 def test_the_held_out_losses_do_not_enter_their_own_prediction() -> None:

@@ -4,23 +4,24 @@ import json
 import os
 from pathlib import Path
 
+import attrs
 import pytest
 
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.trunk import Trunk, TrunkMaker, write_branch
+from experiments.ladder.trunk import Trunk, trunks_of, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_progress import read_progress
 from tests.conftest import train
-from tests.experiments.ladder.conftest import MakeLadder
+from tests.experiments.conftest import MakeLadder
 from training.schedule import learning_rate
 
 HORIZONS = {"tokens_per_parameter": [0.5, 1, 2]}
 
 
 def trunk_of(file: Path, output: Path) -> Trunk:
-    ladder = read_ladder(file)
-    return TrunkMaker(ladder=ladder, output=output, ranks=1).trunks(ladder.sizes[1], 0.01)[0]
+    ladder = read_ladder(file, output)
+    return trunks_of(ladder, ladder.sizes[1], 0.01)[0]
 
 
 def final_hash(directory: Path) -> str:
@@ -110,11 +111,11 @@ def test_horizons_too_short_for_a_decay_are_refused(make_ladder: MakeLadder, tmp
 def test_a_ladder_that_goes_on_with_other_ranks_is_refused_with_their_option(
     make_ladder: MakeLadder, tmp_path: Path
 ) -> None:
-    ladder = read_ladder(make_ladder())
-    [trunk] = TrunkMaker(ladder=ladder, output=tmp_path, ranks=1).trunks(ladder.sizes[0], 0.01)
+    ladder = read_ladder(make_ladder(), tmp_path)
+    [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     (trunk.directory / "metrics.jsonl").touch()
     with pytest.raises(
         BadInput, match=r"batch_size is \d, the experiment now has \d+, which follows from --ranks 8 as"
     ):
-        TrunkMaker(ladder=ladder, output=tmp_path, ranks=8).trunks(ladder.sizes[0], 0.01)
+        trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)

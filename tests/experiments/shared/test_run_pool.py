@@ -2,10 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 
 from common.errors import BadInput
 from experiments.shared import pool_options, run_pool
-from experiments.shared.account import ACCOUNT, Account, read_account
+from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
+from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
@@ -44,16 +45,13 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
     assert read_progress(one).losses[8] == read_progress(two).losses[8]
 
 
-@pytest.mark.slow
-def test_runs_side_by_side_have_gpus_of_their_own(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_options, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
-    runs = {make_run(name): None for name in ("a", "b")}
-    with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-        pool.train(runs)
-    held = {line.run: line.job.devices for line in read_account(tmp_path)[0] if line.job is not None}
-    assert held == {"a": ["2"], "b": ["5"]}
+def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_options, "_gpus", lambda _: ["2", "5", "7"])
+    devices = pool_options.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
+    assert devices.free([]) == ["2"] and devices.free([["2"]]) == ["5"] and devices.free([["2"], ["5"]]) is None
+    assert devices.environment(["5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
+    with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: this machine has 3 GPUs"):
+        pool_options.PoolDevices.of(PoolOptions(ranks=2, at_once=2))
 
 
 @pytest.mark.slow
@@ -73,55 +71,46 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
     assert read_progress(run).steps < STEPS
 
 
-@contextmanager
-def trained_by_hand(run: Path) -> Iterator[launch.Process]:
-    """Train a run as its user would, until the end of the context."""
+@pytest.mark.slow
+def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl_c_or_the_end_of_the_budget(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     try:
         while not lock_is_held(run):
             time.sleep(0.05)
-        yield job
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
+            pool.train({run: None})
+        hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
+        with (
+            RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
+            pytest.raises(PoolStopped),
+        ):
+            pool.train({run: None})
+        assert lock_is_held(run) and job.poll() is None
     finally:
         job.send_signal(signal.SIGTERM)
         job.wait(60)
 
 
-def interrupt_after_a_second(directory: Path, run: Path) -> None:
-    """Train a run in a pool that gets Ctrl-C."""
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with RunPool(directory, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-        pool.train({run: None})
-    timer.join()
-
-
-@pytest.mark.slow
-def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of_the_budget(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run("run", **LONG)
-    with trained_by_hand(run) as job:
-        interrupt_after_a_second(tmp_path, run)
-        rest = (run_pool.KILL_SECONDS + 2) / 3600
-        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-            hours = pool.account.elapsed_seconds() / 3600 + rest
-        with (
-            RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
-            pytest.raises(BudgetSpent),
-        ):
-            pool.train({run: None})
-        assert lock_is_held(run) and job.poll() is None
-
-
-@pytest.mark.slow
-def test_a_job_started_by_hand_after_a_kill_is_never_stopped(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run("run", **LONG)
-    account = Account(tmp_path, PoolOptions())  # of a call that was killed with its job: neither has an end
-    account.started("run", ["0"])
-    with trained_by_hand(run) as job:
-        interrupt_after_a_second(tmp_path, run)
-        time.sleep(0.5)
-        assert lock_is_held(run) and job.poll() is None
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
+def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None:
+    job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
+    start = (
+        "import pathlib, signal, time; from experiments.shared.training_process import TrainingProcess; "
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [15]); TrainingProcess(pathlib.Path({str(tmp_path)!r}), "
+        f"['-c', {job!r}], {{}}); print(flush=True); time.sleep(99)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline()
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 30
+    while not (log := (tmp_path / JOB_LOG).read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "15" in log or "SIGTERM" in log
 
 
 def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
@@ -161,7 +150,7 @@ def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
     with (
         RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
         pytest.raises(
-            BudgetSpent, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+            PoolStopped, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
         ),
     ):
         pool.train(runs)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from experiments.sweep.sweep_file import read_sweep
+from experiments.sweep.sweep_file import Halving, read_sweep
 from tests.experiments.conftest import MakeSweep
 
 
@@ -29,20 +29,6 @@ def test_each_value_that_differs_from_the_base_is_a_variant(make_sweep: MakeSwee
     assert sweep.seeds == (42, 43)
 
 
-def test_combine_makes_all_combinations(make_sweep: MakeSweep) -> None:
-    levers = {"train.learning_rate": [0.02], "train.weight_decay": [0.0, 0.2]}
-    sweep = read_sweep(make_sweep(levers=levers, combine=True, seeds=[7, 3]))
-    assert [variant.name for variant in sweep.variants] == [
-        "base",
-        "weight_decay=0.0",
-        "weight_decay=0.2",
-        "learning_rate=0.02",
-        "learning_rate=0.02,weight_decay=0.0",
-        "learning_rate=0.02,weight_decay=0.2",
-    ]
-    assert sweep.seeds == (7, 3)
-
-
 def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(
     make_sweep: MakeSweep, make_run: Callable[..., Path]
 ) -> None:
@@ -51,8 +37,15 @@ def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(
     assert [variant.name for variant in sweep.variants] == ["base", "microbatch_size=4"]
 
 
-def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSweep) -> None:
-    assert read_sweep(make_sweep(seeds=None)).seeds == (42, 43, 44, 45, 46)
+def test_seeds_are_a_list_or_a_number_by_default_as_many_as_the_power_asks(make_sweep: MakeSweep) -> None:
+    assert read_sweep(file := make_sweep(seeds=None)).seeds == (42, 43, 44, 45, 46)
+    assert read_sweep(make_sweep(base=file.with_name("base"), seeds=[7, 3])).seeds == (7, 3)
+
+
+@pytest.mark.parametrize(("factor", "lost"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])
+def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, lost: list[str]) -> None:
+    means = {"a": 3.1, "b": 3.0, "c": 3.2, "d": float("inf")}
+    assert Halving(factor=factor, rungs=(0.5,)).losers(means) == lost
 
 
 @pytest.mark.parametrize(
@@ -63,17 +56,6 @@ def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSw
         ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are its key 'seeds'"),
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),
         ({"set": {"train.checkpoints": "s3://bucket/a"}}, "train.checkpoints: all runs would share it"),
-        (
-            {
-                "levers": {
-                    "a" * 80: {"train.learning_rate": 0.02},
-                    "b" * 80: {"train.weight_decay": 0.2},
-                    "c" * 80: {"train.adam_beta2": 0.9},
-                },
-                "combine": True,
-            },
-            "got 242 characters, wanted 200 at most",
-        ),
         ({"levers": {"model.context_length": [16]}}, "no lever, for it changes the tokens that the final loss"),
         ({"levers": {"train.learning_rate": 1}}, "train.learning_rate: got 1, wanted a list of values"),
         ({"levers": {"train.learning_rate": [0.01]}}, "got 0 variants that differ from the base"),
@@ -82,14 +64,6 @@ def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSw
             {"levers": {"train.final_learning_rate_percent": [10], "model.n_kv_heads": [2], "model.mlp_width": [128]}},
             "got 0 variants that differ from the base",
         ),
-        (
-            {"levers": {"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.03}}, "combine": True},
-            "train.learning_rate is changed by 'train.learning_rate' and by 'fast', which combine cannot join",
-        ),
-        (
-            {"levers": {f"l{index}": {"train.learning_rate": 1 + index} for index in range(30)}, "combine": True},
-            "got 1,073,741,823 variants that differ from the base, wanted 1 to 999",
-        ),
         ({"seeds": 1001}, "seeds: got 1001, wanted a number from 1 to 1,000, or a list"),
         ({"levers": {"../up": {"train.learning_rate": 1}}}, "wanted a name of letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
@@ -97,7 +71,6 @@ def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSw
         ({"set": {"train.learning_rate": -1}}, "learning_rate: got -1"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [1, 1]}, "seeds: got [1, 1]"),
-        ({"combine": 1}, "combine: got 1"),
         ({"halving": {"factor": 3}}, "halving: got {'factor': 3}, wanted"),
         ({"halving": {"factor": 1, "rungs": [0.5]}}, "halving: got"),
         ({"halving": {"factor": 2, "rungs": [0.5, 0.5]}}, "halving: got"),

@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import check_variants, results_of, runs_of, write_runs
+from experiments.sweep.variant_runs import check_rungs, check_variants, results_of, runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.directory import CHECKPOINTS, name_of
 from training.config.train_config import load_run
@@ -83,31 +83,37 @@ def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
     assert str(error.value).startswith(f"{file}: levers: {problem}")
 
 
-def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> None:
-    file = make_sweep()
-    first = write(file)
+@pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
+def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
+    file = make_sweep(halving={"factor": 2, "rungs": rungs})
+    with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
+        check_rungs(read_sweep(file), runs_of(read_sweep(file), file.with_suffix(""), 1))
+
+
+def test_a_rule_that_comes_after_a_run_has_passed_its_rung_is_refused_before_training(make_sweep: MakeSweep) -> None:
+    file = make_sweep(halving={"factor": 2, "rungs": [0.25]})
+    sweep = read_sweep(file)
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    write_runs(runs)
+    check_rungs(sweep, runs)
+    (runs[1].directory / CHECKPOINTS / name_of(8)).mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"halving: base-seed-43 is already past the rung at step 2, .*remove the key"):
+        check_rungs(sweep, runs)
+
+
+def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_is_refused_by_name(
+    make_sweep: MakeSweep,
+) -> None:
+    file = make_sweep(set={"train.weight_decay": 0.2})
+    write(file)
+    change(file, set={"train.weight_decay": 1, "model.n_kv_heads": 2})
+    first = write(file)  # nothing has begun
     (first[0] / "metrics.jsonl").touch()
+    change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
-
-
-def test_another_spelling_of_what_a_run_has_begun_with_is_no_change(make_sweep: MakeSweep) -> None:
-    file = make_sweep(set={"train.weight_decay": 1, "model.n_kv_heads": 2})
-    first = write(file)
-    for directory in first:
-        (directory / "metrics.jsonl").touch()
-    change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
-    assert write(file) == first
-
-
-def test_a_changed_recipe_is_refused_by_name_once_a_run_has_begun(make_sweep: MakeSweep) -> None:
-    file = make_sweep()
-    first = write(file)
-    change(file, set={"train.weight_decay": 0.3})
-    write(file)
-    (first[0] / "metrics.jsonl").touch()
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 0.3, the experiment now has 0.4"):
+    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1.0, the experiment now has 0.4"):
         write(file)
 
 
@@ -129,4 +135,4 @@ def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
         lines = [{"step": 16, "validation_loss": 4.5}, {"event": "end", "step": 16}]
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
-    assert [dict(one.losses) for one in results_of(sweep, runs, {})] == [{42: 4.5}, {42: 4.5}]
+    assert [dict(one.losses) for one in results_of(sweep, runs)] == [{42: 4.5}, {42: 4.5}]

@@ -1,12 +1,12 @@
 """Verdicts: what they say, on simulated losses how often they err, and the table around them."""
 
+import attrs
 import numpy as np
 import pytest
 
 from evaluation.shared.significance import default_seeds
-from experiments.sweep.halving import losers
 from experiments.sweep.sweep_file import Halving, read_sweep
-from experiments.sweep.sweep_table import SweepTable, describe_power
+from experiments.sweep.sweep_table import SweepTable
 from experiments.sweep.verdicts import VariantResult, compare_with_base, judge_variants
 from tests.experiments.conftest import MakeSweep
 
@@ -44,17 +44,18 @@ def test_no_difference_found_promises_no_power() -> None:  # by an estimated dev
     assert text.startswith("no difference found: ") and text.endswith("]")
 
 
-def test_losses_of_the_same_bits_are_no_difference() -> None:
-    assert judge_variants(BASE, [BASE], SEEDS)[0].text.startswith("no difference found")
-
-
-def test_one_seed_gives_no_verdict() -> None:
-    assert judge_variants(result("base", 4.0), [result("good", 3.0)], SEEDS[:1])[0].text == "no verdict: one seed"
-
-
-def test_before_all_runs_have_ended_there_is_no_verdict() -> None:
-    good = result("good", 3.0, 3.0, 3.0)
-    assert judge_variants(BASE, [good], SEEDS)[0].text == "no verdict yet: 2 runs of the sweep are missing"
+@pytest.mark.parametrize(
+    ("base", "variant", "text"),
+    [
+        (BASE, BASE, "no difference found: +0.0000"),
+        (result("base", 4.0), result("good", 3.0), "no verdict: one seed"),
+        (BASE, result("good", 3.0, 3.0, 3.0), "no verdict yet: 2 runs of the sweep are missing"),
+        (result("base", None, 4.0, 4.1, 4.05, 4.02), BASE, "no verdict: the base diverged in 1 of 5 seeds"),
+    ],
+)
+def test_without_seeds_or_runs_there_is_no_verdict(base: VariantResult, variant: VariantResult, text: str) -> None:
+    [verdict] = judge_variants(base, [variant], SEEDS[: len(base.losses)])
+    assert verdict.text.startswith(text)
 
 
 def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> None:
@@ -70,13 +71,6 @@ def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> N
     among = verdicts[2].difference
     assert alone is not None and among is not None and alone.low is not None and among.low is not None
     assert among.low < alone.low
-
-
-def test_where_the_base_diverged_in_a_seed_there_is_no_verdict() -> None:
-    base = result("base", None, 4.0, 4.1, 4.05, 4.02)
-    good = result("good", 3.0, 3.0, 3.1, 3.05, 3.01)
-    [verdict] = judge_variants(base, [good], SEEDS)
-    assert verdict.text == "no verdict: the base diverged in 1 of 5 seeds" and verdict.difference is None
 
 
 SWEEPS = 1000
@@ -109,7 +103,7 @@ def test_the_stated_gain_of_a_survivor_is_too_large_in_5_of_100_sweeps_at_most()
     for _ in range(SWEEPS):
         losses = 4 + 0.1 * (random.standard_normal((1, 5)) + random.standard_normal((levers + 1, 5)))
         losses[1:] -= true
-        lost = losers(Halving(factor=6, rungs=(0.5,)), {f"{row}": losses[row].mean() for row in range(1, levers + 1)})
+        lost = Halving(factor=6, rungs=(0.5,)).losers({f"{row}": losses[row].mean() for row in range(1, levers + 1)})
         results = [
             result(f"{row}", stopped_at=9) if f"{row}" in lost else result(f"{row}", *losses[row])
             for row in range(1, levers + 1)
@@ -125,23 +119,13 @@ def found(sweep: np.ndarray) -> list[bool]:
     return [difference.apart for difference, _ in compare_with_base(base, levers, len(levers))]
 
 
-def test_a_mean_over_some_of_the_seeds_says_of_how_many(make_sweep: MakeSweep) -> None:
+def test_the_table_names_missing_runs_the_seeds_of_a_mean_and_the_comparisons(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(make_sweep(seeds=3))
     base = VariantResult(name="base", losses={42: 4.0, 43: 4.1, 44: 4.2})
     text = SweepTable.of(sweep, [base, VariantResult(name="wild", losses={42: 3.0, 43: None, 44: 3.2})]).text()
     assert "4.1000 " in text and "3.1000 (of 2)" in text and "diverged in 1 of 3 seeds" in text
-
-
-def test_missing_runs_are_named(make_sweep: MakeSweep) -> None:
-    sweep = read_sweep(make_sweep())
-    lever = sweep.variants[1].name
-    results = [VariantResult(name="base", losses={42: 4.0}), VariantResult(name=lever, losses={43: 4.0})]
-    assert f"Missing: base-seed-43, {lever}-seed-42." in SweepTable.of(sweep, results).text()
-
-
-def test_one_comparison_is_one(make_sweep: MakeSweep) -> None:
-    results = [VariantResult(name=name, losses={42: 4.0, 43: 4.1}) for name in ("base", "same")]
-    sweep = read_sweep(make_sweep())
-    text = SweepTable.of(sweep, results).text()
+    text = SweepTable.of(sweep, [base, attrs.evolve(base, name="same")]).text()
     assert "intervals for 1 comparison." in text and "without what a seed does to all variants alike: 0.0000" in text
-    assert "without what a seed does to all variants alike" in describe_power(sweep)
+    text = SweepTable.of(sweep, [base, VariantResult(name="late", losses={43: 4.0})]).text()
+    name = sweep.variants[1].name
+    assert f"Missing: {name}-seed-42, {name}-seed-44." in text

@@ -1,18 +1,14 @@
 """Bad inputs for the four scripts: what is damaged, and the command that meets it."""
 
-import gzip
-import json
 import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
-from tests.conftest import forge_manifest, seal_again
+from tests.conftest import seal_again
 from tests.long.fuzz.damage import (
+    BYTES,
     DEEP,
     ESCAPE,
     HUGE,
@@ -47,6 +43,11 @@ SMOKE = ("evaluate.py", "smoke", "{}/export", "--tokens", "2")
 JUDGE = ("evaluate.py", "judge", "{}/answers/one.json", "{}/answers/two.json")
 ASKING = (*JUDGE, "--model", "gpt-5.4-mini", "--prices", "{}/prices.json", "--verdicts", "{}/verdicts.jsonl")
 PREPARE = ("prepare_data.py", "{}/texts/a.txt", "--output", "{}/prepared", "--tokenizer", "bytes")
+SAME = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")  # as of the tokens
+SAME = (*SAME, "--validation-fraction", "0.1", "--executor", "inline")
+STATUS, VERIFY, STATS = (("prepare_data.py", command, "{}/tokens") for command in ("status", "verify", "stats"))
+PLAN = ("train.py", "{}/run", "--plan", "--machines", "{}/machines.json")
+WHOLE = NO_FILE | NO_JSON | LARGE | MISSING
 NEWEST = "run/checkpoints/step-00000004"
 
 WRONG = {  # values by the type that a key wants
@@ -105,33 +106,6 @@ METRICS_LINES = (
     *('{"step": "x", "train_loss": []}', '{"step": 3, "validation_loss": "x"}', '{"step": 1e400, "train_loss": 1}'),
 )
 STATE_KEYS = ("step", "optimizer_steps", "best_step", "loss_scale", "config", "state_sha256", "format")
-HEADERS = (
-    *('{"tokens": 1}', DEEP, "[]", ESCAPE, '{"x": {"dtype": "U16", "shape": [1], "data_offsets": [0, 2]}}'),
-    '{"tokens": {"dtype": "U16", "shape": [-5], "data_offsets": [0, -10]}}',
-    '{"tokens": {"dtype": "U16", "shape": [1e30], "data_offsets": [0, 2]}}',
-)
-LINES = b'{"text": "one line of text"}\n' * 200
-SOURCES: dict[str, Callable[[random.Random], bytes]] = {  # that hold no text
-    "utf16.txt": lambda _: ("some text " * 500).encode("utf-16"),
-    "utf32.md": lambda _: ("some text " * 500).encode("utf-32"),
-    "nuls.txt": lambda _: b"\0" * 5000,
-    "half-nuls.txt": lambda _: b"a\0" * 5000,
-    "latin.txt": lambda _: "é".encode("latin-1") * 500,
-    "random.txt": lambda draw: draw.randbytes(5000),
-    "random.jsonl": lambda draw: draw.randbytes(5000),
-    "list.jsonl": lambda _: b"[1, 2]\n" * 200,
-    "deep.jsonl": lambda _: DEEP.encode() + b"\n",
-    "nofield.jsonl": lambda _: b'{"body": "x"}\n' * 200,
-    "number.jsonl": lambda _: b'{"text": 5}\n' * 200,
-    "cut.jsonl.gz": lambda draw: gzip.compress(LINES)[: draw.randrange(20, 60)],
-    "random.jsonl.gz": lambda draw: draw.randbytes(500),
-    "cut.jsonl.zst": lambda draw: zstandard.compress(LINES)[: draw.randrange(10, 30)],
-    "random.jsonl.zst": lambda draw: draw.randbytes(500),
-    "random.parquet": lambda draw: draw.randbytes(5000),
-    "empty.parquet": lambda _: b"",
-    "train.bin": lambda draw: draw.randbytes(5000),
-    f"{ESCAPE.replace('/', '')}.txt": lambda _: b"\0" * 100,
-}
 ADDRESSES = ("/absent", "/dev/zero", "/dev/null", "{}/no/*.txt", "http://127.0.0.1:9/x/", "hf:a/b", "ftp://x/y")
 PRICE_LISTS: tuple[dict[str, Any], ...] = (
     *({"date": 7}, {"date": ESCAPE}, {"machines": []}, {"machines": {}}, {"machines": {"x": 1}}, {"x": 1}),
@@ -141,20 +115,34 @@ PRICE_LISTS: tuple[dict[str, Any], ...] = (
 )
 
 
+FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool]]] = {  # by area and file
+    ("token files", "tokens/train.safetensors"): [(BYTES, command, False) for command in (TRAIN, VERIFY)],
+    ("token files", "tokens/manifest.json"): [
+        (NO_FILE | NO_JSON | LARGE, command, False) for command in (TRAIN, VERIFY, STATS)
+    ],
+    **{
+        ("output folders", f"tokens/{file}"): [(NO_FILE, SAME, True), (NO_FILE, STATUS, True)]
+        for file in (".lock", ".scratch", "plan.json", "ledger.jsonl", "manifest.json")
+    },
+    ("output folders", "run/.lock"): [(NO_FILE, TRAIN, False)],
+    ("price lists", "machines.json"): [(JSON_DAMAGES, PLAN, False)],
+    ("price lists", "prices.json"): [(JSON_DAMAGES, ASKING, False)],
+    ("models", "export/config.json"): [(JSON_DAMAGES, SMOKE, False)],
+    ("models", "export/tokenizer.json"): [(NO_JSON, SMOKE, False), (NO_FILE, SMOKE, True)],  # it is in vocab.json, too
+    ("models", "export/model.safetensors"): [({"cut short": cut} | NO_FILE | MISSING, SMOKE, False)],
+    ("evaluation", "answers/one.json"): [(WHOLE, JUDGE, False)],
+    ("evaluation", "records.json"): [
+        (WHOLE, ("evaluate.py", "instruct", "{}/run", "--data", "{}/records.json", "--epochs", "1"), False)
+    ],
+    ("evaluation", "items.jsonl"): [(WHOLE, ("evaluate.py", "hellaswag", "{}/run", "--data", "{}/items.jsonl"), False)],
+    ("evaluation", "verdicts.jsonl"): [(NO_FILE, ASKING, False)],
+    ("evaluation", "run/evaluations.jsonl"): [(NO_FILE, ("evaluate.py", "loss", "{}/run", "--count", "64"), False)],
+}
+
+
 def cases() -> Iterator[Case]:
     """Yield all cases."""
-    for generate in (
-        _run_directories,
-        _command_lines,
-        _checkpoints,
-        _records,
-        _token_files,
-        _sources,
-        _output_folders,
-        _price_lists,
-        _models,
-        _evaluation_inputs,
-    ):
+    for generate in (_run_directories, _command_lines, _checkpoints, _records, _files, _models):
         yield from generate()
 
 
@@ -212,21 +200,15 @@ def _checkpoints() -> Iterator[Case]:
     """Yield damaged checkpoints: the run goes on from an intact one with the same bits, or refuses; nothing is lost."""
     area = "checkpoints"
     for file in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
-        for repeat in range(3):
-            yield Case(area, f"{file}: a flipped bit {repeat}", TRAIN, at(f"{NEWEST}/{file}", flip_bit), True)
-            yield Case(area, f"{file}: cut short {repeat}", TRAIN, at(f"{NEWEST}/{file}", cut), True)
-        for name, damage in (NO_FILE | MISSING | (NO_JSON | NO_OBJECT if file.endswith("json") else {})).items():
+        for name, damage in (
+            BYTES | NO_FILE | MISSING | (NO_JSON | NO_OBJECT if file.endswith("json") else {})
+        ).items():
             yield Case(area, f"{file}: {name}", TRAIN, at(f"{NEWEST}/{file}", damage), True)
     for key in STATE_KEYS:
         for value in ("8", -1, HUGE, [], {}, True, 1.5, ESCAPE):
             yield Case(area, f"forged {key} = {str(value)[:12]!r}", TRAIN, _forged(**{key: value}), True)
     for step in (1, 3, 5, 8):
         yield Case(area, f"forged step = {step}", TRAIN, _forged(step=step), True)
-        yield Case(area, f"edited optimizer_steps = {step}", TRAIN, _edited(optimizer_steps=step), True)
-    for link in ("latest", "best"):
-        for alone in (True, False):
-            name = f"{link} is a folder{', alone' if alone else ''}"
-            yield Case(area, name, TRAIN, _links_followed(link, alone=alone), True)
 
 
 def _forged(**keys: Any) -> Damage:
@@ -235,33 +217,6 @@ def _forged(**keys: Any) -> Damage:
     def damage(workspace: Path, draw: random.Random) -> None:
         with_keys(**keys)(workspace / NEWEST / "state.json", draw)
         seal_again(workspace / NEWEST)
-
-    return damage
-
-
-def _edited(**keys: Any) -> Damage:
-    """Return the damage of a checkpoint whose state was changed, with a forged manifest and no other hash."""
-
-    def damage(workspace: Path, draw: random.Random) -> None:
-        with_keys(**keys)(workspace / NEWEST / "state.json", draw)
-        forge_manifest(workspace / NEWEST)
-
-    return damage
-
-
-def _links_followed(link: str, *, alone: bool) -> Damage:
-    """Return the damage of a copy that followed links; `alone`: of which nothing else has arrived."""
-
-    def damage(workspace: Path, _: random.Random) -> None:
-        folder = workspace / "run" / "checkpoints"
-        target = (folder / link).resolve()
-        (folder / link).unlink()
-        shutil.copytree(target, folder / link)
-        for other in folder.iterdir() if alone else ():
-            if other.is_symlink():
-                other.unlink()
-            elif other.name != link:
-                shutil.rmtree(other)
 
     return damage
 
@@ -290,129 +245,20 @@ def _records() -> Iterator[Case]:
             )
 
 
-def _token_files() -> Iterator[Case]:
-    """Yield damaged token files, met by training and by the commands that look after them."""
-    area = "token files"
-    for reader in (TRAIN, ("prepare_data.py", "verify", "{}/tokens"), ("prepare_data.py", "stats", "{}/tokens")):
-        of = f"{reader[0]} {reader[1]}"
-        for repeat in range(3):
-            yield Case(area, f"{of}: cut short {repeat}", reader, at("tokens/train.safetensors", cut))
-            if reader[1] != "stats":  # which reads files that have no manifest as well
-                yield Case(area, f"{of}: a flipped bit {repeat}", reader, at("tokens/train.safetensors", flip_bit))
-        for name, damage in (NO_FILE | NO_JSON | LARGE).items():
-            yield Case(area, f"{of}: manifest.json: {name}", reader, at("tokens/manifest.json", damage))
-        for name in ("train-00000-of-99999999999.safetensors", "train-00000-of-00002.safetensors"):
-            yield Case(area, f"{of}: {name}", reader, at("tokens", _renamed(name)))
-        for header in HEADERS:
-            yield Case(area, f"{of}: header {header[:40]!r}", reader, at("tokens", _beheaded(header)))
-
-
-def _renamed(name: str) -> Damage:
-    def damage(tokens: Path, _: random.Random) -> None:
-        (tokens / "manifest.json").unlink()
-        (tokens / "train.safetensors").rename(tokens / name)
-
-    return damage
-
-
-def _beheaded(header: str) -> Damage:
-    def damage(tokens: Path, _: random.Random) -> None:
-        (tokens / "manifest.json").unlink()
-        content = header.encode()
-        (tokens / "train.safetensors").write_bytes(len(content).to_bytes(8, "little") + content + b"\0\0")
-
-    return damage
-
-
-def _sources() -> Iterator[Case]:
-    area = "sources"
-    options = PREPARE[2:]
-    for name, content in SOURCES.items():
-        for executor in ("inline", "process"):
-
-            def write(path: Path, draw: random.Random, content: Any = content) -> None:
-                path.write_bytes(content(draw))
-
-            command = ("prepare_data.py", f"{{}}/texts/{name}", *options, "--workers", "1", "--executor", executor)
-            yield Case(area, f"{executor} {name!r}", command, at(f"texts/{name}", write))
-    for damage_name, bad in {"a byte that is not UTF-8": b"\xff", "a NUL": b"\0"}.items():
-        for place, at_byte in {"first": 0, "in the head": 1000, "last": -1}.items():
-
-            def spoil(path: Path, _: random.Random, bad: bytes = bad, at_byte: int = at_byte) -> None:
-                content = bytearray(path.read_bytes())
-                content[at_byte] = bad[0]
-                path.write_bytes(content)
-
-            yield Case(
-                area, f"{damage_name}, {place}", PREPARE, at("texts/a.txt", spoil), check=_nearly_all_is_prepared
-            )
-    for source in ADDRESSES:
-        yield Case(area, source, ("prepare_data.py", source, *options), none)
-
-
-def _nearly_all_is_prepared(workspace: Path) -> bool:
-    manifest = workspace / "prepared" / "manifest.json"
-    if not manifest.is_file():
-        return False
-    wanted = (workspace / "texts" / "a.txt").stat().st_size  # tokenizer bytes
-    return bool(json.loads(manifest.read_text())["tokens"] > 0.999 * wanted)
-
-
-def _output_folders() -> Iterator[Case]:
-    """Yield what stands in the place of a finished preparation's own files, met by the same command and by status."""
-    area = "output folders"
-    same = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")
-    same = (*same, "--validation-fraction", "0.1", "--executor", "inline")
-    for file in (".lock", ".scratch", "plan.json", "ledger.jsonl", "manifest.json"):
-        for name, damage in NO_FILE.items():
-            for command in (same, ("prepare_data.py", "status", "{}/tokens")):
-                yield Case(area, f"{command[1]}: {file}: {name}", command, at(f"tokens/{file}", damage), True)
-    for name, damage in NO_FILE.items():
-        yield Case(area, f"train: .lock: {name}", TRAIN, at("run/.lock", damage))
-
-
-def _price_lists() -> Iterator[Case]:
-    area = "price lists"
-    plan = ("train.py", "{}/run", "--plan", "--machines", "{}/machines.json")
-    for name, damage in JSON_DAMAGES.items():
-        yield Case(area, f"machines.json: {name}", plan, at("machines.json", damage))
-        yield Case(area, f"prices.json: {name}", ASKING, at("prices.json", damage))
-    for keys in PRICE_LISTS:
-        yield Case(area, f"machines.json: {str(keys)[:60]!r}", plan, at("machines.json", with_keys(**keys)))
+def _files() -> Iterator[Case]:
+    for (area, file), rows in FILES.items():
+        for damages, command, survives in rows:
+            for name, damage in damages.items():
+                yield Case(area, f"{command[1]}: {file}: {name}", command, at(file, damage), survives)
 
 
 def _models() -> Iterator[Case]:
-    """Yield damaged directories of Hugging Face's."""
-    area = "models"
-    for name, damage in JSON_DAMAGES.items():
-        yield Case(area, f"config.json: {name}", SMOKE, at("export/config.json", damage))
-    for name, damage in NO_JSON.items():
-        yield Case(area, f"tokenizer.json: {name}", SMOKE, at("export/tokenizer.json", damage))
-    for name, damage in NO_FILE.items():  # the same tokenizer is in vocab.json
-        yield Case(area, f"tokenizer.json: {name}", SMOKE, at("export/tokenizer.json", damage), True)
+    """Yield wrong values in lists of prices and in directories of Hugging Face's, and sources that are no files."""
+    for keys in PRICE_LISTS:
+        yield Case("price lists", f"machines.json: {str(keys)[:60]!r}", PLAN, at("machines.json", with_keys(**keys)))
     for export, keys in MODEL_KEYS.items():
         for key, value in product(keys, ("x", -1, 0, HUGE, [], ESCAPE)):
             damage, smoke = with_keys(**{key: value}), ("evaluate.py", "smoke", f"{{}}/{export}", "--tokens", "2")
-            yield Case(area, f"{export}: {key} = {str(value)[:12]!r}", smoke, at(f"{export}/config.json", damage))
-
-    def pickled(path: Path, _: random.Random) -> None:
-        path.write_bytes(b"\x80\x04\x95cposix\nsystem\n(S'touch owned'\ntR.")
-
-    for name, damage in {"cut short": cut, "a pickle": pickled, **NO_FILE, **MISSING}.items():
-        yield Case(area, f"model.safetensors: {name}", SMOKE, at("export/model.safetensors", damage))
-
-
-def _evaluation_inputs() -> Iterator[Case]:
-    area = "evaluation"
-    inputs = {
-        "answers/one.json": JUDGE,
-        "records.json": ("evaluate.py", "instruct", "{}/run", "--data", "{}/records.json", "--epochs", "1"),
-        "items.jsonl": ("evaluate.py", "hellaswag", "{}/run", "--data", "{}/items.jsonl"),
-    }
-    for file, command in inputs.items():
-        for name, damage in (NO_FILE | NO_JSON | LARGE | MISSING).items():
-            yield Case(area, f"{file}: {name}", command, at(file, damage))
-    for name, damage in NO_FILE.items():
-        yield Case(area, f"verdicts.jsonl: {name}", ASKING, at("verdicts.jsonl", damage))
-        loss = ("evaluate.py", "loss", "{}/run", "--count", "64")
-        yield Case(area, f"evaluations.jsonl: {name}", loss, at("run/evaluations.jsonl", damage))
+            yield Case("models", f"{export}: {key} = {str(value)[:12]!r}", smoke, at(f"{export}/config.json", damage))
+    for source in ADDRESSES:
+        yield Case("sources", source, ("prepare_data.py", source, *PREPARE[2:]), none)

@@ -96,3 +96,7 @@ NO_OBJECT: dict[str, Damage] = {
 LARGE: dict[str, Damage] = {"8 GiB of NULs": replaced(_sparse)}
 MISSING: dict[str, Damage] = {"missing": replaced(lambda _: None)}
 JSON_DAMAGES = NO_FILE | NO_JSON | NO_OBJECT | LARGE | MISSING
+BYTES: dict[str, Damage] = {
+    **{f"cut short {number}": cut for number in range(3)},
+    **{f"a flipped bit {number}": flip_bit for number in range(3)},
+}

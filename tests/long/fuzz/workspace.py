@@ -18,7 +18,6 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +45,6 @@ class Case:
     command: tuple[str, ...]  # script and arguments; {} stands for the workspace
     damage: Damage  # of a workspace
     survives: bool = False  # status 0 is right as well, if the result is that of good input
-    check: Callable[[Path], bool] | None = None  # of the workspace afterwards: whether what must be there is there
 
 
 @attrs.frozen
@@ -92,11 +90,11 @@ class Workspace:
         status = process.returncode
         assert status is not None
         verdict = "clear"
-        if before - self._contents() or not (case.check is None or case.check(self._here)):
+        if before - self._contents():
             verdict = "lost"
         elif not _is_clear(case.command[0], status, output, errors):
             verdict = "traceback"
-        elif status == 0 and case.check is None and not (case.survives and self._same_result(case, output)):
+        elif status == 0 and not (case.survives and self._same_result(case, output)):
             verdict = "silent"
         return Outcome(verdict, status, output + errors)
 

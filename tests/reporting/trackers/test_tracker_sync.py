@@ -1,16 +1,16 @@
 """Replay: each row is in the tracker once, with its values, whatever interrupts the replay or supersedes its steps."""
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
 from reporting.run_history import NotBegun
-from reporting.trackers import tracker_sync
 from reporting.trackers import tracker_sync as module
-from reporting.trackers.tracked_rows import TrackedRow
+from reporting.trackers.tracked_rows import tracked_rows
 from tests import launch
 from tests.conftest import ROOT
 from tests.reporting.trackers.tracked import (
@@ -23,6 +23,15 @@ from tests.reporting.trackers.tracked import (
     replay,
 )
 from training.supervision.run_lock import take_run_lock
+from training.telemetry.metrics_log import METRICS, current_records, read_lines
+
+ODD = (
+    {"event": "start", "step": 3, "time": "\ud800", "elapsed_seconds": 5.0},
+    {"step": 4, "train_loss": 9.0, "tokens_per_second": 10**400, "mfu": True},
+    {"step": 4, "train_loss": 2.0, "epochs": ["x", 10**400, 1e308]},
+    {"step": 4, "validation_loss": 2.0, "validation_losses": {"\udcff": 3.0}},
+    {"event": "stopped", "step": 4, "reason": "\ud83d"},
+)
 
 
 @pytest.fixture(params=["tensorboard", "trackio"])
@@ -137,32 +146,6 @@ def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_
     assert held(from_tensorboard(run)) == losses(run)
 
 
-@pytest.mark.slow
-def test_a_failure_in_a_later_batch_doubles_nothing(tracker: tuple[str, Callable[[], Values]], tmp_path: Path) -> None:
-    name, read = tracker
-    append_steps(tmp_path / "run", 1, 25)
-    opener = tracker_sync.store_of(name)
-
-    def failing(run: module.TrackedRun) -> module.Store:
-        opened = opener(run)
-        append, calls = opened.append, iter(range(9))
-
-        def once(rows: Sequence[TrackedRow]) -> None:
-            append(rows)
-            if next(calls) == 1:
-                raise BadInput("no space left")
-
-        opened.append = once  # type: ignore[method-assign]
-        return opened
-
-    replayed = module.TrackerSync(tmp_path / "run", name, "tests", failing)
-    with pytest.raises(BadInput, match="no space left"):
-        replayed.advance()
-    replayed.close()
-    replay(tmp_path / "run", name)
-    assert held(read()) == losses(tmp_path / "run")
-
-
 def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
@@ -177,3 +160,11 @@ def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
     files = {path.name: path for path in (run / "tensorboard").iterdir()}
     assert {name: files.pop(name).read_bytes().decode() for name in own} == {name: name for name in own}
     assert len(files) == 1
+
+
+def test_numbers_too_large_are_left_out_and_text_that_is_not_unicode_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in ODD))
+    lines = read_lines(tmp_path)
+    [row] = tracked_rows(lines, current_records(lines))
+    wanted = {"train_loss": 2.0, "validation_loss": 2.0, "validation_loss/\\udcff": 3.0}
+    assert row.values == wanted and row.events[-1] == "step 4: stopped: \\ud83d"

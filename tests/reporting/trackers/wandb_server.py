@@ -7,12 +7,11 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import attrs
 
-from tests.loopback import serving
+from tests.loopback import QuietHandler, serving
 
 HISTORY = "wandb-history.jsonl"
 ENTITY = "someone"
@@ -100,9 +99,7 @@ def serve_wandb() -> Iterator[WandbServer]:
     """Serve at a free port."""
     server = WandbServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             takes = self.path == "/graphql" or self.path.startswith("/files/")
@@ -115,9 +112,6 @@ def serve_wandb() -> Iterator[WandbServer]:
             self.wfile.write(content)
 
         do_PUT = do_POST
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with serving(Handler) as http:
         server.address = http.url

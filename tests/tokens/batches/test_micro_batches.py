@@ -10,8 +10,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from torch import Tensor
 
@@ -82,12 +80,6 @@ def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources
     assert first != second
 
 
-@given(st.integers(0, 10**9))
-def test_far_steps_take_no_longer(step: int) -> None:
-    order = WindowOrder(count=7, shuffle=True, seed=5)
-    assert 0 <= order.windows(np.array([step * GLOBAL_BATCH]))[0] < 7
-
-
 def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[TokenSource, ...]) -> None:
     with pytest.raises(BadInput, match=r"step \d+: .*b0/train\.safetensors: token \d+: got id 10\d\d, wanted less"):
         list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, range(STEPS)))
@@ -127,13 +119,6 @@ def growing(*commits: int, shuffle: bool = True, max_epochs: int = 1) -> TokenSo
 
 def tokens_of(windows: int) -> int:
     return START + windows * CONTEXT + 1
-
-
-def test_without_shuffle_a_window_is_ready_with_its_last_target() -> None:
-    source = growing(tokens_of(2), tokens_of(3) - 1, tokens_of(3), shuffle=False)
-    assert source.ready(1, CONTEXT)
-    assert not source.ready(2, CONTEXT)
-    assert source.ready(2, CONTEXT)
 
 
 def test_a_shuffled_window_is_ready_with_its_era() -> None:

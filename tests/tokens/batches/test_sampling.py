@@ -12,10 +12,12 @@ from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import (
     Layout,
     WindowOrder,
+    balance,
     idle_micro_steps,
+    longest_share,
     mix,
-    permute,
     rank_samples,
+    rank_shares,
     read_windows,
     window_count,
 )
@@ -51,14 +53,6 @@ def test_a_run_reads_every_window_once_even_when_the_data_parallel_size_changes(
     choices = layouts(24, 2)
     read = [sample for step in range(30) for sample in samples_of_step(choices[step % len(choices)], step)]
     assert sorted(read) == list(range(24 * 30))
-
-
-def test_some_steps_at_once_are_the_same_steps_one_by_one() -> None:
-    layout = Layout(context_length=8, microbatch_size=3, microbatches=8, data_parallel_size=4)
-    for rank in range(4):
-        together = rank_samples(layout, 5, 7, rank)
-        assert together.shape == (7, 2, 3)
-        assert together.tolist() == [rank_samples(layout, step, 1, rank)[0].tolist() for step in range(5, 12)]
 
 
 def test_every_rank_takes_as_many_micro_steps_and_idle_ones_repeat_its_first_micro_batch() -> None:
@@ -123,23 +117,6 @@ def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Pa
     assert targets.flatten().tolist() == list(range(4, 4 + 8 * count))
 
 
-def keys(key: int, count: int) -> np.ndarray:
-    return np.full(count, key, np.uint64)
-
-
-@given(st.integers(1, 2000), st.integers(0, 2**64 - 1))
-def test_every_key_permutes_all_places(count: int, key: int) -> None:
-    images = permute(np.arange(count), count, keys(key, count))
-    assert sorted(images.tolist()) == list(range(count))
-
-
-def test_each_place_is_permuted_by_its_own_key() -> None:
-    both = np.array([1, 2], np.uint64)
-    together = permute(np.array([3, 3]), 50, both)
-    assert together.tolist() == [permute(np.array([3]), 50, both[:1])[0], permute(np.array([3]), 50, both[1:])[0]]
-    assert together[0] != together[1]
-
-
 def test_mixed_bits_change_with_every_bit_of_value_and_key() -> None:
     bits = np.uint64(1) << np.arange(64, dtype=np.uint64)
     start = mix(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
@@ -147,3 +124,29 @@ def test_mixed_bits_change_with_every_bit_of_value_and_key() -> None:
         distances = [bin(int(value) ^ int(start[0])).count("1") for value in changed]
         assert min(distances) > 12
         assert 28 < np.mean(distances) < 36
+
+
+@given(st.integers(1, 600), st.data())
+def test_shares_are_all_micro_batches_in_order_and_as_even_as_can_be(microbatches: int, data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, microbatches))
+    shares = rank_shares(microbatches, ranks)
+    assert [number for share in shares for number in share] == list(range(microbatches))
+    lengths = {len(share) for share in shares}
+    assert len(shares) == ranks and 0 not in lengths
+    assert max(lengths) == longest_share(microbatches, ranks) == -(-microbatches // ranks)
+    assert balance(microbatches, ranks) == pytest.approx(microbatches / ranks / max(lengths))
+    if microbatches % ranks == 0:
+        assert lengths == {microbatches // ranks}
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "ranks", "ends"),
+    [
+        (8, 3, [2, 5, 8]),
+        (8, 6, [2, 4, 5, 6, 7, 8]),
+        (12, 5, [3, 6, 9, 11, 12]),  # runs of three
+        (7, 3, [3, 6, 7]),
+    ],
+)
+def test_shares_end_at_large_subtrees(microbatches: int, ranks: int, ends: list[int]) -> None:
+    assert [share.stop for share in rank_shares(microbatches, ranks)] == ends

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from tokens.documents.inputs import Input, Problems
+from tokens.documents.inputs import Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import PrepareSettings, make_plan
@@ -52,21 +52,14 @@ class RecordedProblems(Problems):
         self.first.append(Problem(*problem, **more))
 
 
-class RecordingReader(Reader):
-    """Reader that keeps all problems."""
-
-    def __init__(self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None):
-        super().__init__(inputs, text_field, separator)
-        self.problems: RecordedProblems = RecordedProblems()
-
-
 def read(
     *names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text", separator: str | None = None
-) -> tuple[list[Piece], RecordingReader]:
+) -> tuple[list[Piece], Any]:
     """Return the pieces of all units, and the reader with what was wrong."""
     settings = attrs.evolve(SETTINGS, unit_bytes=unit_bytes, text_field=text_field)
     plan = make_plan(resolve_sources([str(name) for name in names]), settings)
-    reader = RecordingReader(plan.inputs, text_field, separator)
+    reader = Reader(plan.inputs, text_field, separator)
+    reader.problems = RecordedProblems()
     return [piece for unit in plan.units for piece in reader.read(unit)], reader
 
 
@@ -101,7 +94,7 @@ def flipped(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
 
 
-def left_out(reader: RecordingReader) -> tuple[list[str], int, int]:
+def left_out(reader: Any) -> tuple[list[str], int, int]:
     problems = reader.problems.first
     assert {problem.kind for problem in problems} == {"no text"}
     return (

@@ -1,7 +1,6 @@
 """Compressed JSON lines: bounded memory, and damage counted where it begins."""
 
 import gzip
-import io
 import json
 import random
 import resource
@@ -56,36 +55,3 @@ def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path:
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
         assert damage.detail.endswith("lines before it may be garbled")
-
-
-def test_bytes_that_zlib_refuses_are_damage(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    data = gzip.compress(GOOD * 1000)
-    path.write_bytes(data[:10] + b"\xff" * (len(data) - 10))
-    pieces, reader = read(path)
-    assert pieces == []
-    [damage] = reader.problems.first
-    assert (damage.kind, damage.lost_bytes) == ("damaged file", len(data))
-    assert damage.detail == "Error -3 while decompressing data: invalid block type"
-
-
-def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, parts = random.Random(0), []
-    usual = b"".join(draw.randbytes(50).hex().encode() + b"\n" for _ in range(20_000))
-    stream = io.BytesIO(
-        zstandard.compress(usual) + zstandard.compress(b"x" * (1 << 26)) * 4 + zstandard.compress(b"\n")
-    )
-    decompress = compressed._ZstandardReader._decompress
-
-    def watched(reader: compressed._ZstandardReader) -> None:
-        decompress(reader)
-        parts.append((reader._part_bytes, len(reader._lines)))
-
-    monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
-    assert sum(line is not None for line, *_ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
-    sizes = [size for size, _ in parts]
-    large = sizes.index(compressed.LARGEST_PART_BYTES)
-    assert large < 10
-    assert sizes.count(compressed.LEAST_BYTES) > 5
-    after = sizes.index(compressed.LEAST_BYTES, large)
-    assert max(length for _, length in parts[after + 1 :]) <= 11 << 20

@@ -14,10 +14,9 @@ from common.errors import BadInput
 from tests.tokens.documents.reading import SETTINGS, read, write_all_formats
 from tests.tokens.preparing import jsonl, write
 from tokens.documents import inputs
-from tokens.documents.inputs import look_up
 from tokens.documents.reader import Reader
 from tokens.documents.sources import resolve_sources
-from tokens.prepare.plan import UnitPlan, make_plan
+from tokens.prepare.plan import make_plan
 
 
 def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gone_must_come_back(
@@ -36,19 +35,6 @@ def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gon
     (tmp_path / "in" / "a.jsonl").unlink()
     with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
         write(tmp_path / "out", tmp_path / "in")
-
-
-def test_an_input_that_is_gone_or_another_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("text")
-    item = look_up(str(path))
-    plan = UnitPlan(SETTINGS, (), make_plan(resolve_sources([str(path)]), SETTINGS).units, (4,))
-    path.write_text("other text")
-    with pytest.raises(BadInput, match=r"a\.txt: changed since these tokens were begun: got 10 bytes"):
-        list(Reader((item,), "text").read(plan.units[0]))
-    path.unlink()
-    with pytest.raises(BadInput, match=r"a\.txt: cannot be read: .*No such file"):
-        list(Reader((item,), "text").read(plan.units[0]))
 
 
 def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(

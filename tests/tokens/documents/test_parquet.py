@@ -8,17 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.documents.reading import TEXTS, RecordingReader, documents, read
-from tokens.documents.inputs import Extent, look_up
-
-
-def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), path)
-    reader = RecordingReader((look_up(str(path)),), "text")
-    assert list(reader.read((Extent(0, 0, 0),))) == []
-    [problem] = reader.problems.first
-    assert (problem.kind, problem.lost_bytes) == ("damaged file", path.stat().st_size)
+from tests.tokens.documents.reading import documents, read
 
 
 def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Path) -> None:
@@ -55,17 +45,10 @@ def test_a_text_that_is_damaged_is_kept_and_one_in_another_encoding_is_lost(tmp_
     ]
 
 
-def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "url": ["y"]}), tmp_path / "t.parquet")
-    with pytest.raises(BadInput, match="no column 'text'; it has body, url: pass --text-field"):
-        documents(tmp_path / "t.parquet")
-    assert documents(tmp_path / "t.parquet", text_field="body") == ["x"]
-
-
 def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_path: Path) -> None:
     table = pyarrow.table(
         {
-            "text": [["x"]],
+            "list": [["x"]],
             "raw": [b"x"],
             "meta": [{"text": "x"}],
             "large": pyarrow.array(["x"], pyarrow.large_string()),
@@ -75,7 +58,8 @@ def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_
     )
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     for name, message in (
-        ("text", "column 'text' is list<element: string>, not text; columns of text: large, view, few: pass --text"),
+        ("text", "no column 'text'; it has list, raw, meta, large, view, few: pass --text-field"),
+        ("list", "column 'list' is list<element: string>, not text; columns of text: large, view, few: pass --text"),
         ("raw", "column 'raw' is binary, not text; columns of text: large, view, few"),
         ("meta.text", "'meta.text' is a part of a column, which cannot be named; columns of text: large, view, few"),
     ):

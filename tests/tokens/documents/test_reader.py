@@ -17,15 +17,10 @@ from tokens.documents import text_file
 from tokens.documents.text_file import LONGEST_LINE
 
 
-def test_every_record_format_holds_the_same_documents(tmp_path: Path) -> None:
-    for path in write_all_formats(tmp_path):
-        assert documents(path) == TEXTS, path
-
-
 @pytest.mark.parametrize("unit_bytes", [1, 7, 100, 5000])
 def test_records_are_the_same_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
     draw = random.Random(unit_bytes)
-    texts = ["ä\n" * draw.choice([0, 1, 5, 100]) + str(number) for number in range(60)]
+    texts = TEXTS + ["ä\n" * draw.choice([0, 1, 5, 100]) + str(number) for number in range(60)]
     for path in write_all_formats(tmp_path, texts):
         assert documents(path, unit_bytes=unit_bytes) == texts, path
 
@@ -144,8 +139,6 @@ def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
 
 
 def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> None:
-    from tests.tokens.gpt2 import reference
-
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d and whole \\ud83d\\ude00"}\n')
     [piece], reader = read(tmp_path / "a.jsonl")
     assert piece.text == "half \ufffd and whole 😀"
@@ -191,9 +184,7 @@ def test_an_end_of_text_that_is_written_out_is_noted(tmp_path: Path, unit_bytes:
 
 
 @pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
-@pytest.mark.parametrize(
-    "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "latin-1", "NUL"]
-)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le", "latin-1", "NUL"])
 def test_records_in_another_encoding_are_kept_or_lost_as_such(tmp_path: Path, kind: str, encoding: str) -> None:
     lines = "".join(json.dumps({"text": f"Straße {number}"}, ensure_ascii=False) + "\n" for number in range(300))
     data = lines.replace("ß", "\0").encode() if encoding == "NUL" else lines.encode(encoding)

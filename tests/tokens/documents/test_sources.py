@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.documents.reading import SETTINGS, documents
+from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import texts_of, write
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import make_plan
@@ -88,7 +88,7 @@ def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_
     assert said == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
     [after] = resolve_sources([str(folder)])
     assert make_plan([after], SETTINGS).fingerprint() == make_plan([before], SETTINGS).fingerprint()
-    paths, said = resolve(folder / "sub" / "b.txt", folder / "*.txt", folder / "sub" / "*.txt")
+    paths, said = resolve(folder / "sub" / "b.txt", folder / "*.txt", f"{folder}/**/b.txt")
     assert paths == [[f"{folder}/sub/b.txt"], [f"{folder}/a.txt"], [f"{folder}/sub/b.txt"]]
     assert said == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
 
@@ -104,17 +104,6 @@ def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
-def test_a_folder_a_glob_and_a_list_are_read_in_sorted_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.md", "sub/c.py"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(name)
-    (tmp_path / "image.png").write_bytes(b"\x89PNG")
-    assert documents(tmp_path) == ["a.md", "b.txt", "sub/c.py"]
-    assert documents(f"{tmp_path}/**/*.py") == ["sub/c.py"]
-    assert documents(tmp_path / "b.txt", tmp_path / "a.md") == ["b.txt", "a.md"]
-
-
 def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None:
     first, again = resolve_sources(["stdlib", "stdlib"])
     assert first.inputs == again.inputs
@@ -125,17 +114,21 @@ def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None
     assert not any("site-packages" in parts or "test" in parts for parts in folders)
 
 
-def test_files_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.docx").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"):
-        resolve_sources([str(tmp_path / "x.docx")])
-
-
-def test_sources_that_are_nowhere_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such file, folder or glob"):
-        resolve_sources([str(tmp_path / "*.txt")])
-    with pytest.raises(BadInput, match="a folder without documents"):
-        resolve_sources([str(tmp_path)])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x.docx", r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"),
+        ("train.bin", r"as of nanoGPT's tokens, is not read; name their text"),
+        ("*.txt", "no such file, folder or glob"),
+        ("empty", "a folder without documents"),
+    ],
+)
+def test_sources_without_documents_are_refused(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    for other in ("x.docx", "train.bin"):
+        (tmp_path / other).write_bytes(b"")
+    with pytest.raises(BadInput, match=said):
+        resolve_sources([str(tmp_path / name)])
 
 
 def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:

@@ -21,19 +21,12 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def zero_a_page(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(8192)
-        file.write(bytes(4096))
-
-
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
 DAMAGE = {
     flip_a_bit: "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
-    zero_a_page: "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
     truncate: "cut short or damaged: got .* bytes, wanted",
     Path.unlink: "missing, but manifest.json lists it; prepare or download it again",
 }
@@ -49,13 +42,15 @@ def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
     assert check(tmp_path) == contents  # computed, not read from the manifest
 
 
-@pytest.mark.parametrize("name", [SHARDS[0], SHARDS[2], "validation.safetensors"])
+@pytest.mark.parametrize("name", [SHARDS[2], "validation.safetensors"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], None], name: str) -> None:
     prepared(tmp_path)
     damage(tmp_path / name)
     with pytest.raises(BadInput, match=f"{tmp_path / name}: {DAMAGE[damage]}"):
         check(tmp_path)
+    if name not in SHARDS:  # a split that is not read may be missing
+        assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
 
 
 def test_a_file_of_another_preparation_is_named(tmp_path: Path) -> None:
@@ -63,12 +58,6 @@ def test_a_file_of_another_preparation_is_named(tmp_path: Path) -> None:
     save_file({"tokens": np.zeros(9_000, np.uint16)}, tmp_path / SHARDS[1])
     with pytest.raises(BadInput, match=rf"{SHARDS[1]}: got \d+ bytes, wanted \d+ by manifest\.json"):
         check(tmp_path)
-
-
-def test_a_split_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
-    prepared(tmp_path)
-    (tmp_path / "validation.safetensors").unlink()
-    assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
 
 
 def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files of llm.c, nanoGPT and numpy are read as they are; other, mixed and damaged ones are refused in one line."""
 
+import io
 import struct
 from pathlib import Path
 
@@ -46,9 +47,18 @@ def llm_c(magic: int = 20240520, version: int = 1, count: int = 4, data: bytes =
     return struct.pack("<3i", magic, version, count).ljust(1024, b"\0") + data
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def beheaded(header: bytes) -> bytes:
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + FEW.tobytes()
+
+
+WRONG: dict[str, list[tuple[bytes, str]]] = {
+    "a_train_1.bin": [
         (llm_c(magic=20240522), "got magic number 20240522, wanted 20240520 or 20240801, llm.c's of uint16 and uint32"),
         (b"", "got magic number 0, wanted 20240520 or 20240801"),
         (llm_c(version=7), "got version 7, wanted 1 after magic number 20240520"),
@@ -58,45 +68,26 @@ def llm_c(magic: int = 20240520, version: int = 1, count: int = 4, data: bytes =
         (llm_c(count=-4), "cut short or damaged: got 1032 bytes, wanted 1024 for its -4 tokens"),
         (llm_c()[:100], "cut short: got 100 bytes, wanted a header of 1024; copy it again"),
     ],
-)
-def test_a_damaged_shard_of_llm_c_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "a_train_1.bin"
+    "train.bin": [(FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number: uint16 tokens; copy it again")],
+    "train.npy": [
+        (npy(FEW.reshape(10, 100)), r"got type 'uint16' and shape \(10, 100\), wanted uint16 or uint32, little-endian"),
+        (npy(FEW.astype(np.int64)), "got type 'int64' and shape"),
+        (npy(FEW.astype(">u2")), "got type '>u2' and shape"),
+        (npy(FEW[0]), r"got type 'uint16' and shape \(\), wanted"),
+        (npy(np.array(["a", None])), r"got type 'object' and shape \(2,\), wanted"),  # unread
+        *(
+            (beheaded(header), "not a .npy file, or cut short at ")
+            for header in (b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}")
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [(name, *row) for name, rows in WRONG.items() for row in rows])
+def test_other_and_damaged_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(BadInput, match=f"^{path}: {message}"):
-        read_foreign_header(path)
-
-
-def test_an_odd_number_of_bytes_is_not_nanogpts(tmp_path: Path) -> None:
-    path = tmp_path / "train.bin"
-    path.write_bytes(FEW.tobytes()[:-1])
-    with pytest.raises(BadInput, match=f"^{path}: got 1999 bytes, wanted an even number: uint16 tokens; copy it again"):
-        read_foreign_header(path)
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (
-            FEW.reshape(10, 100),
-            r"got type 'uint16' and shape \(10, 100\), wanted uint16 or uint32, little-endian, and one d",
-        ),
-        (FEW.astype(np.int64), "got type 'int64' and shape"),
-        (FEW.astype(">u2"), "got type '>u2' and shape"),
-        (FEW[0], r"got type 'uint16' and shape \(\), wanted"),
-        (np.array(["a", None]), r"got type 'object' and shape \(2,\), wanted"),
-    ],
-)
-def test_other_arrays_are_refused_unread(tmp_path: Path, array: np.ndarray, message: str) -> None:
-    np.save(tmp_path / "train.npy", array, allow_pickle=True)
-    with pytest.raises(BadInput, match=message):
-        read_foreign_header(tmp_path / "train.npy")
-
-
-@pytest.mark.parametrize("header", [b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}"])
-def test_a_npy_header_that_makes_no_sense_is_refused(tmp_path: Path, header: bytes) -> None:
-    path = tmp_path / "train.npy"
-    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + FEW.tobytes())
-    with pytest.raises(BadInput, match=f"^{path}: not a .npy file, or cut short at "):
         read_foreign_header(path)
 
 
@@ -141,11 +132,9 @@ def test_a_name_tells_split_set_and_number(name: str, split: str | None, token_s
     assert parsed is not None
     assert (parsed.split, parsed.token_set, parsed.number) == (split, token_set, number)
     assert parsed.is_bare == (name in ("train.bin", "val.bin", "test.npy"))
-
-
-@pytest.mark.parametrize("name", ["meta.pkl", "train.safetensors", ".train.bin", "bin", "train.bin.gz", "README.md"])
-def test_other_files_are_no_token_files(name: str) -> None:
-    assert parse_name(name) is None
+    assert [parse_name(other) for other in ("meta.pkl", "train.safetensors", ".train.bin", "bin", "a.bin.gz")] == [
+        None
+    ] * 5
 
 
 def test_files_are_in_the_order_of_their_numbers() -> None:

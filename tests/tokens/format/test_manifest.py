@@ -41,17 +41,11 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         ({"format": 2}, "damaged: format: got 2, wanted 1"),
         ({"files": []}, "damaged: files: got .., wanted an object"),
         ({"files": {}}, "not listed in manifest.json"),
-        (
-            {"files": {"train.safetensors": {"size_bytes": "8"}}},
-            "size_bytes: got '8', wanted an int",
-        ),
-        (
-            {"tokenizer": {**TOKENIZER, "vocabulary_size": "257"}},
-            "tokenizer.vocabulary_size: got '257', wanted an int",
-        ),
-        (
-            {"tokenizer": {**TOKENIZER, "ranks_file": "x.tiktoken"}},
-            "ranks_file: got .x.tiktoken., wanted .tokenizer.",
+        ({"files": {"train.safetensors": {"size_bytes": "8"}}}, "size_bytes: got '8', wanted an int"),
+        ({"tokenizer": {**TOKENIZER, "vocabulary_size": "257"}}, "tokenizer.vocabulary_size: got '257', wanted an int"),
+        *(
+            ({"tokenizer": {**TOKENIZER, "ranks_file": name}}, f"ranks_file: got '{name}', wanted 'tokenizer.tiktoken'")
+            for name in ("x.tiktoken", "../secret.tiktoken", "/etc/hostname", "")
         ),
     ],
 )
@@ -85,16 +79,6 @@ def test_ranks_beside_the_tokens_are_those_of_the_manifest(tmp_path: Path) -> No
         check(tmp_path)
     ranks.write_text("Ranks")
     with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: damaged: got sha256 .*, wanted .* by manifest\.json"):
-        check(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../secret.tiktoken", "/etc/hostname", "", "."])
-def test_a_ranks_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    manifest = prepared(tmp_path)
-    (tmp_path.parent / "secret.tiktoken").write_text("ranks")
-    manifest["tokenizer"] = {**TOKENIZER, "ranks_file": name}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BadInput, match=r"ranks_file: got '.*', wanted 'tokenizer\.tiktoken'"):
         check(tmp_path)
 
 

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,8 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.format.token_directory import save
-from tokens.documents.sources import resolve_sources
 from tokens.format import token_file
 from tokens.format.token_file import open_split
-
-
-def test_a_directory_with_nothing_but_token_files_loads(tmp_path: Path) -> None:
-    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
-    stream = open_split(tmp_path, "train")
-    assert stream.length == 100
-    assert stream.read(10, 5).tolist() == [10, 11, 12, 13, 14]
 
 
 def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
@@ -45,14 +38,6 @@ def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) 
         stream.check_ids(20, 80, 257)
 
 
-def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no train\.safetensors"):
-        open_split(tmp_path, "train")
-    save(tmp_path / "train-00000-of-00002.safetensors", np.arange(4, dtype=np.uint16))
-    with pytest.raises(BadInput, match=r"missing train-00001-of-00002\.safetensors"):
-        open_split(tmp_path, "train")
-
-
 def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100_000, dtype=np.uint16))
     stream = open_split(tmp_path, "train")
@@ -63,6 +48,10 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -
     assert stream.read(0, 3).tolist() == [0, 1, 2]
     path.unlink()
     assert stream.read(3, 2).tolist() == [3, 4]  # what is open can be read
+
+
+def save_few(path: Path) -> None:
+    save(path, np.arange(4, dtype=np.uint16))
 
 
 def open_files() -> int:
@@ -80,22 +69,6 @@ def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch:
     assert open_files() <= before + 3
     del stream
     assert open_files() == before
-
-
-def test_shards_of_any_number_are_checked_in_no_time_and_the_first_missing_is_named(tmp_path: Path) -> None:
-    save(tmp_path / "train-00000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
-    with pytest.raises(BadInput, match=r"missing train-00000000000-of-99999999999\.safetensors"):
-        open_split(tmp_path, "train")
-    save(tmp_path / "train-00000000000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
-    with pytest.raises(BadInput, match=r"missing train-00000000001-of-99999999999\.safetensors"):
-        open_split(tmp_path, "train")
-
-
-def test_shards_of_two_sets_are_told_apart(tmp_path: Path) -> None:
-    for name in ("train-00000-of-00001", "train-00000-of-00002"):
-        save(tmp_path / f"{name}.safetensors", np.arange(4, dtype=np.uint16))
-    with pytest.raises(BadInput, match=r"train-00000-of-00002\.safetensors is of another set; keep one set"):
-        open_split(tmp_path, "train")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "no permission", "too long", "loop"])
@@ -134,32 +107,57 @@ def test_shards_of_other_programs_are_read_as_one_stream_in_the_order_of_their_n
             path.unlink()
 
 
-def test_a_folder_that_mixes_formats_is_refused(tmp_path: Path) -> None:
-    few = np.arange(4, dtype=np.uint16)
-    write_llm_c(tmp_path / "train.bin", few)
-    few.tofile(tmp_path / "val.bin")
-    with pytest.raises(BadInput, match=r"val\.bin: got no header, wanted one as in train\.bin; keep one format"):
-        open_split(tmp_path, "train")
-    write_llm_c(tmp_path / "val.bin", few.astype(np.uint32))
-    with pytest.raises(BadInput, match=r"val\.bin: got uint32, wanted uint16 as in train\.bin"):
-        open_split(tmp_path, "validation")
-    save(tmp_path / "validation.safetensors", few)
-    with pytest.raises(BadInput, match=r"holds both validation\.safetensors and train\.bin; keep files of one format"):
+FEW = np.arange(4, dtype=np.uint16)
+SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
+    (
+        {},
+        r"no train\.safetensors, nor train tokens of llm\.c, nanoGPT or numpy \(\.bin, \.npy\); prepare_data",
+    ),
+    ({"train-00000-of-00002.safetensors": save_few}, r"missing train-00001-of-00002\.safetensors"),
+    (
+        {"train-00000-of-99999999999.safetensors": save_few},  # checked in no time
+        r"missing train-00000000000-of-99999999999\.safetensors",
+    ),
+    (
+        {"train-00000-of-00001.safetensors": save_few, "train-00000-of-00002.safetensors": save_few},
+        r"train-00000-of-00002\.safetensors is of another set; keep one set",
+    ),
+    (
+        {"train.safetensors": save_few, "train-00000-of-00001.safetensors": save_few},
+        r"holds both train\.safetensors and train-00000-of-00001\.safetensors; keep one of them",
+    ),
+    (
+        {"train.bin": lambda path: write_llm_c(path, FEW), "val.bin": FEW.tofile},
+        r"val\.bin: got no header, wanted one as in train\.bin; keep one format",
+    ),
+    (
+        {
+            "train.bin": lambda path: write_llm_c(path, FEW),
+            "val.bin": lambda path: write_llm_c(path, FEW.astype("<u4")),
+        },
+        r"val\.bin: got uint32, wanted uint16 as in train\.bin",
+    ),
+    (
+        {"train.bin": FEW.tofile, "validation.safetensors": save_few},
+        r"holds both validation\.safetensors and train\.bin; keep files of one format",
+    ),
+]
+
+
+@pytest.mark.parametrize(("writers", "said"), SETS)
+def test_files_that_make_up_no_stream_are_refused(
+    tmp_path: Path, writers: dict[str, Callable[[Path], object]], said: str
+) -> None:
+    for name, write in writers.items():
+        write(tmp_path / name)
+    with pytest.raises(BadInput, match=said):
         open_split(tmp_path, "train")
 
 
-def test_converted_files_are_preferred_to_what_they_were_converted_from(tmp_path: Path) -> None:
+def test_nothing_but_the_token_files_is_read_and_converted_ones_go_before(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
-    assert open_split(tmp_path, "train").length == 100
-    with pytest.raises(BadInput, match="nanoGPT's tokens, is not read; name their text"):
-        resolve_sources([str(tmp_path / "train.bin")])
-
-
-def test_nothing_but_the_token_files_is_read(tmp_path: Path) -> None:
-    np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
         os.mkfifo(tmp_path / name)  # to open one would wait forever
-    assert open_split(tmp_path, "train").length == 100
-    with pytest.raises(BadInput, match=r"no validation\.safetensors, nor validation tokens of llm\.c, nanoGPT"):
-        open_split(tmp_path, "validation")
+    assert open_split(tmp_path, "train").length == 9
+    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    assert open_split(tmp_path, "train").read(10, 5).tolist() == [10, 11, 12, 13, 14]

@@ -16,8 +16,7 @@ from common.errors import BadInput
 from tests import launch
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
-from tokens.hub.bucket_tokens import download_tokens
-from tokens.hub.download import RECEIPT
+from tokens.hub.download import RECEIPT, download_dataset
 
 IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
@@ -39,20 +38,20 @@ def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
     url, here = put("tokens", token_files), tmp_path / "tokens"
     bucket_server.refusal = lambda asked: 503 if asked.startswith("GET") and "validation" in asked else None
     with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
-        download_tokens(url, here)
+        download_dataset(url, here)
     assert sorted(path.name for path in here.iterdir()) == [
         ".partial-validation.safetensors",
         "manifest.json",
         "train.safetensors",
     ]
     bucket_server.calm()
-    download_tokens(url, here)
+    download_dataset(url, here)
     assert {name: (here / name).read_bytes() for name in NAMES} == {
         name: (token_files / name).read_bytes() for name in NAMES
     }
     assert not any("train.safetensors" in request for request in bucket_server.requests)
     bucket_server.calm()
-    download_tokens(url, here)
+    download_dataset(url, here)
     assert bucket_server.requests == []
 
 
@@ -74,14 +73,14 @@ def test_a_download_never_mixes_two_preparations(
 
     bucket_server.before = replace
     with pytest.raises(BadInput, match=r"train.safetensors: was replaced while it was read; rerun the same command"):
-        download_tokens(url, here)
+        download_dataset(url, here)
     os.utime(here / "manifest.json", (0, 0))  # of the first preparation, long ago
-    download_tokens(url, here)
+    download_dataset(url, here)
     assert {name: (here / name).read_bytes() for name in NAMES} == other
     (here / RECEIPT).unlink()
     (here / "train.safetensors").rename(here / "train-00000-of-00002.safetensors")
     with pytest.raises(BadInput, match=r"00002.safetensors: is not in s3://runs/mixed, but of another preparation"):
-        download_tokens(url, here)
+        download_dataset(url, here)
 
 
 @pytest.mark.usefixtures("bucket_server")
@@ -89,11 +88,11 @@ def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
     token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BadInput, match=r"dataset s3://runs/none: got no token files there, wanted train.safetensors"):
-        download_tokens("s3://runs/none", tmp_path / "none")
+        download_dataset("s3://runs/none", tmp_path / "none")
     url = put("room", token_files)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(BadInput, match=r"dataset s3://runs/room: got 0.0 GB free at .*; free some"):
-        download_tokens(url, tmp_path / "room")
+        download_dataset(url, tmp_path / "room")
 
 
 @pytest.mark.slow

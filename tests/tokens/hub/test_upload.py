@@ -3,17 +3,18 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared
 from tests.hub_server import Hub, environment
 from tests.tokens.hub.conftest import NAME, published, push, refusal
 from tests.tokens.hub.test_download import download
-from tests.tokens.preparing import PREPARE, files_of, jsonl, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, succeed, write
 from tokens.format.token_file import open_split
-from tokens.hub.upload import public_name
+from tokens.hub.upload import public_name, size_category
 from tokens.prepare.verify import verify
 from tokens.stats.stats import stats
 
@@ -79,18 +80,6 @@ def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hu
     assert (hub.datasets[NAME] / "train.safetensors").read_bytes() == (prepared / "train.safetensors").read_bytes()
 
 
-def test_a_server_out_of_order_is_one_line_and_the_same_command_goes_on(prepared: Path, hub: Hub) -> None:
-    hub.before_upload = lambda size: False
-    done = push(hub, prepared, NAME)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: "), last
-    assert "Out of order" in last
-    assert last.endswith("; rerun the same command to resume")
-    hub.before_upload = lambda size: True
-    assert push(hub, prepared, NAME).returncode == 0
-
-
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     assert "no access token of the Hugging Face hub: run `hf auth login`" in refusal(
         push(hub, prepared, NAME, token=None)
@@ -116,10 +105,13 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     assert hub.requests == []
 
 
-def test_a_token_that_may_not_write_and_a_closed_network_are_one_line(prepared: Path, hub: Hub) -> None:
+def test_a_hub_that_refuses_or_is_not_there_is_one_line(prepared: Path, hub: Hub) -> None:
     assert "run `hf auth login` with a token that may write" in refusal(push(hub, prepared, NAME, token="hf_read"))
     told = refusal(push(hub, prepared, "somebody/tokens"))
     assert "You don't have the rights to create a dataset under the namespace" in told
+    hub.before_upload = lambda size: False
+    told = refusal(push(hub, prepared, NAME))
+    assert told.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: ") and "Out of order" in told
     hub.url = "http://127.0.0.1:9"
     assert "rerun the same command to resume" in refusal(push(hub, prepared, NAME))
 
@@ -138,3 +130,35 @@ def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, t
     write(tmp_path / "other", jsonl(tmp_path / "a.jsonl", ["other"] * 20))
     assert "owner/tokens: has another train.safetensors" in refusal(push(hub, tmp_path / "other", NAME))
     assert published(hub) == before
+
+
+def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(
+        out,
+        jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000),
+        validation_fraction=0.1,
+        tokenizer=str(shared("gpt2.tiktoken")),
+    )
+    assert push(hub, out, NAME, "--license", "mit").returncode == 0
+    card = published(hub)["README.md"].decode()
+    front, body = card.removeprefix("---\n").split("---\n", 1)
+    assert "license: mit\n" in front
+    assert "pretty_name: tokens\n" in front
+    assert "size_categories:\n- 1K<n<10K\n" in front
+    assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
+    assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
+    assert "end-of-text id 50256" in body
+    assert "train 90.00%, validation 10.00%; held out are the last documents" in body
+    for name, digest in files_of(out).items():
+        assert f"`{name}`" in body
+        assert f"`{digest}`" in body
+    assert f'"dataset": "{NAME}"' in body
+    assert "tokenizer.tiktoken" in published(hub)
+    code = body.split("```python\n")[1].split("```")[0] + "assert len(documents) == 901 and not len(documents[-1])\n"
+    succeed([sys.executable, "-c", code], **environment(hub))
+
+
+def test_size_categories_are_the_hubs() -> None:
+    sizes = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 123_456: "100K<n<1M", 10**6: "1M<n<10M", 10**12: "n>1T"}
+    assert {count: size_category(count) for count in sizes} == sizes

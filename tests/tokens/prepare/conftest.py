@@ -1,14 +1,17 @@
 """A corpus in every format, and its token files from an uninterrupted preparation."""
 
 import random
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.conftest import shared
-from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, run
+from tests.conftest import ROOT, shared
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,15 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """The files of a preparation that was left in peace, by split."""
     directory = tmp_path_factory.mktemp("undisturbed")
     ranks = shared("gpt2.tiktoken")
-    done = run(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
     return files_of(directory)
+
+
+@pytest.fixture
+def cluster() -> Iterator["subprocess.Popen[str]"]:
+    """A Ray cluster of two nodes, tests/tokens/prepare/ray_cluster.py."""
+    command = [sys.executable, "tests/tokens/prepare/ray_cluster.py"]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.stdin.close()  # type: ignore[union-attr]
+    process.wait(60)

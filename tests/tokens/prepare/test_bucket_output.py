@@ -1,23 +1,17 @@
 """Bucket output: the token files of a folder, looked at and verified where they are; no disk holds them all."""
 
-import io
 import re
 from pathlib import Path
 
-import attrs
-import numpy as np
 import pytest
 
 from common.bucket import Bucket
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, succeed, write
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, Entry
-from tokens.prepare.growing_files import GrowingStream
-from tokens.prepare.plan import UnitPlan
 from tokens.prepare.verify import status, verify
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
@@ -32,13 +26,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
     bucket_server: BucketServer, source: Path, tmp_path: Path
 ) -> None:
-    assert run(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS).returncode == 0
+    succeed(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS)
     output = ("--output", "s3://runs/some/tokens", "--scratch", tmp_path / "scratch")
-    done = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
     assert not list((tmp_path / "scratch").rglob("*.safetensors"))
-    again = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
-    assert again.returncode == 0
+    again = succeed(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
     assert "s3://runs/some/tokens: complete already" in again.stderr
     for name, data in bucket_server.contents("some/tokens").items():
         (tmp_path / "scratch" / name).write_bytes(data)
@@ -113,26 +105,6 @@ def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_checkpoints_at_the_edge_of_a_shard_restore_its_tokens(tmp_path: Path) -> None:
-    settings = attrs.evolve(SETTINGS, shard_tokens=4)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "ledger.jsonl").write_text("a line\n")
-    output = BucketOutput("s3://runs/edge", tmp_path / "a")
-    stream = GrowingStream(tmp_path / "a", "train", settings, to_bucket=True)
-    tokens = np.arange(7, dtype=np.uint16)
-    for begin, end in ((0, 4), (4, 4), (4, 6), (6, 6), (6, 7)):
-        stream.append(io.BytesIO(tokens[begin:end].tobytes()))
-        output.checkpoint({"train": stream})
-        stream.drop_full_shards()
-    BucketOutput("s3://runs/edge", tmp_path / "b").restore(UnitPlan(settings, (), (), ()))
-    restored = GrowingStream(tmp_path / "b", "train", settings, to_bucket=True)
-    restored.resume(7, tmp_path / "ledger.jsonl")
-    assert restored.read(4, 7).tolist() == [4, 5, 6]
-    assert [path.name for path in (tmp_path / "b").glob(".partial*")] == [".partial-train-00001.safetensors"]
-
-
-@pytest.mark.usefixtures("bucket_server")
 def test_the_scratch_of_another_preparation_is_left_alone(source: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     run(CRASH, source, "--output", scratch, *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="3")
@@ -149,23 +121,17 @@ def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
     command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)
     assert "none of the 50 documents of the sources could be read" in run(PREPARE, *command).stderr
     assert bucket_server.contents("nothing") == {}
-    done = run(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
 
 
 @pytest.mark.usefixtures("bucket_server")
 @pytest.mark.parametrize(
     ("output", "options", "said"),
     [
-        ("s3://runs/a", (*OPTIONS, "--split", "tail"), "wanted --split hash"),
-        ("ftp://a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
-        ("s3://key:secret@a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
         ("s3://runs/taken", OPTIONS, "s3://runs/taken/other.txt: exists, and no plan.json; pass another --output"),
         ("s3://runs/lost", OPTIONS, "plan.json: damaged: "),
         ("s3://absent/a", OPTIONS, "s3://absent/a: cannot be listed: "),
         ("s3://runs/b", (*OPTIONS, "--test-fraction", "0.00001"), "no document's hash fell to test, and the train "),
-        ("s3://runs/c", OPTIONS[:-2], "wanted --shard-tokens N, at most 1,250,000,000"),
-        ("gs://runs/c", (*OPTIONS, "--shard-tokens", "2000000000"), "wanted --shard-tokens N, at most 1,250,000,000"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -174,5 +140,5 @@ def test_what_cannot_be_done_is_one_line(
     Bucket("s3://runs/taken").write("other.txt", b"mine")
     Bucket("s3://runs/lost").write("plan.json", b"{}")
     done = run(PREPARE, source, "--output", output, "--scratch", tmp_path / "scratch", *options)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1], done.stderr

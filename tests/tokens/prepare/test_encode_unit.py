@@ -11,7 +11,7 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference
-from tests.tokens.preparing import COMMAND, PREPARE, run, tokens_of, write
+from tests.tokens.preparing import COMMAND, PREPARE, succeed, tokens_of, write
 from tokens.tokenizer.tokenizer import ByteTokenizer
 
 
@@ -39,8 +39,7 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
 def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path: Path) -> None:
     ranks, out = shared("gpt2.tiktoken"), tmp_path / "out"
     text = (corpus / "c.txt").read_text()
-    done = run(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
-    assert done.returncode == 0, done.stderr
+    done = succeed(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
     assert tokens_of(out, "train") + tokens_of(out, "validation") == [*reference().encode_ordinary(text), 50256]
     assert (out / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
     tokenizer = json.loads((out / "manifest.json").read_text())["tokenizer"]

@@ -1,38 +1,25 @@
 """Workers and Ray tasks: the same bytes from any number of them, killed or not."""
 
-import json
 import os
-import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
 from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
-from tokens.prepare import executors, prepare
+from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
-from tokens.prepare.executors import Processes
-
-
-@pytest.fixture
-def cluster() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "tests/tokens/prepare/ray_cluster.py"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield process
-    process.stdin.close()  # type: ignore[union-attr]
-    process.wait(60)
 
 
 @pytest.mark.slow
@@ -40,7 +27,7 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
     assert cluster.stdin is not None and cluster.stdout is not None
     source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 200 for number in range(20_000)])
     options = ("--tokenizer", "bytes", "--unit-bytes", "400000")
-    assert run(PREPARE, source, *options, "--output", tmp_path / "straight").returncode == 0
+    succeed(PREPARE, source, *options, "--output", tmp_path / "straight")
     address = cluster.stdout.readline().strip()
     out = tmp_path / "out"
     command = [*PREPARE, str(source), *options, "--output", str(out), "--executor", "ray", "--ray-address", address]
@@ -85,8 +72,7 @@ def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
     options = ("--workers", str(workers), "--unit-bytes", str(unit_bytes), "--validation-fraction", "0.02")
-    done = run(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
     assert files_of(tmp_path / "out") == undisturbed
 
 
@@ -106,15 +92,15 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
 ) -> None:
     command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
     # As from a terminal: what a shell starts in the background ignores Ctrl-C.
-    obeying = [
-        sys.executable,
-        "-c",
-        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
-    ]
+    obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*COMMAND, "--unit-bytes", "3000"]
     for _ in range(5):
         process = subprocess.Popen(
-            [*obeying, *command, *executor], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-c", obey, *command, *executor],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         wait_for_lines(process, tmp_path / "out", 3)
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
@@ -125,33 +111,8 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
-    assert run(PREPARE, *command[2:]).returncode == 0
+    succeed(PREPARE, *command[2:])
     assert files_of(tmp_path / "out") == undisturbed
-
-
-def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
-    submit, written = Processes.submit, []
-
-    def submit_changed(self: Processes, job: EncodeJob, task: Task) -> "Future[Result]":
-        future = submit(self, job, task)
-        [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
-        written.append(json.loads(path.read_text()))  # plain data
-        path.write_bytes(pickle.dumps(task))
-        return future
-
-    class Slow(Processes):  # no worker takes a task before it was changed
-        def __init__(self, workers: int) -> None:
-            super().__init__(workers)
-            self._pool.submit(time.sleep, 0.5)
-
-    monkeypatch.setattr(Processes, "submit", submit_changed)
-    monkeypatch.setattr(prepare, "Processes", Slow)
-    with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
-        write(tmp_path / "out", source, workers=1)
-    assert written[0]["inputs"][0]["path"] == str(source)
 
 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +121,10 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
     monkeypatch.setattr(executors, "_begin_worker", os._exit)
     with pytest.raises(BadInput, match="workers were killed 2 times in a row while units 0 to 0 were computed"):
         write(tmp_path / "out", source, workers=1)
+
+
+NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, "problems": {}, "examples": {}}
+NOTHING |= {"lost_documents": 0, "lost_bytes": 0}
 
 
 class Shuffled(executors.Executor):
@@ -176,16 +141,7 @@ class Shuffled(executors.Executor):
             self.losses -= 1
             future.set_exception(BrokenExecutor())
         else:
-            result = Result(
-                index=task.index,
-                parts={},
-                text_bytes=0,
-                fast=True,
-                problems={},
-                lost_documents=0,
-                lost_bytes=0,
-                examples={},
-            )
+            result = Result(index=task.index, **NOTHING)
             threading.Timer(self._draw.uniform(0, 0.01), future.set_result, [result]).start()
         return future
 

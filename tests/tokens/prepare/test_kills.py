@@ -1,20 +1,17 @@
 """A kill at any moment of a preparation changes no byte of the token files, in a folder or in a bucket."""
 
 import hashlib
-import random
 import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import ROOT, shared
-from tests.tokens.preparing import COMMAND, CRASH, PIPES, PREPARE, files_of, jsonl, kill_again_and_again, run
-from tests.walks import children, kill
+from tests.conftest import shared
+from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run, succeed
 from tokens.prepare import bucket_output, writer
 
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
@@ -26,6 +23,7 @@ BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest
 SHARDS = ("--shard-tokens", "300")
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
 FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: cut off as well
+LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
 
@@ -40,8 +38,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     found = {}
     for options in ("hash", "tail --shard-tokens 300"):
         out = tmp_path_factory.mktemp("straight") / "out"
-        done = run(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
-        assert done.returncode == 0, done.stderr
+        succeed(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
         found[options] = files_of(out)
     assert len(found["hash"]) == 3 and len(found["tail --shard-tokens 300"]) > 5
     return found
@@ -51,8 +48,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The token files and their manifest as a folder has them, prepared as into a bucket."""
     out = tmp_path_factory.mktemp("local") / "out"
-    done = run(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
     return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}
 
 
@@ -79,8 +75,7 @@ def test_a_kill_at_any_moment_changes_no_file(
     killed = run(CRASH, *command, CRASH_AT=point, CRASH_TIME="3" if point in COMMIT_POINTS else "1")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "out" / "manifest.json").exists() == (point == "manifest written")
-    done = run(PREPARE, *command)
-    assert done.returncode == 0, done.stderr
+    succeed(PREPARE, *command)
     assert files_of(tmp_path / "out") == straight[split]
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
@@ -103,52 +98,20 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
             assert ".checkpoint-00000000.safetensors" in bucket_server.contents(prefix)
         if disk == "lost":
             shutil.rmtree(scratch)
-        done = run(PREPARE, *command, "--scratch", scratch)
-        assert done.returncode == 0, done.stderr
+        succeed(PREPARE, *command, "--scratch", scratch)
         assert in_bucket(bucket_server, prefix) == local
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(50, marks=LONG)])
 def test_random_kills_of_anything_under_changing_workers_change_nothing(
-    corpus: Path, undisturbed: dict[str, str], tmp_path: Path
+    cluster: "subprocess.Popen[str]", corpus: Path, tmp_path: Path, kills: int
 ) -> None:
-    log = kill_again_and_again([str(corpus)], tmp_path / "out", undisturbed, kills=3)
-    assert len(log) == 3
-    assert files_of(tmp_path / "out") == undisturbed
-
-
-@pytest.mark.slow
-def test_random_kills_change_no_shard(corpus: Path, tmp_path: Path) -> None:
-    shards = ("--shard-tokens", "100000")
-    command = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"), *shards, *COMMAND)
-    assert run(PREPARE, *command, "--unit-bytes", "20000", "--split", "tail").returncode == 0
-    wanted = files_of(tmp_path / "straight")
+    assert cluster.stdout is not None
+    shards = ("--shard-tokens", "100000", "--split", "tail")
+    straight = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"))
+    succeed(PREPARE, *straight, *shards, *COMMAND)
+    wanted, address = files_of(tmp_path / "straight"), cluster.stdout.readline().strip()
     assert len(wanted) > 5
-    kill_again_and_again([str(corpus), *shards, "--split", "tail"], tmp_path / "out", wanted, kills=3)
+    log = kill_again_and_again([str(corpus), *shards], tmp_path / "out", wanted, kills, address)
+    assert len(log) == kills
     assert files_of(tmp_path / "out") == wanted
-
-
-@pytest.mark.slow
-def test_random_kills_and_lost_disks_change_no_object(bucket_server: BucketServer, tmp_path: Path) -> None:
-    draw = random.Random(0)
-    source = jsonl(tmp_path / "a.jsonl", [" ".join(draw.choices(["some", "words"], k=400)) for _ in range(2000)])
-    options = ("--tokenizer", "bytes", "--unit-bytes", "100000", "--shard-tokens", "150000", *BUCKET_FRACTIONS)
-    assert run(PREPARE, source, "--output", tmp_path / "local", *options).returncode == 0
-    wanted = files_of(tmp_path / "local")
-    bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 7 == 0 else None
-    for kills in range(5):
-        scratch = tmp_path / f"scratch{kills}"
-        more = ["--workers", str(draw.choice([1, 2])), "--scratch", str(scratch), "--output", "s3://runs/random"]
-        process = subprocess.Popen([*PREPARE, str(source), *options, *more], cwd=ROOT, **PIPES)
-        if kills < 4:
-            time.sleep(draw.uniform(1, 3))
-            for pid in [process.pid, *children(process)]:
-                kill(pid)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:  # it was faster, or left alone
-            break
-        assert kills < 4, errors
-        shutil.rmtree(scratch, ignore_errors=True)
-    bucket_server.calm()
-    found = in_bucket(bucket_server, "random")
-    assert kills and {name: sha for name, sha in found.items() if name.endswith(".safetensors")} == wanted

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import shared
-from tests.tokens.preparing import PREPARE, files_of, jsonl, run, texts_of, tokens_of, write
+from tests.tokens.preparing import files_of, jsonl, texts_of, tokens_of, write
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.prepare import locked
@@ -27,10 +28,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
     written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
     assert read_manifest(tmp_path / "out") == written
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == 1
-    assert manifest["documents"] == 2
-    assert manifest["tokens"] == 6
-    assert manifest["text_bytes"] == 4
+    assert manifest | {"format": 1, "documents": 2, "tokens": 6, "text_bytes": 4} == manifest
     assert manifest["tokenizer"] == {
         "name": "bytes",
         "vocabulary_size": 257,
@@ -44,68 +42,6 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         assert entry["size_bytes"] == len(data)
         assert entry["max_id"] == 256
         assert entry["tokens"] == len(tokens_of(tmp_path / "out", name.removesuffix(".safetensors")))
-
-
-def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
-    two = jsonl(tmp_path / "a.jsonl", ["a", "b"])
-    with pytest.raises(BadInput, match="2 documents are too few to hold out 1 for validation and 1 for test"):
-        write(tmp_path / "out", two, split="hash", validation_fraction=0.1, test_fraction=0.1)
-    with pytest.raises(BadInput, match="the sources hold no document"):
-        write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
-    assert not list(tmp_path.rglob("[!.]*.safetensors"))
-
-
-def test_existing_tokens_are_not_overwritten(tmp_path: Path) -> None:
-    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["kept"]))
-    for name in ("plan.json", "ledger.jsonl", "manifest.json"):
-        (tmp_path / "out" / name).unlink()
-    with pytest.raises(BadInput, match=r"train\.safetensors: exists; pass another --output"):
-        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["other"]))
-    assert texts_of(tmp_path / "out", "train") == ["kept"]
-
-
-def test_another_command_does_not_go_on_with_these_tokens(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"])
-    write(tmp_path / "out", source, validation_fraction=0.3)
-    before = files_of(tmp_path / "out")
-    write(tmp_path / "out", source, validation_fraction=0.3)  # complete already
-    for change, message in (
-        ({"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3"),
-        ({"text_field": "body"}, "text_field: got body, wanted text"),
-        ({"unit_bytes": 1000}, "unit_bytes: got 1000"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            write(tmp_path / "out", source, **{"validation_fraction": 0.3} | change)
-    with pytest.raises(BadInput, match=r"a\.jsonl is not among the sources any more"):
-        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["x"]), validation_fraction=0.3)
-    jsonl(source, ["a", "b", "d"])
-    with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun"):
-        write(tmp_path / "out", source, validation_fraction=0.3)
-    assert files_of(tmp_path / "out") == before
-
-
-@pytest.mark.slow
-def test_sources_without_a_readable_document_leave_nothing_behind(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_text('{"content": "text"}\n' * 50)
-    command = (source, "--output", out, "--tokenizer", "bytes")
-    refused = run(PREPARE, *command)
-    assert refused.returncode == 1
-    said = f"none of the 50 documents of the sources could be read: {source}: byte 0: no text field: no 'text'; it has"
-    assert said in refused.stderr.splitlines()[-1] and "nothing was written" in refused.stderr
-    assert [path.name for path in out.iterdir()] == [".lock"]
-    assert run(PREPARE, *command, "--text-field", "content").returncode == 0
-
-
-def test_finished_tokens_that_are_gone_are_not_called_complete(tmp_path: Path) -> None:
-    command = (jsonl(tmp_path / "a.jsonl", ["text"] * 20), "--output", tmp_path / "out", "--tokenizer", "bytes")
-    assert run(PREPARE, *command).returncode == 0
-    assert "complete already" in run(PREPARE, *command).stderr
-    (tmp_path / "out" / "train.safetensors").unlink()
-    gone = run(PREPARE, *command)
-    assert gone.returncode == 1 and "train.safetensors: missing, but manifest.json lists it" in gone.stderr
-    (tmp_path / "out" / "manifest.json").write_text("{")
-    assert "manifest.json: damaged: not JSON" in run(PREPARE, *command).stderr
 
 
 @pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])
@@ -142,13 +78,84 @@ def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> 
     write(tmp_path / "out", source)
 
 
+def begun_by_another_plan(out: Path) -> None:
+    path = out / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"plan": "', '"plan": "0', 1))
+
+
+FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
+    (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
+    (lambda out: None, {"text_field": "body"}, "text_field: got body, wanted text"),
+    (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
+    (
+        lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]),
+        {},
+        r"a\.jsonl: changed since these tokens",
+    ),
+    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
+    (lambda out: (out / "train.safetensors").unlink(), {}, r"train\.safetensors: missing, but manifest\.json lists it"),
+    (lambda out: (out / "manifest.json").write_text("{"), {}, r"manifest\.json: damaged: not JSON"),
+    (
+        lambda out: [(out / name).unlink() for name in ("plan.json", "ledger.jsonl", "manifest.json")],
+        {},
+        r"\w+\.safetensors: exists; pass another --output",
+    ),
+    (
+        lambda out: ((out / "manifest.json").unlink(), os.truncate(out / "train.safetensors", 4100)),
+        {},
+        r"\.partial-train\.safetensors: got 4,100 bytes, wanted 4,\d+ by ledger\.jsonl: it was cut or replaced; begin",
+    ),
+    (
+        lambda out: ((out / ".lock").unlink(), os.mkfifo(out / ".lock")),
+        {},
+        r"\.lock: cannot be written: is a pipe, wanted a regular file",
+    ),
+    (lambda out: os.mkfifo(out / ".scratch"), {}, r"\.scratch: cannot be read: is a pipe"),
+    (
+        lambda out: ((out / "manifest.json").unlink(), begun_by_another_plan(out)),
+        {},
+        r"ledger\.jsonl: belongs to another plan; pass another --output",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "options", "said"), FINISHED)
+def test_a_command_that_cannot_go_on_with_these_tokens_is_one_line(
+    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], said: str
+) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), tmp_path / "out"
+    fixed = {"validation_fraction": 0.3}
+    write(out, source, **fixed)
+    write(out, source, **fixed)  # complete already
+    damage(out)
+    before = files_of(out)
+    with pytest.raises(BadInput, match=said) as refused:
+        write(out, source, **fixed | options)
+    assert "\n" not in str(refused.value)
+    assert sorted(files_of(out).values()) == sorted(before.values())
+
+
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [(".lock", "cannot be written: is a pipe, wanted a regular file"), (".scratch", "cannot be read: is a pipe")],
+    ("texts", "options", "said"),
+    [
+        (["a", "b"], {"test_fraction": 0.1}, "2 documents are too few to hold out 1 for validation and 1 for test"),
+        ([], {}, "the sources hold no document"),
+        (["", ""], {}, "the sources hold no document"),
+        ([None], {}, "none of the 1 documents of the sources could be read: .*: byte 0: null text: got NoneType"),
+        (
+            ["a", "b", "c"],
+            {"validation_fraction": 0.999},
+            "every document's hash fell to a held-out split; ",
+        ),
+        (["x", "y" * 5000], {"split_seed": 1}, "fraction .* would leave 2 of 5,003 tokens to train on; .*--split tail"),
+    ],
 )
-def test_a_pipe_in_an_output_folder_is_not_waited_for(tmp_path: Path, name: str, says: str) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
-    (tmp_path / "out").mkdir()
-    os.mkfifo(tmp_path / "out" / name)
-    with pytest.raises(BadInput, match=rf"{name}: {says}"):
-        write(tmp_path / "out", source)
+def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised(
+    tmp_path: Path, texts: list[Any], options: dict[str, Any], said: str
+) -> None:
+    fixed = {"split": "hash", "validation_fraction": 0.1}
+    with pytest.raises(BadInput, match=f"{said}.*; nothing was written"):
+        write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts), **fixed | options)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a", "b", "c"]), split="tail", validation_fraction=0.3)
+    assert texts_of(tmp_path / "out", "train") == ["a", "b"]

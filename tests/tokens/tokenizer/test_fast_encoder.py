@@ -55,23 +55,6 @@ def memory_growth(recipe: Path, forget_tokens: int) -> int:
     return peaks[-1] - peaks[0]
 
 
-def test_what_fastokens_raises_is_raised() -> None:
-    class PanicException(BaseException):  # what Rust's panics are to Python
-        pass
-
-    class Broken:
-        def token_to_id(self, token: str) -> int:
-            return 256
-
-        def encode_batch_flat(self, texts: list[str], **_: bool) -> None:
-            raise PanicException(texts[0])
-
-    encoder = FastBytePairEncoder(Broken())  # type: ignore[arg-type]
-    for _ in range(2):
-        with pytest.raises(PanicException, match="text"):
-            encoder.encode_batch(["text"])
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_words_that_were_met_are_forgotten(recipe: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
-from training.config.key_groups import ExecutionOptions, MemoryOptions
+from training.config.key_groups import OPTIMIZERS, ExecutionOptions, MemoryOptions
 from training.config.train_config import KEYS, TrainConfig, load_run, one_form
-from training.optimizers.optimizer_registry import OPTIMIZERS
 
 GPT2_124M = {
     "vocab_size": 50257,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import metrics, train
 from tests.tokens.format.foreign_files import write_llm_c
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
@@ -55,18 +55,6 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_fi
     assert record["validation_stream"]["directory"] == str(token_files)
 
 
-def test_validation_is_on_the_first_dataset_that_holds_some_out(make_run: Make, token_files: Path, few: Path) -> None:
-    run = make_run(**mixture(token_files, few))
-    keys = json.loads((run / "train.json").read_text())
-    turned = make_run("turned", **keys | {"dataset": keys["dataset"][::-1]})
-    assert train(turned, "--max-steps", "1").returncode == 0
-    record = json.loads((turned / "resolved.json").read_text())
-    assert record["validation_stream"]["directory"] == str(token_files)
-    only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
-    wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
-    assert wanted in problem(train(only))
-
-
 def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     make_run: Make, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +85,9 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     assert f"step 8: validation loss of {names[1]} {last[names[1]]:.4f}, {names[2]} {last[names[2]]:.4f}" in done.stderr
     streams = json.loads((alone / "resolved.json").read_text())["validation_stream"]
     assert [stream["directory"] for stream in streams] == names[1:]
+    only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
+    wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
+    assert wanted in problem(train(only, "--set", "max_epochs=9"))
 
 
 def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
@@ -162,23 +153,6 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     done = train(run, "--max-steps", "3")
     assert done.returncode == 0, done.stderr
     assert "resuming from" in done.stdout
-
-
-def test_a_checkpoint_from_before_there_were_mixtures_resumes(make_run: Make) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "4").returncode == 0
-    path = run / "checkpoints" / "latest"
-    state = json.loads((path / "state.json").read_text())
-    for key in ("shares", "sources"):
-        del state["config"][key]
-    del state["config"]["train"]["max_epochs"]
-    (path / "state.json").write_text(json.dumps(state))
-    seal_again(path)
-    done = train(run)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    assert "NOTE" not in done.stdout
-    assert len(metrics(run, "train_loss")) == 8
 
 
 def test_datasets_of_different_tokenizers_are_refused(

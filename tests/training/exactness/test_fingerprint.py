@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import train as train_run
 from training.config.train_config import load_run
-from training.exactness.fingerprint import drift, fingerprint, resolve_determinism
+from training.exactness.fingerprint import drift, fingerprint, resolve_numerics
 from training.parallel.process_group import Ranks
 from training.precision import Numerics
 from training.telemetry.metrics_log import read_metrics
@@ -71,8 +71,8 @@ def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
 def test_the_default_is_the_strongest_level_that_costs_nothing(
     make_run: Callable[..., Path], wanted: str | None, device: str, level: str
 ) -> None:
-    train = load_run(make_run(determinism=wanted), []).train
-    assert resolve_determinism(train, torch.device(device)) == level
+    train = load_run(make_run(determinism=wanted, precision="bf16"), []).train
+    assert resolve_numerics(train, torch.device(device)).determinism == level
 
 
 def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: Callable[..., Path]) -> None:

@@ -258,15 +258,3 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
         check = check_compiler()
         assert check.level == "problem"
         assert f"{problem}; run: sudo apt-get install build-essential python3." in check.found
-
-
-def test_the_compiler_is_missed_before_tokens_are_downloaded(
-    gpu_machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(preflight, "choose_device", lambda _: "cuda")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("CC", "/absent/cc")
-    with pytest.raises(BadInput, match=r"need a C compiler"):
-        enforce(PreflightRequirements())
-    assert "compiler" not in {check.name for check in machine_checks(PreflightRequirements(compiles=False))}

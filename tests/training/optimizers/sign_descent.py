@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import HyperParameters, OptimizerKind, Placement, Shape, StateTensor, UpdateRule
+from training.config.key_groups import OPTIMIZERS, OptimizationOptions
+from training.optimizers.update_rule import Placement, Shape, StateTensor, UpdateRule
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -28,17 +28,15 @@ def _state(shape: Shape) -> dict[str, StateTensor]:
     return {"momentum": StateTensor(shape, torch.bfloat16), "updates": StateTensor((3,), torch.int32)}
 
 
-def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, _: Placement) -> torch.optim.Optimizer:
-    return SignDescent(list(parameters.values()), {"lr": hyper.learning_rate})
+def _build(parameters: dict[str, nn.Parameter], options: OptimizationOptions, _: Placement) -> torch.optim.Optimizer:
+    return SignDescent(list(parameters.values()), {"lr": options.learning_rate})
 
 
-SIGN_DESCENT = OptimizerKind(
-    title="sign descent", rules=(UpdateRule(state=_state, build=_build),), needs_whole_parameters=True
-)
+RULES = (UpdateRule(state=_state, build=_build),)
 
 if __name__ == "__main__":
     import train
 
-    OPTIMIZERS["sign"] = SIGN_DESCENT
+    OPTIMIZERS["sign"], sys.modules["training.optimizers.sign"] = "sign descent", sys.modules["__main__"]
     sys.argv[0] = "train.py"
     train.leave(train.main())

@@ -17,7 +17,7 @@ from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.optimizers import muon
 from training.optimizers.muon import Muon, matrices_of, orthogonalization_flops, orthogonalize
-from training.optimizers.update_rule import FIRST_MOMENTUM, HyperParameters, MuonOptions, Placement, rate_group
+from training.optimizers.update_rule import Placement, rate_group
 from training.parallel import matrix_shares
 from training.parallel.process_group import ALONE, RankGroup
 
@@ -25,21 +25,22 @@ CONFIG = ModelConfig(vocab_size=257, context_length=8, emb_dim=12, n_heads=3, n_
 NAMES = [f"blocks.0.{layer}.weight" for layer in ("attention.qkv", "attention.output", "mlp.up", "mlp.down")]
 AXES = {name: axes_of(name, CONFIG) for name in NAMES}
 SHAPES = {name: axes.shape for name, axes in AXES.items()}
-PLAIN = MuonOptions(split_qkv=False, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
-SPLIT = MuonOptions(split_qkv=True, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
-HYPER = HyperParameters(learning_rate=0.02, group_learning_rates={}, weight_decay=0.1, betas=(0.9, 0.95), muon=PLAIN)
+PLAIN = OptimizationOptions(optimizer="muon", learning_rate=0.02)
+SPLIT = attrs.evolve(PLAIN, muon_split_qkv=True)
 CPU = torch.device("cpu")
 Matrix = npt.NDArray[np.float64]
 
 
-def make(options: MuonOptions, kind: torch.dtype = torch.float32, **settings: Any) -> tuple[dict[str, Any], Muon]:
+def make(
+    options: OptimizationOptions, kind: torch.dtype = torch.float32, **settings: Any
+) -> tuple[dict[str, Any], Muon]:
     """Return parameters, and Muon with its first momentum."""
     generator = torch.Generator().manual_seed(0)
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
     placement = Placement(device=CPU, ranks=ALONE, sharded=False, axes=AXES)
-    made = Muon(parameters, attrs.evolve(HYPER, muon=options), placement, **settings)
+    made = Muon(parameters, options, placement, **settings)
     for parameter in parameters.values():
         made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return parameters, made
@@ -105,7 +106,7 @@ def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs() 
 
 
 @pytest.mark.parametrize("options", [PLAIN, SPLIT])
-def test_a_switch_on_the_device_holds_an_update_and_changes_no_bit_of_another(options: MuonOptions) -> None:
+def test_a_switch_on_the_device_holds_an_update_and_changes_no_bit_of_another(options: OptimizationOptions) -> None:
     (parameters, made), (others, plain) = make(options), make(options)
     made.found_inf = torch.tensor(0.0)
     for step in range(3):
@@ -188,7 +189,7 @@ def test_on_eight_ranks_each_computes_an_eighth(
     assert max(shared) <= most * alone / 8
 
 
-def step_on(ranks: RankGroup, axes: dict[str, Axes], options: MuonOptions, *, sharded: bool) -> None:
+def step_on(ranks: RankGroup, axes: dict[str, Axes], options: OptimizationOptions, *, sharded: bool) -> None:
     """Take a step on one rank, without memory."""
     meta = torch.device("meta")
     own = {}
@@ -196,7 +197,7 @@ def step_on(ranks: RankGroup, axes: dict[str, Axes], options: MuonOptions, *, sh
         held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
         own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
     placement = Placement(device=meta, ranks=ranks, sharded=sharded, axes=axes)
-    made = Muon(own, attrs.evolve(HYPER, muon=options), placement)
+    made = Muon(own, options, placement)
     for parameter in own.values():
         parameter.grad = torch.empty_like(parameter)
         made.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)

@@ -1,13 +1,19 @@
-"""A rank of a job without the others: torch's fake process group, whose collectives do nothing."""
+"""A rank of a job without the others, by torch's fake process group, whose collectives do nothing; ranks on threads."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import RankGroup, Ranks
+
+MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size
+Value = TypeVar("Value")
 
 
 @contextmanager
@@ -24,3 +30,18 @@ def default_ranks() -> Ranks:
     """Return this rank of the default process group, on the CPU."""
     size, cpu = dist.get_world_size(), torch.device("cpu")
     return Ranks(rank=dist.get_rank(), world_size=size, device=cpu, control=None, download=None)
+
+
+def on_threads(work: Callable[[int, MakeGroup], Value], ranks: int) -> list[Value]:
+    """Return the result of `work` on each rank, a thread of this process, with a maker of gloo groups."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+
+    def make_group(name: str, rank: int, size: int) -> RankGroup:
+        own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        group = dist.ProcessGroup(own, rank, size)
+        gloo = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=60))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return RankGroup(rank=rank, size=size, group=group)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(lambda rank: work(rank, make_group), range(ranks)))

@@ -1,24 +1,19 @@
-"""Exchange of partial sums over real process groups: the bits of one process on any number of ranks, on two levels.
-
-Each rank is a thread of this process, with gloo groups of its own.
-"""
+"""Exchange of partial sums over real process groups: the bits of one process on any number of ranks, on two levels."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.counts import parameter_count
 from tests.conftest import TINY_MODEL
 from tests.machines import two_machines
+from tests.training.parallel.conftest import MakeGroup, on_threads
 from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
-from tokens.batches.rank_shares import odd_factor, rank_shares
+from tokens.batches.sampling import odd_factor, rank_shares
 from training.parallel import exchange
 from training.parallel.exchange import exchanges, ordered_all_reduce, ordered_reduce_scatter
 from training.parallel.mesh import Levels
@@ -26,7 +21,6 @@ from training.parallel.ordered_reduce import LeafSum
 from training.parallel.process_group import ALONE, RankGroup
 from training.parallel.sum_tree import step_tree
 
-MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size
 LevelsOf = Callable[[int, MakeGroup], Levels]  # of a rank
 
 
@@ -106,21 +100,6 @@ def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
     for earlier in joined:
         torch._foreach_add_(last, earlier)
     return [*apart, last]
-
-
-def on_threads(work: Callable[[int, MakeGroup], Tensor], ranks: int) -> list[Tensor]:
-    """Return what `work` of each rank and of a maker of gloo groups returns, on a thread each."""
-    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
-
-    def make_group(name: str, rank: int, size: int) -> RankGroup:
-        own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        group = dist.ProcessGroup(own, rank, size)
-        gloo = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=60))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        return RankGroup(rank=rank, size=size, group=group)
-
-    with ThreadPoolExecutor(ranks) as threads:
-        return list(threads.map(lambda rank: work(rank, make_group), range(ranks)))
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """Matrices shared out among ranks: each computed once, evenly, with the same results on all ranks."""
 
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.parallel.conftest import MakeGroup, on_threads
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
 from training.parallel.process_group import RankGroup
 
@@ -52,7 +49,6 @@ def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) ->
 @pytest.mark.parametrize("sharded", [False, True])
 def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(ranks: int, kind: torch.dtype, sharded: bool) -> None:
     parameters = {name: torch.randn(sum(own), COLUMNS).to(kind) for name, own in HEIGHTS.items()}
-    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
 
     def whole(matrix: Matrix) -> torch.Tensor:
         return parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
@@ -60,11 +56,8 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(ranks: int, ki
     def function(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
-    def compute_on(rank: int) -> list[tuple[Matrix, torch.Tensor]]:
-        group = dist.ProcessGroup(store, rank, ranks)
-        gloo = dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=60))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        own = RankGroup(rank=rank, size=ranks, group=group)
+    def compute_on(rank: int, make_group: MakeGroup) -> list[tuple[Matrix, torch.Tensor]]:
+        own = make_group("all", rank, ranks)
 
         def held(matrix: Matrix) -> torch.Tensor:
             rows = matrix.rows_on(rank, own)
@@ -74,9 +67,7 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(ranks: int, ki
         rounds = deal(matrices(HEIGHTS), cost, ranks)
         return [pair for dealt in rounds for pair in zip(dealt, compute(dealt, own, function, load), strict=True)]
 
-    with ThreadPoolExecutor(ranks) as threads:
-        results = list(threads.map(compute_on, range(ranks)))
-    for of_ranks in zip(*results, strict=True):
+    for of_ranks in zip(*on_threads(compute_on, ranks), strict=True):
         expected = function(whole(of_ranks[0][0]))
         found = [result for _, result in of_ranks]
         assert all(result.dtype == kind for result in found)

@@ -1,43 +1,21 @@
-"""Ordered sums: the same bits on any number of ranks, in one tree."""
+"""Ordered sums of one rank: in the tree, one partial sum a level. Of several ranks: test_exchange.py."""
 
 import functools
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from tokens.batches.rank_shares import odd_factor, rank_shares
 from training.parallel.exchange import exchanges
 from training.parallel.mesh import Levels
 from training.parallel.ordered_reduce import LeafSum, OrderedGradients
 from training.parallel.process_group import ALONE
-from training.parallel.sum_tree import SumTree, leaf, step_tree
+from training.parallel.sum_tree import SumTree
 
 
 def leaves(count: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     scale = torch.logspace(-6, 6, count)[torch.randperm(count, generator=generator)]
     return torch.randn(count, 33, generator=generator) * scale[:, None]
-
-
-def sum_on(world_size: int, parts: torch.Tensor) -> torch.Tensor:
-    """Return the sum as so many ranks compute it, each adding its contiguous share of leaves first."""
-    tree, sums = step_tree("elastic", len(parts), 1), []
-    shares = rank_shares(len(parts), world_size)
-    for share in shares:
-        total = LeafSum(tree, share)
-        *first, last = [[half.clone() for half in parts[number].split(20)] for number in share]
-        for gradients in first:
-            total.add(gradients)
-        apart, joined = total.take()
-        for earlier in joined:
-            torch._foreach_add_(last, earlier)
-        sums += [torch.cat(halves) for halves in (*apart, last)]
-    rounds, [place] = tree.additions([part for share in shares for part in tree.partial_sums(map(leaf, share))])
-    for pairs in rounds:
-        torch._foreach_add_([sums[place] for place, _ in pairs], [sums[added] for _, added in pairs])
-    return sums[place]
 
 
 def tree_sum(parts: list[torch.Tensor], run: int) -> torch.Tensor:
@@ -47,17 +25,6 @@ def tree_sum(parts: list[torch.Tensor], run: int) -> torch.Tensor:
         pairs = [torch.add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0]
-
-
-@given(st.integers(1, 64), st.integers(0, 1000))
-def test_the_sum_has_the_same_bits_on_every_world_size(count: int, seed: int) -> None:
-    parts = leaves(count, seed)
-    reference = sum_on(1, parts)
-    for world_size in range(1, count + 1):
-        assert torch.equal(sum_on(world_size, parts), reference), world_size
-    assert torch.equal(reference, tree_sum(list(parts), odd_factor(count)))
-    exact = parts.double().sum(dim=0)
-    assert torch.allclose(reference.double(), exact, atol=float(parts.abs().max()) * 1e-5)
 
 
 def test_a_sum_keeps_one_partial_sum_a_level_and_can_be_used_again() -> None:
@@ -70,16 +37,6 @@ def test_a_sum_keeps_one_partial_sum_a_level_and_can_be_used_again() -> None:
         assert held == [1, 1, 1, 2, 2, 1, 2, 2, 2, 3, 3]
         apart, joined = total.take()
         assert apart == [] and [float(earlier[0][0]) for earlier in joined] == [21.0, 24.0, 21.0]
-
-
-@given(st.integers(1, 24), st.integers(0, 1000))
-def test_zero_has_the_tree_s_sign_on_every_world_size(count: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    parts = torch.tensor([-0.0, 0.0, 1.0, -1.0])[torch.randint(4, (count, 33), generator=generator)]
-    parts[:, 0] = -0.0
-    expected = tree_sum(list(parts), odd_factor(count)).numpy().tobytes()
-    for world_size in range(1, count + 1):
-        assert sum_on(world_size, parts).numpy().tobytes() == expected, world_size
 
 
 def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:

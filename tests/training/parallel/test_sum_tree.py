@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokens.batches.rank_shares import rank_shares
+from tokens.batches.sampling import rank_shares
 from training.parallel.sum_tree import SumTree, leaf, most_held_sums, most_sent_sums, step_tree
 
 Sum = Any  # a leaf's number, or a pair of what is added
@@ -91,7 +91,4 @@ def test_one_partial_sum_is_held_a_level_and_one_sent_where_ranks_divide_the_tre
     assert [most_sent_sums(8, ranks) for ranks in range(1, 9)] == [1, 1, 2, 1, 1, 1, 1, 1]
     assert [most_sent_sums(12, ranks) for ranks in (1, 2, 3, 4, 5, 6, 12)] == [1, 1, 3, 1, 1, 2, 1]
     assert most_sent_sums(128, 24) == 2
-
-
-def test_nothing_is_held_where_no_order_is_kept() -> None:
-    assert most_held_sums("off", 64, 8) == 0
+    assert most_held_sums("off", 64, 8) == 0  # no order is kept

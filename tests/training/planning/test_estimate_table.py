@@ -92,8 +92,8 @@ def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: s
 
 
 def test_the_size_of_a_model_is_no_number_of_gpus() -> None:
-    names = ("8xa100", "speedrun-1xrtx3090", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
-    assert [gpus_by_name(Path(name)) for name in names] == [8, 1, None, None, 16, None]
+    names = ("8xa100", "4xl40s", "speedrun-1xrtx3090", "2xmine", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
+    assert [gpus_by_name(Path(name)) for name in names] == [8, 4, 1, 2, None, None, 16, None]
 
 
 def test_speed_and_price_of_a_small_network_are_unknown_and_it_has_no_cheapest_machine() -> None:

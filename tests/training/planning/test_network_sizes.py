@@ -1,7 +1,5 @@
 """Sizes of a network without its memory: those of a real one, for any number of layers."""
 
-import math
-
 import attrs
 import pytest
 
@@ -25,10 +23,3 @@ def test_parameters_and_state_are_those_of_a_real_network(layers: int, tied: boo
 
 def test_layers_change_neither_a_block_nor_what_is_outside() -> None:
     assert network_sizes(attrs.evolve(TINY, n_layers=1)) == network_sizes(attrs.evolve(TINY, n_layers=5))
-
-
-def test_muon_keeps_one_moment_of_the_blocks_matrices() -> None:
-    sizes = network_sizes(TINY)
-    matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if axes.columns is not None)
-    saved = sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2)
-    assert saved == 2 * 4 * matrices

@@ -2,13 +2,11 @@
 
 import re
 
-import pytest
-
 from tests.conftest import ROOT, train
 from training.config.train_config import load_run
 from training.planning.estimate import make_estimate
 from training.planning.price_list import MACHINES, read_machines
-from training.planning.several_nodes import Network
+from training.planning.throughput import Network
 
 RUN = ROOT / "runs" / "8xa100"
 LENGTHS = {"gpjt/fineweb-gpt2-tokens": None}
@@ -40,17 +38,3 @@ def test_the_plan_prices_nodes_and_says_that_it_is_a_simulation() -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"^2 x 8xh100-80gb +47\.84 .*simulation", done.stdout, re.MULTILINE)
     assert "50 GB/s between nodes" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (("--nodes", "2", "--node-link", "50"), "--nodes goes with --plan"),
-        (("--plan", "--nodes", "2"), "--nodes and --node-link go together"),
-        (("--plan", "--node-link", "2"), "--nodes and --node-link go together"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], problem: str) -> None:
-    refused = train(RUN, *options)
-    assert refused.returncode == 2
-    assert problem in refused.stderr

@@ -1,9 +1,12 @@
-"""Learning rates of a run: the schedule and the rates by group of train.json, their contradictions, in words."""
+"""Optimization of a run: its schedule, contradictions of its settings, optimizer, schedule and rates in words."""
 
+import json
 from collections.abc import Iterator
 from fractions import Fraction
 
-from training.config.key_groups import OptimizationOptions
+import attrs
+
+from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.schedule import DECAYS, Schedule
 
 
@@ -38,8 +41,8 @@ def make_schedule(options: OptimizationOptions, steps: int, *, exact: bool = Tru
     )
 
 
-def schedule_problems(options: OptimizationOptions) -> Iterator[str]:
-    """Yield, as "KEY: got ..., wanted ...", settings of the schedule that contradict each other."""
+def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[str]:
+    """Yield, as "KEY: got ..., wanted ...", settings without effect, or that contradict others; `tied`: tie_weights."""
     decay, period = options.decay, options.decay_period_percent
     if period is not None and decay != "warmup_stable_decay":
         yield (
@@ -59,15 +62,34 @@ def schedule_problems(options: OptimizationOptions) -> Iterator[str]:
                 f"decay_period_percent: got {period:g}, wanted at most {100 - options.warmup_period_percent:g}: "
                 f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100"
             )
-
-
-def group_rate_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[str]:
-    """Yield, as "KEY: got ..., wanted ...", learning rates of parameters that the network does not have."""
     if tied and options.head_learning_rate is not None:
         yield (
             f"head_learning_rate: got {options.head_learning_rate:g}, wanted null, because tie_weights is true: the "
             "head is the token embedding; set embedding_learning_rate, or tie_weights to false"
         )
+    for name, field in attrs.fields_dict(OptimizationOptions).items():
+        value = getattr(options, name)
+        if name.startswith("muon_") and options.optimizer != "muon" and value != field.default:
+            yield (
+                f"{name}: got {json.dumps(value)}, wanted {json.dumps(field.default)}, because optimizer is "
+                f'"{options.optimizer}"; leave it out, or set optimizer to muon'
+            )
+    if options.muon_first_momentum is not None and options.muon_momentum_warmup_steps == 0:
+        yield (
+            f"muon_first_momentum: got {options.muon_first_momentum:g}, wanted null, or muon_momentum_warmup_steps "
+            "above 0: without warm-up the momentum is muon_momentum from the first step on"
+        )
+
+
+def describe_optimizer(options: OptimizationOptions) -> str:
+    """Return the optimizer in words, with the settings that are its own."""
+    words = OPTIMIZERS[options.optimizer]
+    if options.optimizer == "muon":
+        steps = options.muon_momentum_warmup_steps
+        words += "; queries, keys and values apart" if options.muon_split_qkv else ""
+        words += f"; momentum {f'{options.first_momentum:g} to ' if steps else ''}{options.muon_momentum:g}"
+        words += f" in {steps:,} steps" if steps else ""
+    return words
 
 
 def describe_group_rates(options: OptimizationOptions) -> str | None:

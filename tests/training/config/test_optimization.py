@@ -9,8 +9,8 @@ from common.errors import BadInput
 from tests.conftest import TINY_MODEL, TINY_TRAIN
 from tests.training.config.test_train_config import run_directory
 from training.config.batch_plan import describe, make_plan
-from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
+from training.config.key_groups import OPTIMIZERS, OptimizationOptions
+from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.config.train_config import load_run
 from training.schedule import learning_rate
 
@@ -112,3 +112,14 @@ def test_wrong_and_contradictory_settings_are_one_line(tmp_path: Path, keys: dic
         load_run(directory, [])
     assert str(raised.value).startswith(f"{directory / 'train.json'}: {message}"), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_an_optimizer_is_described_with_its_own_settings() -> None:
+    muon = {"optimizer": "muon", "muon_split_qkv": True, "muon_momentum_warmup_steps": 300}
+    for keys, settings in (
+        ({}, ""),
+        ({"optimizer": "muon"}, "; momentum 0.95"),
+        (muon, "; queries, keys and values apart; momentum 0.85 to 0.95 in 300 steps"),
+    ):
+        options = OptimizationOptions(**keys)
+        assert describe_optimizer(options) == OPTIMIZERS[options.optimizer] + settings

@@ -1,0 +1,175 @@
+"""Options of the commands of `evaluate.py` that measure or judge models. Importing this is quick: no torch."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from common.arguments import option
+from common.checks import integer, number
+from common.errors import BadInput
+
+MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
+Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
+Checkpoint = Annotated[
+    str | None, option("checkpoint of a run; default: best where there is one, else latest", "best|latest|NAME")
+]
+Tokenizer = Annotated[
+    str | None, option("default: the tokenizer of the model, or of the run's tokens", "gpt2|bytes|FILE.tiktoken")
+]
+Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where there is a GPU, else cpu")]
+RangeName = Literal["fineweb-val-10m", "gpjt-test"]
+LEAST_TEMPERATURE = 1e-3  # below, logits divided by it leave fp32
+SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
+
+
+@attrs.frozen(kw_only=True)
+class MeasureOptions:
+    """Options of a command that measures models; under torchrun the ranks share the work."""
+
+    models: Models = attrs.field(kw_only=False)
+    checkpoint: Checkpoint = None
+    tokenizer: Tokenizer = None
+    device: Device = None
+
+
+def _temperature(text: str) -> float:
+    value = number(0, 1e3).parse(text)
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"got {value:g}, wanted 0, which is greedy, or a number from {LEAST_TEMPERATURE:g}")
+    return value
+
+
+@attrs.frozen(kw_only=True)
+class SmokeCommand(MeasureOptions):
+    """Generate continuations of fixed prompts, or of your own."""
+
+    prompt: Annotated[tuple[str, ...], option("replaces the fixed prompts; may be repeated", "TEXT")] = ()
+    tokens: Annotated[
+        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=integer(1))
+    ] = None
+    temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
+    top_k: Annotated[int, option("sampling candidates for each token", "K", check=integer(1))] = 25
+    seed: Annotated[int, option("sampling seed", "N", check=integer(0))] = 0
+
+
+@attrs.frozen(kw_only=True)
+class LossCommand(MeasureOptions):
+    """Held-out loss in nats per token and bits per byte, with standard errors."""
+
+    tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
+    name: Annotated[
+        RangeName | None,
+        option("published range, in place of --split, --from and --count; its tokens are downloaded", name="--range"),
+    ] = None
+    split: Annotated[
+        Literal["train", "validation", "test"] | None, option("part of the tokens; default: validation")
+    ] = None
+    # Not --start: torchrun parses all options and takes that for an abbreviation of its own.
+    start: Annotated[
+        int | None,
+        option(
+            "first token; default: 50,000,000, or in a shorter stream the first after the validated ones",
+            "N",
+            name="--from",
+            check=integer(0),
+        ),
+    ] = None
+    count: Annotated[
+        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=integer(1))
+    ] = None
+
+
+@attrs.frozen(kw_only=True)
+class HellaSwagCommand(MeasureOptions):
+    """Accuracy on HellaSwag, by the convention of build-nanogpt and llm.c."""
+
+    data: Annotated[
+        str,
+        option("hellaswag_val.jsonl, or a dataset on the hub, whose validation split is used", "FILE|OWNER/NAME"),
+    ] = "Rowan/hellaswag"
+    count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=integer(1))] = None
+
+
+@attrs.frozen(kw_only=True)
+class FineTuneSettings:
+    """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
+
+    # of the order of records, and of dropout
+    seed: Annotated[int, option("first seed", "N", check=integer(0))] = 0
+    epochs: Annotated[int, option("maximum", "N", check=integer(1))] = 20
+    batch_size: Annotated[int, option("records per update", "N", check=integer(1))] = 8
+    learning_rate: Annotated[float, option("learning rate, constant", "X", check=number(0, above=True))] = 5e-5
+    weight_decay: Annotated[float, option("decay of the weights", "X", check=number(0))] = 0.1
+    prompt_loss: Annotated[bool, option("train on the prompt's tokens as well")] = False
+    # at most half the context
+    longest_answer: Annotated[int, option("maximum tokens of an answer", "N", check=integer(1))] = 256
+
+
+@attrs.frozen(kw_only=True)
+class InstructCommand(MeasureOptions):
+    """Fine-tune a copy on instructions, and generate answers to held-out ones."""
+
+    data: Annotated[Path, option("JSON of records: instruction, input, output", "FILE")]
+    seeds: Annotated[int, option("number of fine-tunings", "N", check=integer(1))] = 1
+    settings: Annotated[FineTuneSettings, Parameter(name="*")] = FineTuneSettings()
+    output: Annotated[Path | None, option("directory for answers; default: answers/ of the run", "DIR")] = None
+    keep_weights: Annotated[
+        Path | None, option("write each fine-tuned model to DIR, as Hugging Face's libraries load it", "DIR")
+    ] = None
+
+
+@attrs.frozen(kw_only=True)
+class JudgeCommand:
+    """Have a language model score several models' answers side by side."""
+
+    answers: Annotated[
+        tuple[str, ...], option("answer file, or MODEL for all of its answer files", name="ANSWERS...", required=True)
+    ] = attrs.field(kw_only=False)
+    model: Annotated[
+        str | None, option("the judge; default: none, print only the scores that need no judge", "NAME")
+    ] = None
+    base_url: Annotated[str | None, option("OpenAI-compatible server; default: $OPENAI_BASE_URL, or OpenAI", "URL")] = (
+        None
+    )
+    effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
+    orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
+    seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
+    common: Annotated[bool, option("judge only the questions that all files share")] = False
+    concurrency: Annotated[int, option("maximum requests in flight", "N", check=COUNT)] = 8
+    timeout: Annotated[float, option("deadline of a request", "SECONDS", check=SECONDS)] = 120.0
+    max_usd: Annotated[float | None, option("budget in dollars, over all sessions: never exceeded", "X", check=USD)] = (
+        None
+    )
+    prices: Annotated[Path | None, option("price table; default: evaluation/judging/prices.json", "FILE")] = None
+    retry_wrong: Annotated[bool, option("retry prompts that got only invalid replies")] = False
+    allow_left_out: Annotated[
+        float, option("keep the result if at most so many prompts have no verdict", "PERCENT", check=number(0, 100))
+    ] = 10.0
+    verdicts: Annotated[
+        Path | None, option("verdict store; default: runs/verdicts.jsonl of the repository", "FILE")
+    ] = None
+
+
+@attrs.frozen(kw_only=True)
+class HarnessCommand(MeasureOptions):
+    """Run tasks of lm-evaluation-harness, which must be installed."""
+
+    tasks: Annotated[str, option("comma-separated names; `lm-eval ls tasks` lists them", name="TASKS")] = attrs.field(
+        kw_only=False
+    )
+    models: Models = attrs.field(kw_only=False)
+    include_path: Annotated[Path | None, option("directory of additional tasks, as YAML files", "DIR")] = None
+    fewshot: Annotated[int | None, option("examples in the context; default: the task's", "N", check=integer(0))] = None
+    limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=integer(1))] = None
+    batch_size: Annotated[int, option("requests per batch", "N", check=integer(1))] = 16
+
+
+def check_alone(command: str) -> None:
+    """Raise BadInput under torchrun with several processes, as each would do all of the command's work."""
+    from training.launch import environment_world_size
+
+    processes = environment_world_size()
+    if processes > 1:
+        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")

@@ -1,0 +1,120 @@
+"""experiment.py: options of the commands sweep and ladder, and the training of their runs under one budget."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+
+from common.arguments import UsageError, option
+from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
+from experiments.shared.pool_options import PoolOptions
+from training.telemetry.budget import USD
+
+if TYPE_CHECKING:
+    from experiments.shared.run_pool import RunPool
+
+
+@attrs.frozen(kw_only=True)
+class ExperimentCommand:
+    """Options of both commands."""
+
+    file: Annotated[Path, option("file of the experiment", name="FILE")] = attrs.field(kw_only=False)
+    output: Annotated[Path | None, option("default: the file's name without .json", "DIR")] = None
+    pool: PoolOptions = attrs.field(factory=PoolOptions)
+    dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
+
+    def execute(
+        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], None]"
+    ) -> int | None:
+        """Train, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+        from common.files import writing
+        from experiments.shared.run_pool import PoolStopped, RunPool
+
+        if self.dry_run:
+            print("\n".join(map(printable, [*plan, *([f"WARNING: {missing}"] if missing else [])])))
+            return None
+        if missing is not None:
+            raise BadInput(missing)
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+        with RunPool(output, self.pool) as pool:
+            try:
+                train(pool)
+            except PoolStopped as stopped:
+                print(printable_lines(f"\nexperiment.py: {stopped}"))
+                return EXIT_STOPPED
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class SweepCommand(ExperimentCommand):
+    """Train variants of a run over seeds, and tell differences from luck."""
+
+    print_commands: Annotated[
+        bool, option("write the run directories and print a command for each run, for Slurm or several machines")
+    ] = False
+    collect: Annotated[bool, option("print the table of what is there; train nothing")] = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.dry_run + self.print_commands + self.collect > 1:
+            raise UsageError("--dry-run, --print-commands and --collect exclude each other")
+
+    def run(self) -> int | None:
+        """Train what is missing, and print the table."""
+        from experiments.shared.experiment_files import check_results, missing_tokens, output_of
+        from experiments.sweep.sweep_file import read_sweep
+        from experiments.sweep.variant_runs import (
+            check_rungs,
+            check_variants,
+            describe_runs,
+            runs_of,
+            shell_commands,
+            show_sweep,
+            train_sweep,
+            write_runs,
+        )
+        from training.hardware.usable_gpus import choose_device
+
+        sweep, output = read_sweep(self.file), output_of(self.file, self.output)
+        check_results(output, "sweep")
+        missing = missing_tokens(sweep.file, sweep.variants[0].run.train)
+        runs = runs_of(sweep, output, self.pool.ranks)
+        if self.collect:
+            if not output.is_dir():
+                raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
+            show_sweep(sweep, runs, output)
+            return None
+        check_rungs(sweep, runs)
+        check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
+        if self.print_commands:
+            commands = shell_commands(sweep, runs, self.pool)
+            write_runs(runs)
+            print("\n".join(commands))
+            return None
+        plan = describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
+        return self.execute(output, plan, missing, lambda pool: train_sweep(pool, sweep, runs, output))
+
+
+@attrs.frozen(kw_only=True)
+class LadderCommand(ExperimentCommand):
+    """Train small sizes of a run, fit a loss law, and forecast the run's loss."""
+
+    best_for: Annotated[
+        float | None, option("print the best size for this much money, too, on each machine", "USD", check=USD)
+    ] = None
+
+    def run(self) -> int | None:
+        """Train what is missing, print the results, write the target's forecast."""
+        from experiments.ladder.forecast import check_forecast
+        from experiments.ladder.ladder_file import read_ladder
+        from experiments.ladder.ladder_table import train_ladder
+        from experiments.ladder.trunk_training import describe_plan
+        from experiments.shared.experiment_files import check_results, missing_tokens
+
+        ladder = read_ladder(self.file, self.output, self.pool.ranks)
+        missing = missing_tokens(self.file, ladder.target.train)
+        check_results(ladder.output, "ladder")
+        check_forecast(ladder.target.directory)
+        plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
+        return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder, self.best_for))

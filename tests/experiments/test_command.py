@@ -1,0 +1,242 @@
+"""experiment.py as a process: killed, stopped, over budget, by hand; always the same results."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.json_files import read_json
+from tests import launch
+from tests.conftest import ROOT
+from tests.experiments.conftest import MakeLadder, MakeSweep
+from training.supervision.run_lock import is_locked
+
+SCRIPT = ROOT / "experiment.py"
+SHORT = {"train.min_train_tokens": 40 * 8 * 32, "train.checkpoint_interval": 10}
+LONG = {"train.max_epochs": 999, "train.min_train_tokens": 100_000 * 8 * 32, "train.checkpoint_interval": 1000}
+
+
+def words(file: Path, arguments: tuple[object, ...]) -> list[str]:
+    """Return the command line of an experiment: the file is called by the command."""
+    return [file.stem, str(file), *map(str, arguments), "--device", "cpu"]
+
+
+def run(file: Path, *arguments: object) -> Any:
+    return launch.run(SCRIPT, *words(file, arguments))
+
+
+def done(file: Path, *arguments: object) -> str:
+    """Run an experiment to its end; return what it prints."""
+    finished = run(file, *arguments)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return str(finished.stdout)
+
+
+def start_until(file: Path, steps_logged: int, *arguments: object, directory: Path | None = None) -> launch.Process:
+    """Start an experiment; return when its runs have logged so many steps, or it has ended."""
+    process = launch.start(SCRIPT, *words(file, arguments))
+    while steps(directory or file.with_suffix("")) < steps_logged and process.poll() is None:
+        time.sleep(0.01)
+    return process
+
+
+def steps(directory: Path, run: str = "*") -> int:
+    """Return how many steps all runs have logged, repeated ones included."""
+    return sum(path.read_text().count("train_loss") for path in directory.glob(f"{run}/metrics.jsonl"))
+
+
+def results(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*.*") if path.suffix in (".md", ".json")}
+
+
+def kill(process: launch.Process, *, whole: bool) -> None:
+    """Kill experiment.py, and with `whole` its jobs."""
+    pids = process.children() if whole else []
+    for pid in [process.pid, *pids]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "moments"), [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140))])
+def test_killed_five_times_an_experiment_has_the_results_of_an_undisturbed_one(
+    make_sweep: MakeSweep, make_ladder: MakeLadder, kind: str, moments: tuple[int, ...]
+) -> None:
+    file = make_sweep(set=SHORT) if kind == "sweep" else make_ladder()
+    undisturbed, disturbed = file.with_name("undisturbed"), file.with_name("disturbed")
+    first = run(file, "--output", undisturbed)
+    for number, moment in enumerate(moments):
+        kill(start_until(file, moment, "--output", disturbed, directory=disturbed), whole=number % 2 == 1)
+    last = run(file, "--output", disturbed)
+    assert last.returncode == first.returncode, last.stderr
+    assert results(disturbed) == results(undisturbed) and len(results(disturbed)) == 2
+    trained = steps(disturbed)
+    for checkpoints in disturbed.glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)  # to free the disk: the metrics hold the results
+    assert run(file, "--output", disturbed).stdout == last.stdout and steps(disturbed) == trained
+
+
+def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_results_stay(make_sweep: MakeSweep) -> None:
+    file = make_sweep()
+    output = file.with_suffix("")
+    first = done(file)
+    trained, kept = steps(output), results(output)
+    assert "no difference found" in first or "by 0." in first
+    for options in ([], ["--collect"]):
+        assert done(file, *options) == first
+        for checkpoints in output.glob("*/checkpoints"):
+            shutil.rmtree(checkpoints)
+    again = run(file)
+    assert again.stdout == first and steps(output) == trained and "training" not in again.stderr
+    (output / "base-seed-42" / "metrics.jsonl").unlink()
+    collected = done(file, "--collect")
+    assert "sweep.md: kept as it is: it has results that are here no more: base-seed-42" in collected
+    assert results(output) == kept
+
+
+def test_a_job_that_a_killed_call_left_behind_is_adopted(make_sweep: MakeSweep) -> None:
+    file = make_sweep(set=SHORT, seeds=1)
+    base = file.with_suffix("") / "base-seed-42"
+    kill(start_until(file, 2, "--at-once", 1), whole=False)
+    assert is_locked(base)
+    finished = run(file)
+    assert finished.returncode == 0, finished.stderr
+    assert "base-seed-42: a job trains it already" in finished.stderr
+    assert (base / "metrics.jsonl").read_text().count('"start"') == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_meanwhile(
+    make_sweep: MakeSweep, number: int, status: int
+) -> None:
+    file = make_sweep(set=LONG, seeds=1)
+    output, names = file.with_suffix(""), ("base-seed-42", "learning_rate=0.05-seed-42")
+    process = start_until(file, 3, "--at-once", 2)
+    while not all(steps(output, name) >= 3 for name in names) and process.poll() is None:
+        time.sleep(0.01)
+    if number == signal.SIGTERM:
+        second = run(file)
+        assert second.returncode == 1 and "another experiment.py works there" in second.stderr
+    process.send_signal(number)
+    stdout, stderr = process.communicate()
+    assert process.returncode == status, stdout + stderr
+    for name in names:
+        assert not is_locked(output / name) and (output / name / "checkpoints" / "latest").exists()
+    if number == signal.SIGTERM:
+        assert "stopped by SIGTERM: 0 of 2 runs are done; missing: base-seed-42 (at step" in stdout
+        assert "no verdict yet" in stdout
+
+
+@pytest.mark.slow
+def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: MakeSweep) -> None:
+    file = make_sweep(set=LONG)
+    hours = 26 / 3600
+    budget = ("--max-usd", 2 * hours, "--price-per-hour", 2.0, "--at-once", 2)
+    began = time.monotonic()
+    kill(start_until(file, 3, *budget), whole=False)  # its jobs go on, and have limits of their own
+    ended = run(file, *budget)
+    assert time.monotonic() - began < 26
+    assert ended.returncode == 75, ended.stdout + ended.stderr
+    assert re.search(
+        r"\d s of the budget are left, a job needs 18 s: 0 of 4 runs are done; missing: base-seed-42 \(at step",
+        ended.stdout,
+    )
+    assert "learning_rate=0.05-seed-43 (not begun)" in ended.stdout
+    assert "$0.01 of $0.01 spent; the same command with a larger budget continues" in ended.stdout
+    assert (file.with_suffix("") / "base-seed-42" / "checkpoints" / "latest").exists()
+    assert run(file, *budget).returncode == 75  # and starts nothing
+
+
+def test_a_run_that_fails_stops_the_sweep_with_its_error_and_one_that_diverges_is_a_result(
+    make_sweep: MakeSweep,
+) -> None:
+    levers = {"wild": {"train.learning_rate": 1e30, "train.clipping_max_norm": None}}
+    file = make_sweep(levers=levers, set={"train.warmup_period_percent": 0}, seeds=1)
+    metrics = file.with_suffix("") / "base-seed-42" / "metrics.jsonl"
+    done(file, "--print-commands")
+    metrics.mkdir()
+    failed = run(file)
+    assert failed.returncode == 1 and "metrics.jsonl" in failed.stderr
+    metrics.rmdir()
+    assert "diverged in 1 of 1 seeds" in done(file)
+
+
+@pytest.mark.slow
+def test_commands_printed_and_run_by_hand_give_the_same_table(make_sweep: MakeSweep) -> None:
+    file = make_sweep(seeds=1)
+    one, two = file.with_name("one"), file.with_name("two")
+    done(file, "--output", one)
+    printed = done(file, "--output", two, "--print-commands").splitlines()
+    assert len(printed) == 2
+    assert "0/1" in done(file, "--output", two, "--collect")
+    for line in printed:
+        python, *rest = shlex.split(line)
+        assert python == "python"
+        subprocess.run([sys.executable, *rest], cwd=ROOT, check=True, capture_output=True)
+    assert "no verdict: one seed" in done(file, "--output", two, "--collect")
+    assert results(one) == results(two)
+
+
+@pytest.mark.slow
+def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: MakeSweep) -> None:
+    levers = {"train.learning_rate": [0.01, 0.02, 1e-6, 2e-6]}
+    file = make_sweep(levers=levers, halving={"factor": 3, "rungs": [0.375]}, set=SHORT)
+    output, whole = file.with_suffix(""), file.with_name("whole")
+    kill(start_until(file, 60), whole=True)
+    shown = done(file)
+    assert shown.count("stopped at step 15 by the rule") == 2
+    assert "at 38% of the steps the best 1/3 go on" in shown
+    keys = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in keys.items() if key != "halving"}))
+    done(file, "--output", whole)
+    halved, full = (read_json(directory / "sweep.json")["variants"] for directory in (output, whole))
+    assert [one["losses"] for one in halved[:2]] == [one["losses"] for one in full[:2]]
+
+
+@pytest.mark.slow
+def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder, make_run: Callable[..., Path]) -> None:
+    target = make_run("target", validation_interval=100, learning_rate=0.01)
+    (target / "forecast.json").write_text('{"recipe": {}}')
+    refused = run(make_ladder(target=target, rates=[1e-9, 2e-9, 4e-9]), "--max-hours", "0.2")
+    assert refused.returncode == 1, refused.stdout + refused.stderr
+    assert "no forecast: the best one of" in refused.stderr
+    assert not (target / "forecast.json").exists()
+
+
+def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_left(make_sweep: MakeSweep) -> None:
+    file = make_sweep()
+    content = file.read_bytes()
+    absent, taken = run(file, "--collect"), run(file, "--output", file.parent)
+    assert absent.returncode == taken.returncode == 1 and "nothing trained there yet" in absent.stderr
+    assert "sweep.json: is not a result of experiment.py sweep, and is left as it is" in taken.stderr
+    assert file.read_bytes() == content
+    (file.with_suffix("") / "sweep.md").mkdir(parents=True)
+    shown = run(file, "--collect")
+    assert shown.returncode == 1 and "sweep.md: cannot be written" in shown.stderr
+    assert "Missing: base-seed-42, base-seed-43, " in shown.stdout
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would_train(make_sweep: MakeSweep, make_ladder: MakeLadder) -> None:
+    file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
+    shown = done(file, "--dry-run")
+    assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
+    assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find one of 3" in shown
+    assert "WARNING: " in shown and "/nope is no directory here" in shown
+    refused = run(file)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "/nope is no directory here; prepare it with" in refused.stderr and "--token-files" not in refused.stderr
+    shown = done(ladder, "--dry-run")
+    assert "1x8-rate-0.005: N 2,824," in shown and "x the target's" in shown
+    assert not file.with_suffix("").exists() and not ladder.with_suffix("").exists()
