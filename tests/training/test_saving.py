@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import create_autospec
 
 import attrs
 import pytest
@@ -13,6 +13,7 @@ from training.checkpoints.async_writer import Saved
 from training.checkpoints.bucket_upload import UploadOutcome
 from training.saving import Saving
 from training.state import Position
+from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
 
@@ -49,7 +50,7 @@ class FakeSaver:
 
 def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeSaver, Any]:
     state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
-    saver, reporter = FakeSaver(state, list(outcomes)), Mock()
+    saver, reporter = FakeSaver(state, list(outcomes)), create_autospec(Reporter, instance=True)
     fake: Any = saver
     return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, saver, reporter
 

@@ -4,12 +4,15 @@ import math
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import torch
 
 from training.step import StepResult
+from training.telemetry.chart import BackgroundChart
+from training.telemetry.metrics_log import MetricsLog
+from training.telemetry.progress_bar import ProgressBar
 from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
@@ -22,7 +25,8 @@ def reporter_of(*, price: float | None = 3600.0, peak: float | None = 1e6) -> Re
         tokens_per_step=100, read_until=lambda step: [{"dataset": "x", "tokens": step, "epochs": 0.5}]
     )
     ledger, device = TimeLedger(time.perf_counter(), price), torch.device("cpu")
-    parts: Any = {"bar": Mock(), "metrics": Mock(), "chart": Mock()}
+    kinds = {"bar": ProgressBar, "metrics": MetricsLog, "chart": BackgroundChart}
+    parts: Any = {name: create_autospec(kind, instance=True) for name, kind in kinds.items()}
     return Reporter(plan=plan, device=device, ledger=ledger, peak_tokens=peak and peak / 6, **parts)
 
 
