@@ -1,8 +1,9 @@
 """experiment.py: options of the commands sweep and ladder, and the training of their runs under one budget."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import attrs
 
@@ -13,6 +14,8 @@ from training.telemetry.budget import USD
 
 if TYPE_CHECKING:
     from experiments.shared.run_pool import RunPool
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -25,9 +28,14 @@ class ExperimentCommand:
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
 
     def execute(
-        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], None]"
+        self,
+        output: Path,
+        plan: Sequence[str],
+        missing: str | None,
+        train: "Callable[[RunPool], T]",
+        show: "Callable[[T], None]",
     ) -> int | None:
-        """Train, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+        """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
         from common.files import writing
         from experiments.shared.run_pool import PoolStopped, RunPool
 
@@ -40,10 +48,11 @@ class ExperimentCommand:
             output.mkdir(parents=True, exist_ok=True)
         with RunPool(output, self.pool) as pool:
             try:
-                train(pool)
+                trained = train(pool)
             except PoolStopped as stopped:
                 print(printable_lines(f"\nexperiment.py: {stopped}"))
                 return EXIT_STOPPED
+        show(trained)
         return None
 
 
@@ -93,7 +102,8 @@ class SweepCommand(ExperimentCommand):
             print("\n".join(commands))
             return None
         plan = describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
-        return self.execute(output, plan, missing, lambda pool: train_sweep(pool, sweep, runs, output))
+        train = partial(train_sweep, sweep=sweep, runs=runs, output=output)
+        return self.execute(output, plan, missing, train, lambda _: show_sweep(sweep, runs, output))
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +118,7 @@ class LadderCommand(ExperimentCommand):
         """Train what is missing, print the results, write the target's forecast."""
         from experiments.ladder.forecast import check_forecast
         from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_table import train_ladder
+        from experiments.ladder.ladder_table import show_ladder, train_ladder
         from experiments.ladder.trunk_training import describe_plan
         from experiments.shared.experiment_files import check_results, missing_tokens
 
@@ -117,4 +127,5 @@ class LadderCommand(ExperimentCommand):
         check_results(ladder.output, "ladder")
         check_forecast(ladder.target.directory)
         plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
-        return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder, self.best_for))
+        show = partial(show_ladder, ladder, self.best_for)
+        return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder), show)

@@ -4,7 +4,8 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -131,21 +132,34 @@ class LadderTable:
         }
 
 
-def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> None:
-    """Train all trunks and branches, show the results, and write the target's forecast.
+@contextmanager
+def _no_earlier_forecast(ladder: LadderFile) -> Iterator[None]:
+    """Context in which NoForecast removes the forecast and results of an earlier call."""
+    try:
+        yield
+    except NoForecast:
+        write_forecast(ladder.target.directory, None)
+        remove_results(ladder.output, "ladder")
+        raise
+
+
+def train_ladder(pool: RunPool, ladder: LadderFile) -> tuple[dict[float, float], list[Trunk]]:
+    """Train all trunks and branches; return the losses by rate, and the trunks of the sizes.
 
     Raises as RunPool.train, and BadInput without a forecast; one of an earlier call is then removed.
     """
-    target = ladder.target.directory
-    try:
+    with _no_earlier_forecast(ladder):
         rates = tune_rate(pool, ladder)
         trunks = size_trunks(ladder, best_rate(rates))
         train_trunks(pool, trunks, branches=True)
-        table = conclude(ladder, rates, trunks, usd)
-    except NoForecast:
-        write_forecast(target, None)
-        remove_results(ladder.output, "ladder")
-        raise
+    return rates, trunks
+
+
+def show_ladder(ladder: LadderFile, usd: float | None, trained: tuple[dict[float, float], list[Trunk]]) -> None:
+    """Show the results of a trained ladder, and write the target's forecast. Raises BadInput as `train_ladder`."""
+    target = ladder.target.directory
+    with _no_earlier_forecast(ladder):
+        table = conclude(ladder, *trained, usd)
     show_results(table.text(), table.write)
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")

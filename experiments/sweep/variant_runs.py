@@ -146,7 +146,10 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 
 
 def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
-    """Train all runs to their ends, but for those that the rule stops, and show the table. Raises as RunPool.train."""
+    """Train all runs to their ends, but for those that the rule stops.
+
+    Raises as RunPool.train; where it was stopped, the table of what is there is shown.
+    """
     write_runs(runs)
     try:
         for share in (*sweep.rungs, None):
@@ -156,7 +159,6 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output:
     except PoolStopped:
         show_sweep(sweep, runs, output)
         raise
-    show_sweep(sweep, runs, output)
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
