@@ -26,6 +26,7 @@ ACCOUNT = "account.jsonl"
 MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
 CALL_SECONDS = 5.0  # between beats
 ORPHAN_SECONDS = 60.0
+JOB_KEYS = ("run", "job")  # that 2996586 wrote as well
 
 
 @attrs.frozen(kw_only=True)
@@ -67,9 +68,9 @@ def read_account(directory: Path) -> tuple[list[AccountLine], list[str]]:
 
 
 def _line(record: dict[str, Any]) -> AccountLine | None:
-    """Return a line, of which 2996586 wrote the jobs as well; None for a damaged one."""
+    """Return a line; None for a damaged one."""
     try:
-        line = structured(record, AccountLine, unknown_keys=True)
+        line = structured({key: value for key, value in record.items() if key not in JOB_KEYS}, AccountLine)
     except ValueError:
         return None
     call, numbers = line.call, [line.seconds]

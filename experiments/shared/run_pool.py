@@ -168,15 +168,15 @@ class RunPool:
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Start as many jobs as there are devices, of runs that no other process trains."""
-        for target in [target for target in waiting if lock_is_held(target.directory)]:
+        held = [target for target in waiting if lock_is_held(target.directory)]
+        for target in held:
             if not target.awaited:
                 target.awaited = True
                 display.say(f"{target.name}: a job trains it already, started before; waiting for it")
             if self.account.call_seconds() < ORPHAN_SECONDS:
                 return  # that of a killed call holds its devices until it has saved a checkpoint
-        for target in [target for target in waiting if not lock_is_held(target.directory)]:
-            progress = read_progress(target.directory)
-            if target.awaited and target.end(progress) is not None:
+        for target in [target for target in waiting if target not in held]:
+            if target.awaited and target.end(progress := read_progress(target.directory)) is not None:
                 waiting.remove(target)
                 self._finish(target, progress, display)
                 continue

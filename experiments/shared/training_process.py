@@ -103,6 +103,7 @@ def _stop_with_parent() -> Callable[[], None] | None:
     parent, system = os.getpid(), ctypes.CDLL(None)
 
     def prepare() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # experiment.py's handler would lose it before the program begins
         system.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(EXIT_ERROR)
