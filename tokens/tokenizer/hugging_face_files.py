@@ -214,14 +214,12 @@ def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
     halves: dict[bytes, tuple[bytes, bytes]] = {}
     for token in sorted(ranks, key=ranks.__getitem__):
         parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
-        merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
         while len(parts) > 2:  # byte-pair encoding by the tokens before this one
+            merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
             first = merged.index(min(merged))
             if merged[first] >= rank:
                 return None
             parts[first : first + 2] = [parts[first] + parts[first + 1]]
-            pairs = slice(max(first - 1, 0), first + 2)  # that changed
-            merged[pairs] = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts[pairs])]
         if len(parts) == 2:
             halves[token] = parts[0], parts[1]
     return halves
