@@ -1,4 +1,7 @@
-"""Registry of the commands of `evaluate.py` that measure models. Each has a folder, its options, and a line here."""
+"""Registry of the commands of `evaluate.py` that measure models: each has a folder, and a line here.
+
+Their options are in `evaluation/command_line.py`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

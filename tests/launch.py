@@ -202,19 +202,24 @@ def serve(address: str) -> None:
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     parents: dict[int, int] = {}  # of each living process, the one that asked for it
+    bound: set[int] = set()  # those that get SIGTERM when it ends
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
                 return
             if key.fileobj is listener:
-                _answer(listener, selector, parents)
+                _answer(listener, selector, parents, bound)
             else:
                 pid, connection = key.data
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 del parents[pid]
+                bound.discard(pid)
+                for child in bound:
+                    if parents[child] == pid:
+                        os.kill(child, signal.SIGTERM)
                 with connection:
                     try:
                         connection.send(str(status).encode())
@@ -232,7 +237,9 @@ def _draw_a_chart() -> None:
         chart.draw_chart(Path(folder))
 
 
-def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: dict[int, int]) -> None:
+def _answer(
+    listener: socket.socket, selector: selectors.BaseSelector, parents: dict[int, int], bound: set[int]
+) -> None:
     connection, _ = listener.accept()
     try:
         text, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
@@ -247,6 +254,7 @@ def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: 
             children = [pid for pid, parent in parents.items() if parent == request["children_of"]]
             connection.send(json.dumps(children).encode())
         return
+    stops_with_parent = request.pop("stops_with_parent", False)
     asker = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     in_session, entering = os.pipe()
     pid = os.fork()
@@ -271,6 +279,10 @@ def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: 
     os.read(in_session, 1)  # its end: a killpg before setsid would reach nobody, and the caller wait for ever
     os.close(in_session)
     parents[pid] = asker
+    if stops_with_parent:
+        bound.add(pid)
+        if asker not in parents:  # it has ended already
+            os.kill(pid, signal.SIGTERM)
     with suppress(ConnectionError):  # killed meanwhile
         connection.send(str(pid).encode())
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
@@ -295,7 +307,9 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     training_process.subprocess = SimpleNamespace(
         DEVNULL=None,
         STDOUT=None,
-        Popen=lambda args, env, stdout, **_: _fork_again(args[1:], dict(env), (stdout.fileno(), stdout.fileno())),
+        Popen=lambda args, env, stdout, **_: _fork_again(
+            args[1:], dict(env), (stdout.fileno(), stdout.fileno()), stops_with_parent=True
+        ),
     )
     status: Any = 0
     try:
@@ -320,9 +334,19 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os._exit(status or 0)
 
 
-def _fork_again(command: list[str], environment: dict[str, str], streams: tuple[int, int] = (1, 2)) -> Fork:
-    """Have the server fork a process of what runs here, with its streams or others."""
-    return Fork(_address, {"command": command, "environment": environment}, streams)
+def _fork_again(
+    command: list[str],
+    environment: dict[str, str],
+    streams: tuple[int, int] = (1, 2),
+    *,
+    stops_with_parent: bool = False,
+) -> Fork:
+    """Have the server fork a process of what runs here, with its streams or others.
+
+    `stops_with_parent`: it gets SIGTERM when this process ends; from the server, as it is the server's child.
+    """
+    request = {"command": command, "environment": environment, "stops_with_parent": stops_with_parent}
+    return Fork(_address, request, streams)
 
 
 def _torchrun(command: list[str], ranks: int) -> None:

@@ -1,9 +1,9 @@
 """Account of an experiment: its wall-clock time and cost over all calls, in `account.jsonl`, kills included.
 
 A call writes when it began, a beat every few seconds while it has jobs, and its end. Without an end it was killed, and
-its jobs with it: it counts until ORPHAN_SECONDS after its last beat, which is more than they live on to save a
-checkpoint, or to now. A call without jobs writes nothing and costs nothing: one that only shows results, or that finds
-the budget spent.
+its jobs were asked to stop: it counts until ORPHAN_SECONDS after its last beat, time to save a checkpoint, and to now
+while a run is still held, by a job that saves for longer or that no signal has reached. A call without jobs writes
+nothing and costs nothing: one that only shows results, or that finds the budget spent.
 """
 
 import sys
@@ -20,6 +20,7 @@ from common.json_files import JsonLog, read_json_lines
 from common.structure import structured
 from experiments.shared.pool_options import PoolOptions
 from training.launch import job_seconds
+from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.progress_bar import duration
 
 ACCOUNT = "account.jsonl"
@@ -90,7 +91,8 @@ class Account:
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         self.price_per_hour = options.price_per_hour
         self._began, self._began_unix = time.monotonic() - age, time.time() - age
-        self.earlier = _spent_before(lines, self._began_unix)
+        self.after_kill = bool(lines) and not lines[-1].ended
+        self.earlier = _spent_before(lines, self._began_unix, job_lives=self._job_left())
         self._log: JsonLog | None = None
         self._beaten = 0.0
 
@@ -129,8 +131,13 @@ class Account:
 
     def close(self) -> None:
         if self._log is not None:
-            self._write(ended=True)
+            self._write(ended=not self._job_left())
             self._log.close()
+
+    def _job_left(self) -> bool:
+        """Tell whether a job of a killed call may still live: then the experiment's time goes on."""
+        locks = self._directory.glob(f"*/{LOCK_FILE}") if self.after_kill else ()
+        return any(lock_is_held(lock.parent) for lock in locks)
 
     def _write(self, *, ended: bool = False) -> None:
         """Write a line, and before the first one that this call began."""
@@ -143,8 +150,8 @@ class Account:
             self._log.append({"seconds": self._beaten} | ({"ended": True} if ended else {}), durable=True)
 
 
-def _spent_before(lines: Sequence[AccountLine], now: float) -> Spent:
-    """Return the totals of earlier calls; `now`: Unix time."""
+def _spent_before(lines: Sequence[AccountLine], now: float, *, job_lives: bool) -> Spent:
+    """Return the totals of earlier calls; `now`: Unix time; `job_lives`: one that the last call has left."""
     call, seconds, ended = None, 0.0, True
     for line in lines:
         # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
@@ -154,7 +161,8 @@ def _spent_before(lines: Sequence[AccountLine], now: float) -> Spent:
         call, seconds, ended = line.call or call, line.seconds, line.ended
     if call is None:
         return Spent()
-    return _with_call(call, seconds if ended else min(seconds + ORPHAN_SECONDS, max(now - call.began, seconds)))
+    until_now = max(now - call.began, seconds)
+    return _with_call(call, seconds if ended else until_now if job_lives else min(seconds + ORPHAN_SECONDS, until_now))
 
 
 def _with_call(call: CallStart, seconds: float) -> Spent:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, printable
 from common.file_lock import open_locked
 from common.installation import keep_logs_only
-from experiments.shared.account import ORPHAN_SECONDS, Account
+from experiments.shared.account import Account
 from experiments.shared.pool_options import PoolDevices, PoolOptions
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
 from experiments.shared.training_process import TrainingProcess, train_command
@@ -173,8 +173,9 @@ class RunPool:
             if not target.awaited:
                 target.awaited = True
                 display.say(f"{target.name}: a job trains it already, started before; waiting for it")
-            if self.account.call_seconds() < ORPHAN_SECONDS:
-                return  # that of a killed call holds its devices until it has saved a checkpoint
+        if held and self.account.after_kill:
+            self.account.beat()
+            return  # a job of the killed call has its devices until it has saved a checkpoint
         for target in [target for target in waiting if target not in held]:
             if target.awaited and target.end(progress := read_progress(target.directory)) is not None:
                 waiting.remove(target)

@@ -17,14 +17,16 @@ from typing import Any
 import pytest
 
 from common.json_files import read_json
+from experiments.shared.run_progress import read_progress
 from tests import launch
 from tests.conftest import ROOT
 from tests.experiments.conftest import MakeLadder, MakeSweep
 from training.supervision.run_lock import is_locked
+from training.telemetry.metrics_log import read_metrics
 
 SCRIPT = ROOT / "experiment.py"
 SHORT = {"train.min_train_tokens": 40 * 8 * 32, "train.checkpoint_interval": 10}
-LONG = {"train.max_epochs": 999, "train.min_train_tokens": 100_000 * 8 * 32, "train.checkpoint_interval": 1000}
+LONG = {"train.max_epochs": 999, "train.min_train_tokens": 100_000 * 8 * 32, "train.checkpoint_interval": 100_000}
 
 
 def words(file: Path, arguments: tuple[object, ...]) -> list[str]:
@@ -61,12 +63,12 @@ def results(directory: Path) -> dict[str, bytes]:
 
 
 def kill(process: launch.Process, *, whole: bool) -> None:
-    """Kill experiment.py, and with `whole` its jobs."""
+    """Kill experiment.py, and with `whole` its jobs, which would save a checkpoint."""
     pids = process.children() if whole else []
     for pid in [process.pid, *pids]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(launch.TIMEOUT_SECONDS)
 
 
 @pytest.mark.slow
@@ -106,15 +108,24 @@ def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_resul
     assert results(output) == kept
 
 
-def test_a_job_that_a_killed_call_left_behind_is_adopted(make_sweep: MakeSweep) -> None:
-    file = make_sweep(set=SHORT, seeds=1)
+def test_the_job_of_a_killed_call_stops_with_a_checkpoint_and_the_next_call_goes_on_from_there(
+    make_sweep: MakeSweep,
+) -> None:
+    file = make_sweep(set=LONG, seeds=1)
     base = file.with_suffix("") / "base-seed-42"
     kill(start_until(file, 2, "--at-once", 1), whole=False)
-    assert is_locked(base)
-    finished = run(file)
-    assert finished.returncode == 0, finished.stderr
-    assert "base-seed-42: a job trains it already" in finished.stderr
-    assert (base / "metrics.jsonl").read_text().count('"start"') == 1
+    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
+    while is_locked(base) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stopped = [record for record in read_metrics(base) if record.get("event") == "stopped"]
+    assert [record["reason"] for record in stopped] == ["signal"]
+    saved = read_progress(base).steps
+    assert saved >= 2
+    process = start_until(file, steps(base.parent) + 2, "--at-once", 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(launch.TIMEOUT_SECONDS) and process.returncode == 75
+    starts = [record["step"] for record in read_metrics(base) if record.get("event") == "start"]
+    assert starts == [0, saved]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
@@ -130,7 +141,7 @@ def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_m
         second = run(file)
         assert second.returncode == 1 and "another experiment.py works there" in second.stderr
     process.send_signal(number)
-    stdout, stderr = process.communicate()
+    stdout, stderr = process.communicate(launch.TIMEOUT_SECONDS)
     assert process.returncode == status, stdout + stderr
     for name in names:
         assert not is_locked(output / name) and (output / name / "checkpoints" / "latest").exists()
@@ -145,7 +156,7 @@ def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: Make
     hours = 26 / 3600
     budget = ("--max-usd", 2 * hours, "--price-per-hour", 2.0, "--at-once", 2)
     began = time.monotonic()
-    kill(start_until(file, 3, *budget), whole=False)  # its jobs go on, and have limits of their own
+    kill(start_until(file, 3, *budget), whole=False)  # its jobs save a checkpoint meanwhile
     ended = run(file, *budget)
     assert time.monotonic() - began < 26
     assert ended.returncode == 75, ended.stdout + ended.stderr

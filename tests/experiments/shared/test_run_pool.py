@@ -1,5 +1,6 @@
 """Pool of runs: several ranks each, pauses, devices of their own; the user's jobs are left alone."""
 
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from experiments.shared.run_progress import read_progress
 from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
 from tests.conftest import ROOT
-from training.supervision.run_lock import lock_is_held
+from training.supervision.run_lock import lock_is_held, take_run_lock
 from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import read_metrics
 
@@ -80,9 +81,13 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
     try:
         while not lock_is_held(run):
             time.sleep(0.05)
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-            pool.train({run: None})
+            timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                pool.train({run: None})
+            finally:
+                timer.cancel()  # Ctrl-C after the pool would be the test runner's
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
         with (
             RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
@@ -93,6 +98,33 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
     finally:
         job.send_signal(signal.SIGTERM)
         job.wait(60)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_delays_no_other(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    held, other = make_run("held"), make_run("other")
+    began = time.time() - 5000
+    lines: list[dict[str, Any]] = [{"seconds": 1, "call": {"began": began, "price_per_hour": None, "earlier": {}}}]
+    lines.append({"seconds": 1000} if killed else {"seconds": 1000, "ended": True})
+    (tmp_path / ACCOUNT).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    lock = take_run_lock(held).file
+    assert lock is not None
+    free: list[bool] = []
+
+    def command(*_: Any, **__: Any) -> list[str]:
+        free.append(lock.closed)
+        return ["-c", "raise SystemExit(1)"]
+
+    monkeypatch.setattr(run_pool, "train_command", command)
+    timer = threading.Timer(1.0, lock.close)
+    with RunPool(tmp_path, PoolOptions(device="cpu", at_once=2)) as pool, pytest.raises(BadInput, match="failed"):
+        timer.start()
+        pool.train({other: None, held: None})
+    timer.join()
+    assert free[0] is killed
+    assert pool.account.earlier.seconds == pytest.approx(5000 if killed else 1000, abs=60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
