@@ -118,7 +118,11 @@ def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
             raise BadInput(f"weights: {error}") from error
 
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
-    assert run_command("evaluate.py", read, "; results are kept") == EXIT_INTERRUPTED
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    try:
+        assert run_command("evaluate.py", read, "; results are kept") == EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "evaluate.py: interrupted; results are kept\n"
     (tmp_path / "weights").write_bytes(b"damaged")
     assert run_command("evaluate.py", read, "") == EXIT_ERROR
