@@ -29,43 +29,26 @@ NCCL_BYTES = int(0.4 * GIB)
 FRAGMENTATION = 0.03
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Prediction:
     """Bytes on one rank at the peak of a run's steps."""
 
-    weights: int
-    gradients: int
-    sums: int  # partial sums of gradients that a deterministic reduction holds
-    optimizer: int
-    gathered: int  # FSDP: weights gathered for the blocks that use them
-    moment: Moment  # of the peak
-    workspace: int  # of cuBLAS
-    fragmentation: int
-    outside: int  # of torch's allocator
+    parts: dict[str, int]  # by name
 
     @property
     def allocated(self) -> int:
         """Predicted torch.cuda.max_memory_allocated()."""
-        return self.reserved - self.fragmentation
+        return self.reserved - self.parts["fragmentation"]
 
     @property
     def reserved(self) -> int:
         """Bound of torch.cuda.max_memory_reserved()."""
-        return self.total - self.outside
+        return self.total - self.parts["outside"]
 
     @property
     def total(self) -> int:
         """Memory that the GPU must have."""
         return sum(self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Bytes by name, those of the moment among them."""
-        parts: dict[str, int] = {}
-        for name, value in attrs.asdict(self).items():
-            parts |= value if name == "moment" else {name: value}
-        del parts["end"]
-        return parts
 
 
 @attrs.frozen(kw_only=True)
@@ -107,17 +90,16 @@ class MemoryModel:
             return min(self.world_size, NODE_GPUS)
         return self.world_size if self.sharded else 1
 
-    def predict(self, microbatch_size: int) -> Prediction:
-        """Return the bytes at the peak of a run's steps."""
+    def predict(self, size: int) -> Prediction:
+        """Return the bytes at the peak of a run's steps; `size`: of the micro-batch."""
         saved = network_sizes(self.model)
-        batch = BatchMemory(model=self.model, options=self.options, saved=saved, size=microbatch_size)
-        microbatches = self.microbatches_at(microbatch_size)
-        moments = (self._prediction(saved, microbatches, moment) for moment in batch.moments)
-        peak = max(moments, key=lambda prediction: prediction.total)
+        batch, microbatches = BatchMemory(self.model, self.options, saved, size), self.microbatches_at(size)
         idle = batch.idle
         if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs
             idle += STATE_BYTES * (2 * saved.outer_parameters + self._group_parameters(saved))
-        return attrs.evolve(peak, fragmentation=peak.fragmentation + idle)
+        moments = (batch.head, batch.block, batch.end)
+        predictions = [self._prediction(saved, microbatches, moment, idle) for moment in moments]
+        return max(predictions, key=lambda prediction: prediction.total)
 
     def accumulation_at(self, microbatch_size: int) -> int:
         """Return the micro-batches a step on a rank, at most."""
@@ -132,22 +114,23 @@ class MemoryModel:
             return -(-batch // (microbatch_size * self.world_size)) * self.world_size
         return batch // microbatch_size
 
-    def _prediction(self, saved: NetworkSizes, microbatches: int, moment: Moment) -> Prediction:
-        accumulation = longest_share(microbatches, self.world_size)
+    def _prediction(self, saved: NetworkSizes, microbatches: int, moment: Moment, idle: int) -> Prediction:
         weights = STATE_BYTES * saved.parameters(self.model.n_layers)
+        holds_gradients = self._holds_gradients(longest_share(microbatches, self.world_size), moment)
         shard = weights // self.shards
-        whole = Prediction(
-            weights=shard,
-            gradients=weights if self._holds_gradients(accumulation, moment) else shard * moment.end,
-            sums=weights * most_held_sums(self.determinism, microbatches, self.world_size),
-            optimizer=saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
-            gathered=self._gathered(saved) if self.sharded else 0,
-            moment=moment,
-            workspace=WORKSPACE_BYTES,
-            fragmentation=0,
-            outside=outside_bytes(self.world_size),
-        )
-        return attrs.evolve(whole, fragmentation=int(FRAGMENTATION * whole.reserved))
+        parts = {
+            "weights": shard,
+            "gradients": weights if holds_gradients else shard * moment.end,
+            "sums": weights * most_held_sums(self.determinism, microbatches, self.world_size),  # of gradients
+            "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
+            "gathered": self._gathered(saved) if self.sharded else 0,
+            "copies": moment.copies,
+            "activations": moment.activations,
+            "backward": moment.backward,
+            "workspace": WORKSPACE_BYTES,
+        }
+        fragmentation = int(FRAGMENTATION * sum(parts.values())) + idle
+        return Prediction(parts | {"fragmentation": fragmentation, "outside": outside_bytes(self.world_size)})
 
     def _gathered(self, saved: NetworkSizes) -> int:
         """Return the bytes of the weights that FSDP gathers, beside those of blocks that `copies` has."""

@@ -31,31 +31,28 @@ class Moment:
     end: bool = False  # of the backward pass: this micro-batch's own gradients are there
 
 
-@attrs.frozen(kw_only=True)
 class BatchMemory:
-    """Shape of the work between two moments."""
+    """Work between two moments: so many sequences through a network."""
 
-    model: ModelConfig
-    options: MemoryOptions
-    saved: NetworkSizes
-    size: int  # sequences
-
-    @property
-    def moments(self) -> tuple[Moment, ...]:
-        """The moments, in their order."""
-        return self.head, self.block, self.end
+    def __init__(self, model: ModelConfig, options: MemoryOptions, saved: NetworkSizes, sequences: int):
+        self._model, self._options, self._saved = model, options, saved
+        self._tokens = sequences * model.context_length
+        self._row = model.padded_vocab_size * model.emb_dim
+        self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
+        self._whole_blocks = 0 if options.recompute_blocks else model.n_layers  # their insides are kept
+        self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
     @property
     def kept(self) -> int:
         """Activations that the forward pass keeps for the backward pass."""
-        inputs = self.model.n_layers * self._hidden if self.options.recompute_blocks else 0
-        head = self._hidden // 2 if self.options.loss_chunks > 1 else 0  # its whole input in fp32, not in bf16
-        return self.size * self.saved.outer_bytes + inputs + self._whole_blocks * self._block_bytes + head
+        inputs = self._model.n_layers * self._hidden if self._options.recompute_blocks else 0
+        head = self._hidden // 2 if self._options.loss_chunks > 1 else 0  # its whole input in fp32, not in bf16
+        return self._outer_bytes + inputs + self._whole_blocks * self._block_bytes + head
 
     @property
     def head(self) -> Moment:
         """Loss, and backward pass of the head: all activations and a chunk's logits."""
-        chunks, row, width = self.options.loss_chunks, self._row, self.model.emb_dim
+        chunks, row, width = self._options.loss_chunks, self._row, self._model.emb_dim
         chunk = -(-self._tokens // chunks)
         hidden = HIDDEN_BYTES * width * chunk
         # The forward pass holds the head's input in fp32, the backward pass the weight's gradient in bf16; then, when
@@ -67,7 +64,7 @@ class BatchMemory:
             activations += HALF_BYTES * width * chunk + HIDDEN_BYTES * width * (self._tokens - 2 * chunk)
             backward += STATE_BYTES * row
         return Moment(
-            copies=self.saved.outer_copies + self._whole_blocks * self.saved.block_copies,
+            copies=self._saved.outer_copies + self._whole_blocks * self._saved.block_copies,
             activations=activations,
             backward=backward,
         )
@@ -77,20 +74,20 @@ class BatchMemory:
         """Backward pass of the last block: all blocks' activations, or one's that was run again."""
         blocks, gradients = self._whole_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
         activations = blocks * self._block_bytes
-        if self.options.recompute_blocks:
+        if self._options.recompute_blocks:
             blocks, gradients = 1, HIDDEN_BYTES + OUTPUT_BYTES
-            activations = self._block_bytes + (self.model.n_layers - 1) * self._hidden
+            activations = self._block_bytes + (self._model.n_layers - 1) * self._hidden
         return Moment(
-            copies=blocks * self.saved.block_copies,
+            copies=blocks * self._saved.block_copies,
             activations=activations,
             # A tied head's gradient waits for the embedding's until the blocks are done.
-            backward=gradients * self.model.emb_dim * self._tokens + STATE_BYTES * self._row * self.model.tie_weights,
+            backward=gradients * self._model.emb_dim * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 
     @property
     def end(self) -> Moment:
         """Backward pass of the embeddings: gradients of all weights."""
-        rows = 1 + self.model.tie_weights
+        rows = 1 + self._model.tie_weights
         return Moment(copies=0, activations=0, backward=STATE_BYTES * rows * self._row + self._hidden, end=True)
 
     @property
@@ -99,30 +96,9 @@ class BatchMemory:
 
         With `recompute_blocks` both come and go beside the inputs of blocks, and fit into each other's place badly.
         """
-        logits = self._logits(-(-self._tokens // self.options.loss_chunks))
-        return min(logits, self._block_bytes) if self.options.recompute_blocks else 0
+        logits = self._logits(-(-self._tokens // self._options.loss_chunks))
+        return min(logits, self._block_bytes) if self._options.recompute_blocks else 0
 
     def _logits(self, tokens: int) -> int:
-        softcap = 0 if self.model.logit_softcap is None else SOFTCAP_BYTES * self.model.vocab_size
-        return (LOGIT_BYTES * self.model.padded_vocab_size + softcap) * tokens
-
-    @property
-    def _tokens(self) -> int:
-        return self.size * self.model.context_length
-
-    @property
-    def _row(self) -> int:
-        return self.model.padded_vocab_size * self.model.emb_dim
-
-    @property
-    def _hidden(self) -> int:
-        return HIDDEN_BYTES * self.model.emb_dim * self._tokens
-
-    @property
-    def _whole_blocks(self) -> int:
-        """Blocks whose insides are kept until the backward pass."""
-        return 0 if self.options.recompute_blocks else self.model.n_layers
-
-    @property
-    def _block_bytes(self) -> int:
-        return self.size * self.saved.block_bytes
+        softcap = 0 if self._model.logit_softcap is None else SOFTCAP_BYTES * self._model.vocab_size
+        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens

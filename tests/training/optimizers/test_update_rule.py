@@ -50,7 +50,7 @@ def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], m
     adamw = MemoryModel(model=ModelConfig(**TINY_MODEL), world_size=8)
     memory = MemoryModel.of(run.model, run.train, 8)
     tensors = 4 + 2 * 12  # outside the blocks; in two blocks
-    assert memory.predict(1).optimizer == adamw.predict(1).optimizer // 4 + 12 * tensors
+    assert memory.predict(1).parts["optimizer"] == adamw.predict(1).parts["optimizer"] // 4 + 12 * tensors
 
 
 @pytest.mark.parametrize(

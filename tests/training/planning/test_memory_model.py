@@ -28,23 +28,19 @@ def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
     capped = attrs.evolve(TINY, logit_softcap=15.0)
     for chunks in (1, 4):
         options, tokens = MemoryOptions(loss_chunks=chunks), 4 * TINY.context_length // chunks
-        plain, more = (
-            BatchMemory(model=model, options=options, saved=network_sizes(model), size=4).head.backward
-            for model in (TINY, capped)
-        )
+        plain, more = (BatchMemory(model, options, network_sizes(model), 4).head.backward for model in (TINY, capped))
         assert 0 <= more - plain <= 4 * TINY.vocab_size * tokens
 
 
 def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
     """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
-    sizes = network_sizes(config, compiled=False)
-    batch = BatchMemory(model=config, options=options, saved=sizes, size=microbatch_size)
+    batch = BatchMemory(config, options, network_sizes(config, compiled=False), microbatch_size)
     return batch.kept + batch.head.copies
 
 
 def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:
     models = (MemoryModel(model=attrs.evolve(TINY, context_length=tokens)) for tokens in (256, 512))
-    short, long = (memory.predict(1).moment.activations for memory in models)
+    short, long = (memory.predict(1).parts["activations"] for memory in models)
     assert long == 2 * short
 
 
