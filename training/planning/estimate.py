@@ -64,16 +64,11 @@ class Offer:
         return self.hours() * self.machine.usd_per_hour
 
 
-class NoPlan(BadInput):
-    """A run whose batch cannot be divided among the GPUs of any machine."""
-
-
 @attrs.frozen(kw_only=True)
 class RunEstimate:
     """A run on each machine of a price list; at least one of them can do it."""
 
-    model: ModelConfig
-    train: TrainConfig
+    run: Run
     prices: PriceList
     start_up: StartUp
     network: Network
@@ -86,24 +81,22 @@ def make_estimate(
 ) -> RunEstimate:
     """Estimate the run on each machine, or on several of each; `lengths` as for `make_plan`.
 
-    Raises BadInput when it can run on none, NoPlan where it would fit.
+    Raises BadInput when it can run on none.
     """
-    model, train, start_up = run.model, run.train, start_up_of(run.directory)
+    start_up = start_up_of(run.directory)
     for machine in prices.machines:
-        _check_entered(model, prices.path, machine)
+        _check_entered(run.model, prices.path, machine)
     offers = tuple(_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines)
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(model, train, offers))
+        raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
-        raise NoPlan(next(offer.problem for offer in offers if offer.problem is not None))
+        raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     gpus, own = gpus_by_name(run.directory), None
     if gpus is not None:
         gpus *= network.nodes
         with suppress(BadInput):  # too few micro-batches for them: the table has other machines
-            own = gpus, make_plan(train, model.context_length, gpus, lengths)
-    return RunEstimate(
-        model=model, train=train, prices=prices, start_up=start_up, network=network, own=own, offers=offers
-    )
+            own = gpus, make_plan(run.train, run.model.context_length, gpus, lengths)
+    return RunEstimate(run=run, prices=prices, start_up=start_up, network=network, own=own, offers=offers)
 
 
 def gpus_by_name(run_directory: Path) -> int | None:
@@ -157,26 +150,23 @@ def _offer(
         bytes=memory.predict(train.batch.microbatch_size).total,
         throughputs=speeds,
         start_up_seconds=start_up_seconds,
-        token_equivalents=0 if plan is None else _busy_tokens(plan) + _validation_tokens(train, plan),
+        token_equivalents=0 if plan is None else _token_equivalents(train, plan),
     )
 
 
-def _busy_tokens(plan: Plan) -> float:
-    """Return the tokens that all GPUs together could train on in the run's time."""
-    return plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
+def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
+    """Return the tokens that all GPUs together could train on in the run's time, validations included.
 
-
-def _validation_tokens(train: TrainConfig, plan: Plan) -> float:
-    """Return the training tokens that take as long as all validations: at intervals, and before the first step.
-
-    Each is on all datasets of a mixture: at most, as one may have no validation tokens.
+    Those are at intervals, and before the first step; each is on all datasets of a mixture: at most, as one may have no
+    validation tokens.
     """
+    trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval
     if interval is None:
-        return 0
+        return trained
     validations = 1 + count_due(1, plan.steps, train.checkpoints.checkpoint_interval, interval)
     sequences = validations * len(plan.sources) * plan.validation_sequences
-    return VALIDATION_SHARE * sequences * plan.layout.context_length
+    return trained + VALIDATION_SHARE * sequences * plan.layout.context_length
 
 
 def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> int:

@@ -7,7 +7,7 @@ from training.config.batch_plan import describe
 from training.planning.estimate import Offer, RunEstimate
 from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes
 from training.planning.price_list import shown
-from training.planning.throughput import ANOTHER_TRAINER, SIMILAR
+from training.planning.throughput import ANOTHER_TRAINER, BOUND, SIMILAR
 
 _HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
 _COLUMNS = ("left", *["right"] * 7, "left", "left")
@@ -32,7 +32,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, by the directory's name"
         if all(offer.machine.gpus != gpus for offer in estimate.offers):
             machine += "; the price list has none: the table is of others, --machines takes a list of your own"
-    lines = [f"machine      {machine}", *describe(estimate.model, estimate.train, plan)]
+    lines = [f"machine      {machine}", *describe(estimate.run.model, estimate.run.train, plan)]
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     known = [offer for offer in possible if offer.throughputs[0].known]
     compared = [offer for offer in known if offer.measured] or known
@@ -68,7 +68,7 @@ def _rows(offer: Offer, marks: str) -> list[list[str]]:
     cells[2] = f"{layout.microbatch_size} x {most}{layout.accumulation} x {layout.data_parallel_size}"
     rows = []
     for throughput in offer.throughputs:
-        most, least = ("<= ", ">= ") if throughput.bound else ("", "")
+        most, least = ("<= ", ">= ") if throughput.source == BOUND else ("", "")
         hours, source = offer.hours(throughput.tokens_per_second), throughput.source
         if offer.measured and not throughput.measured:
             source += f", {throughput.tokens_per_second / offer.throughputs[0].tokens_per_second:.1f} x the measured"
@@ -102,7 +102,7 @@ def _basis(possible: list[Offer], compared: list[Offer], cheapest: Offer) -> lis
 
 def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     """Return the meaning of the columns, the assumptions behind them, and settings that they leave out."""
-    prices, start_up, train = estimate.prices, estimate.start_up, estimate.train
+    prices, start_up, train = estimate.prices, estimate.start_up, estimate.run.train
     measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
     lines = [
         f"prices of {prices.date}: {shown(prices.path)}; the machine's time before and after the run is not included",
@@ -144,7 +144,8 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
 
 def _changes(estimate: RunEstimate) -> list[str]:
     """Return the machines that need another micro-batch, and those that cannot do the run, with the reason."""
-    own, batch, lines = estimate.train.batch.microbatch_size, estimate.train.batch.global_batch_size, []
+    wanted, lines = estimate.run.train.batch, []
+    own, batch = wanted.microbatch_size, wanted.global_batch_size
     for offer in estimate.offers:
         name = offer.machine.name
         if offer.plan is None:

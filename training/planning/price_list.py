@@ -63,8 +63,8 @@ def gpus_of(path: Path | None) -> dict[str, Gpu]:
 
 def read_machines(path: Path, only: Sequence[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
-    values, gpus = _read(path), gpus_of(path)
-    entries, _ = values.pop("machines", None), values.pop("gpus", None)
+    values = _read(path)
+    entries, gpus = values.pop("machines", None), known_gpus() | read_gpus(path, values.pop("gpus", {}))
     if not isinstance(entries, dict) or not entries:
         raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {shown(MACHINES)}')
     for name in only:

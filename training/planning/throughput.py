@@ -85,11 +85,6 @@ class Throughput:
         return self.source in (ENTERED, MEASURED, ANOTHER_TRAINER)
 
     @property
-    def bound(self) -> bool:
-        """True where our kernels cannot be faster."""
-        return self.source == BOUND
-
-    @property
     def known(self) -> bool:
         """True for a measurement or an estimate."""
         return self.source != SMALL
@@ -110,20 +105,18 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound. Those of a
     small network are unknown: the returned bound says nothing.
     """
-    ours, others = [], []
-    for row in reversed(read_json(MEASUREMENTS, list)):
-        if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus) and _is_of(row, config):
-            speed, trainer = row["tokens_per_second"], row["trainer"]
-            if trainer == OURS:
-                ours.append(Throughput(speed, MEASURED, trainer))
-            else:
-                others.append(Throughput(speed, ANOTHER_TRAINER, trainer))
+    found = [
+        Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else ANOTHER_TRAINER, row["trainer"])
+        for row in reversed(read_json(MEASUREMENTS, list))
+        if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus) and _is_of(row, config)
+    ]
+    ours, others = ([each for each in found if each.source == source] for source in (MEASURED, ANOTHER_TRAINER))
     if machine.tokens_per_second is not None:
         ours = [Throughput(machine.tokens_per_second, ENTERED)]
     if ours:
         return [ours[0], *others]
     source = ESTIMATE if machine.gpu.torch_name in FITTED else SIMILAR
-    estimate, bound = (machine.gpus * speed(config, machine.gpu) for speed in (roofline, upper_bound))
+    estimate, bound = (machine.gpus * roofline(config, machine.gpu, reached) for reached in (None, DATASHEET))
     if matmul_parameter_count(config) < LEAST_PARAMETERS:
         return [*others, Throughput(bound, SMALL)]
     return [*others, Throughput(estimate, source), Throughput(bound, BOUND)]
@@ -153,14 +146,12 @@ def _is_of(row: dict[str, Any], config: ModelConfig) -> bool:
     return all(getattr(config, field.name) == row.get(field.name, field.default) for field in fields)
 
 
-def roofline(config: ModelConfig, gpu: Gpu) -> float:
-    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
-    return 1 / sum(seconds_per_token(config, gpu, FITS[gpu.similar_to]).values())
+def roofline(config: ModelConfig, gpu: Gpu, reached: Efficiency | None = None) -> float:
+    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one.
 
-
-def upper_bound(config: ModelConfig, gpu: Gpu) -> float:
-    """Return the same at the datasheet's peak and bandwidth, which no kernel reaches."""
-    return 1 / sum(seconds_per_token(config, gpu, DATASHEET).values())
+    `reached`: None: as fitted to a similar GPU; DATASHEET: an upper bound, which no kernel reaches.
+    """
+    return 1 / sum(seconds_per_token(config, gpu, reached or FITS[gpu.similar_to]).values())
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
