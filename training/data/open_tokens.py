@@ -102,8 +102,7 @@ def open_tokens(
     token_sets: list[TokenSet] = []
 
     def open_all() -> None:
-        token_set = _open_all(list(zip(locations, growing, strict=True)), run.train)
-        token_sets.append(TokenSet(tuple(as_begun(each, begun_with) for each in token_set.directories)))
+        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train, begun_with))
         _check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
 
     together(ranks, open_all)
@@ -151,7 +150,11 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
     return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
-def _open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", train: TrainConfig) -> TokenSet:
+def _open_all(
+    locations: "list[tuple[TokenLocation, GrowingTokens | None]]",
+    train: TrainConfig,
+    begun_with: Sequence[Sequence[str]],
+) -> TokenSet:
     """Open all train streams, and of a run that validates all validation streams.
 
     Of tokens that are still being prepared only the first: a step would have to wait for the others.
@@ -172,8 +175,8 @@ def _open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", tra
                 dataset=location.dataset,
                 path=path,
                 manifest=manifest,
-                train=open_stream("train"),
-                validation=open_stream("validation") if validates else None,
+                train=as_begun(open_stream("train"), begun_with),
+                validation=as_begun(open_stream("validation"), begun_with) if validates else None,
                 growing=growing,
             )
         )
@@ -185,16 +188,11 @@ def _open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", tra
     return TokenSet(tuple(directories))
 
 
-def as_begun(directory: TokenDirectory, begun_with: Sequence[Sequence[str]]) -> TokenDirectory:
-    """Return a directory with its files in the order in which the run read them: 2996586 took 10 before 9."""
-
-    def ordered(stream: TokenStream) -> TokenStream:
-        files = {file.path.name: file for file in stream.files}
-        names = next((names for names in begun_with if set(names) == set(files)), None)
-        return stream if names is None or list(names) == list(files) else TokenStream([files[name] for name in names])
-
-    validation = None if directory.validation is None else ordered(directory.validation)
-    return attrs.evolve(directory, train=ordered(directory.train), validation=validation)
+def as_begun(stream: TokenStream, begun_with: Sequence[Sequence[str]]) -> TokenStream:
+    """Return a stream with its files in the order in which the run read them: 2996586 took 10 before 9."""
+    files = {file.path.name: file for file in stream.files}
+    names = next((names for names in begun_with if set(names) == set(files)), None)
+    return stream if names is None or list(names) == list(files) else TokenStream([files[name] for name in names])
 
 
 def _check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:

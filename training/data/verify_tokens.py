@@ -29,14 +29,12 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
     begin = train.validation.start_val_token
-    if token_set.validated:
-        _check_validation_length(token_set.validated[0], begin, plan, ranks, train.file)
-        token_set = _without_short_validation(token_set, begin + _validation_tokens(plan), ranks)
-    size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
+    directories = _with_enough_validation(token_set, begin, plan, ranks, train.file)
+    size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
     checked = []
-    for directory in token_set.directories:
+    for directory in directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
         # the other ranks wait on gloo, which leaves this one the processor
         on_machines = together(ranks, read, only=ranks.node.rank == 0, group=ranks.download)
@@ -89,36 +87,36 @@ def _validation_tokens(plan: Plan) -> int:
     return plan.validation_sequences * plan.layout.context_length + 1
 
 
-def _without_short_validation(token_set: TokenSet, wanted: int, ranks: Ranks) -> TokenSet:
-    """Return the token set without validation streams of fewer tokens; a line names each. Not of the first."""
-    first, directories = token_set.validated[0], []
+def _with_enough_validation(
+    token_set: TokenSet, begin: int, plan: Plan, ranks: Ranks, train_json: Path
+) -> list[TokenDirectory]:
+    """Return the directories, without validation streams that are too short; a line names each.
+
+    Raises BadInput where the first is. One that is still being prepared is waited for, once per machine.
+    """
+    wanted, directories = begin + _validation_tokens(plan), []
     for directory in token_set.directories:
-        stream, kept = directory.validation, directory
-        if directory is not first and stream is not None and stream.length < wanted:
+        growing, stream, kept = directory.growing, directory.validation, directory
+        if stream is not None and growing is not None:
+            from training.data.follow_tokens import wait_for_validation
+
+            wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
+            together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
+            growing.refresh()
+        elif stream is not None and stream.length < wanted:
+            path, length = stream.files[0].path, stream.length
+            if directory is token_set.validated[0]:
+                raise BadInput(
+                    f"{path}: got {length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
+                    f"{plan.validation_sequences:,} sequences x {plan.layout.context_length:,} + 1; hold out more with "
+                    f"--validation-fraction, or lower validation_sequences in {train_json}"
+                )
             kept = attrs.evolve(directory, validation=None)
             if ranks.coordinates:
-                where = printable(str(stream.files[0].path))
-                print(f"NOTE: {where}: not validated on: got {stream.length:,} tokens, wanted {wanted:,}", flush=True)
+                note = f"not validated on: got {length:,} tokens, wanted {wanted:,}"
+                print(f"NOTE: {printable(str(path))}: {note}", flush=True)
         directories.append(kept)
-    return TokenSet(tuple(directories))
-
-
-def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, ranks: Ranks, train_json: Path) -> None:
-    """Raise BadInput for too few tokens to validate on; wait for those still being prepared, once per machine."""
-    wanted, growing, stream = begin + _validation_tokens(plan), directory.growing, directory.validation
-    assert stream is not None
-    if growing is not None:
-        from training.data.follow_tokens import wait_for_validation
-
-        wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
-        together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
-        growing.refresh()
-    elif stream.length < wanted:
-        raise BadInput(
-            f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
-            f"{plan.validation_sequences:,} sequences x {plan.layout.context_length:,} + 1; hold out more with "
-            f"--validation-fraction, or lower validation_sequences in {train_json}"
-        )
+    return directories
 
 
 class TokenWatch:
