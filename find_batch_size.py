@@ -30,7 +30,7 @@ def find(command: "FindCommand") -> None:
     check_environment()
     run = load_run(command.run, command.overrides)
     if command.predict is not None:
-        from training.batch_finder.prediction_table import prediction_table
+        from training.batch_finder.search import prediction_table
         from training.hardware.gpus import find_gpu
         from training.planning.price_list import gpus_of
 

@@ -1,7 +1,11 @@
-"""Batch-size search: the largest micro-batch of a run on this machine, by prediction and probes of full steps."""
+"""Batch-size search: the largest micro-batch of a run on this machine, by prediction and probes of full steps.
+
+With --write the result is edited into train.json in place; every other character stays.
+"""
 
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadInput, printable
-from training.batch_finder.edit_json import check_editable, write_microbatch
+from common.files import replace_file, write_error
+from common.json_files import parse_json, read_regular
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
-from training.config.train_config import Run
+from training.config.train_config import Run, TrainConfig
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
 from training.parallel.process_group import not_met
@@ -23,6 +28,7 @@ from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the program of a probe's processes, with --probe
 SEARCH_SECONDS = 300.0  # then the largest that fitted is taken
+_MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
@@ -103,6 +109,54 @@ def predicted_largest(memory: MemoryModel, reports: list[Report], size: int) -> 
     scale = max(report.allocated or 0 for report in reports) / probed.predict(size).allocated
     # What is outside torch's allocator is held already where memory was measured.
     return memory.largest_microbatch(int(min(usable) / scale) + outside_bytes(memory.world_size)) or 1
+
+
+def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
+    """Raise BadInput where editing the micro-batch would change other settings, or cannot be written."""
+    path, file = train.file, train.file.resolve()
+    text = read_regular(path).decode()
+    keys = parse_json(text)
+    if not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
+        raise BadInput(f"{path}: --write: this file and its folder must be writable; or leave out --write")
+    if not _MICROBATCH.search(text):
+        raise BadInput(f'{path}: --write: wanted the key spelt "microbatch_size", without escapes')
+    if overrides:
+        raise BadInput(f"--write: got --set {overrides[0]} as well; put it into {path}, or leave out --write")
+    if train.batch.global_batch_size is None:
+        raise BadInput(
+            f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
+            "the micro-batch: set it first"
+        )
+    for key, reason in (
+        ("gradient_accumulation_steps", "it is derived from global_batch_size; leave it out"),
+        (
+            "validation_batches",
+            f'it counts micro-batches; wanted "validation_sequences": {train.validation.validation_sequences}',
+        ),
+    ):
+        if key in keys:
+            raise BadInput(f"{path}: --write: got {key} {keys[key]}: {reason}")
+
+
+def write_microbatch(path: Path, size: int) -> bool:
+    """Write the micro-batch into train.json, atomically; return whether that changed it.
+
+    A symbolic link, the file's mode and its line ends are kept. Raises BadInput when it cannot be written.
+    """
+    file = path.resolve()
+    before = read_regular(file).decode()  # not as text, which would lose \r
+    keys = parse_json(before)
+    after = _MICROBATCH.sub(rf"\g<1>{size}", before)
+    assert parse_json(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
+    if after == before:
+        return False
+    mode = file.stat().st_mode
+    try:
+        replace_file(file, after, durable=True)
+        file.chmod(mode)
+    except OSError as error:
+        raise BadInput(f"{write_error(path, error)}, or put microbatch_size {size} there") from error
+    return True
 
 
 def _summary(run: Run, world_size: int, size: int) -> str:

@@ -177,3 +177,21 @@ def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
     for gpu, size in ((None, total), (24 * GIB, 24 * GIB), (90 * GIB, total)):
         assert _usable_bytes(torch.device("cuda"), gpu) == size - others - int(HEADROOM * size)
+
+
+def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[..., Path]) -> None:
+    directory = make_run()
+    path, file = directory / "train.json", directory / "elsewhere.json"
+    text = path.read_bytes().replace(b", ", b",\r\n")
+    path.unlink()
+    path.symlink_to(file.name)
+    file.write_bytes(text)
+    file.chmod(0o600)
+    run = load_run(directory, [])
+    finder.check_editable(run.train, [])
+    assert finder.write_microbatch(path, 4)
+    assert path.is_symlink() and file.stat().st_mode & 0o777 == 0o600
+    assert file.read_bytes() == text.replace(b'"microbatch_size": 2', b'"microbatch_size": 4')
+    file.write_bytes(text.replace(b'"microbatch_size"', b'"microbatch\\u005fsize"'))
+    with pytest.raises(BadInput, match=r'wanted the key spelt "microbatch_size"'):
+        finder.check_editable(load_run(directory, []).train, [])
