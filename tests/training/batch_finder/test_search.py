@@ -32,16 +32,9 @@ def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None
 
 
 def test_predictions_need_no_gpu_and_no_tokens() -> None:
-    command = ["--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", "--set", "model.n_layers=48"]
-    done = launch.run(
-        ROOT / "find_batch_size.py",
-        str(ROOT / "runs" / "8xa100"),
-        *command,
-        "--set",
-        "model.emb_dim=1600",
-        "--set",
-        "model.n_heads=25",
-    )
+    large = ("--set", "model.n_layers=48", "--set", "model.emb_dim=1600", "--set", "model.n_heads=25")
+    options = ("--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", *large)
+    done = launch.run(ROOT / "find_batch_size.py", str(ROOT / "runs" / "8xa100"), *options)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]

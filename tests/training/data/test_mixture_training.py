@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import metrics, train
+from tests.test_train import one_line
 from tests.tokens.format.foreign_files import write_llm_c
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
@@ -22,17 +23,6 @@ def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
         "max_epochs": 2,
         "shuffle": True,
     } | changes
-
-
-def hashes(run: Path) -> dict[int, str]:
-    return metrics(run, "state_sha256")  # type: ignore[return-value]  # text, here
-
-
-def problem(done: Any) -> str:
-    """Return the one line that an unsuccessful command has to say."""
-    assert done.returncode == 1, done.stdout
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    return str(line)
 
 
 def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_files: Path, few: Path) -> None:
@@ -72,7 +62,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
         assert done.returncode == 0, done.stderr
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
-    assert hashes(alone) == hashes(two) == hashes(silent)
+    assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
     assert [list(of_step) for of_step in losses.values()] == [names[1:]] * 4  # not the one that holds nothing out
     first = {step: of_step[names[1]] for step, of_step in losses.items()}
     assert metrics(alone, "validation_loss") == first
@@ -87,7 +77,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     assert [stream["directory"] for stream in streams] == names[1:]
     only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
     wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
-    assert wanted in problem(train(only, "--set", "max_epochs=9"))
+    assert wanted in one_line(train(only, "--set", "max_epochs=9"))
 
 
 def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
@@ -104,7 +94,7 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     assert metrics(run, "validation_losses") == {}
     assert list(metrics(run, "validation_loss")) == [0, 1]
     (run / "train.json").write_text(json.dumps(json.loads((run / "train.json").read_text()) | {"dataset": parts[::-1]}))
-    assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in problem(train(run, "--resume", "never"))
+    assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in one_line(train(run, "--resume", "never"))
 
 
 def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: Make, few: Path) -> None:
@@ -123,8 +113,8 @@ def test_more_epochs_than_allowed_are_refused_with_the_number_that_is_needed(
         f"{run / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
         "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
     )
-    assert wanted in problem(train(run, ranks=2))
-    assert wanted in problem(train(run, "--dry-run"))
+    assert wanted in one_line(train(run, ranks=2))
+    assert wanted in one_line(train(run, "--dry-run"))
 
 
 def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
@@ -144,7 +134,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
         ([parts[0] | {"dataset": str(few)}, parts[1] | {"dataset": str(token_files)}], f"{few}: its "),
     ):
         (run / "train.json").write_text(json.dumps(keys | {"dataset": change}))
-        line = problem(train(run))
+        line = one_line(train(run))
         assert message in line, line
         assert "start anew with --resume never" in line
     # the same tokens elsewhere, and the same weights written otherwise, are the same run
@@ -163,14 +153,14 @@ def test_datasets_of_different_tokenizers_are_refused(
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"] |= {"name": "letters", "vocabulary_size": 100}
     (other / "manifest.json").write_text(json.dumps(manifest))
-    line = problem(train(make_run(**mixture(token_files, other))))
+    line = one_line(train(make_run(**mixture(token_files, other))))
     assert f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids" in line
 
 
 def test_token_files_on_the_command_line_replace_one_dataset_only(make_run: Make, token_files: Path, few: Path) -> None:
     run = make_run(**mixture(token_files, few))
     for options in ((), ("--dry-run",)):
-        line = problem(train(run, "--token-files", str(few), *options))
+        line = one_line(train(run, "--token-files", str(few), *options))
         assert f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list" in line
 
 

@@ -70,6 +70,13 @@ def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPat
         assert attention._difference(SDPBackend.MATH, inputs, gradient, scores) < 1e-4
 
 
+def break_kernels(monkeypatch: pytest.MonkeyPatch, change: Callable[..., torch.Tensor]) -> None:
+    """Have attention return `change(output, queries, keys, values)`."""
+    plain = F.scaled_dot_product_attention
+    broken = lambda *inputs, **options: change(plain(*inputs, **options), *inputs)  # noqa: E731
+    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+
+
 @pytest.mark.parametrize(
     ("wrong", "difference"),
     [
@@ -82,15 +89,12 @@ def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPat
 def test_a_kernel_with_wrong_gradients_is_rejected(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], torch.Tensor], difference: str
 ) -> None:
-    plain = F.scaled_dot_product_attention
-
-    def broken(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
-        output = plain(*inputs, **options)
+    def hooked(output: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         if output.requires_grad:
             output.register_hook(wrong)
         return output
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    break_kernels(monkeypatch, hooked)
     assert f"differs from unfused attention by {difference}" in (problem_of("flash", shape()) or "")
 
 
@@ -106,24 +110,15 @@ def test_a_kernel_with_wrong_gradients_is_rejected(
 def test_a_kernel_that_is_wrong_for_some_scores_or_without_gradients_is_rejected(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], bool]
 ) -> None:
-    plain = F.scaled_dot_product_attention
+    def scaled(output: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return output * (0.9 if wrong((queries @ keys.mT).float() / math.sqrt(queries.shape[-1])) else 1.0)
 
-    def broken(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = (queries @ keys.mT).float() / math.sqrt(queries.shape[-1])
-        return plain(queries, keys, values, **options) * (0.9 if wrong(scores) else 1.0)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    break_kernels(monkeypatch, scaled)
     assert "differs from unfused attention by 0.1" in (problem_of("flash", shape()) or "")
 
 
 def test_a_kernel_that_is_wrong_in_one_sequence_of_the_batch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = F.scaled_dot_product_attention
-
-    def broken(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
-        output = plain(*inputs, **options)
-        return torch.cat([output[:5], 0.5 * output[5:]])
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    break_kernels(monkeypatch, lambda output, *_: torch.cat([output[:5], 0.5 * output[5:]]))
     assert "differs" in (problem_of("flash", attrs.evolve(shape(), microbatch_size=6)) or "")
     assert problem_of("flash", attrs.evolve(shape(), microbatch_size=5)) is None
 

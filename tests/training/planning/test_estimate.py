@@ -1,6 +1,7 @@
-"""Estimate: hours and dollars of a run on machines for rent, checked against published train times."""
+"""Estimate: hours and dollars of a run on machines for rent, checked against published train times; several nodes."""
 
 import json
+import re
 from pathlib import Path
 
 import attrs
@@ -14,9 +15,11 @@ from training.config.train_config import load_run
 from training.open_job import make_intervals
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
+from training.planning.throughput import Network
 from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
+RUN, LENGTHS = ROOT / "runs" / "8xa100", {"gpjt/fineweb-gpt2-tokens": None}
 # The seed's table "Costs of training in the cloud": GPU, price, micro-batch, seconds of the whole train, without its
 # validation, and tokens/s that its trainer printed.
 SEED = {
@@ -43,7 +46,7 @@ def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name:
     (run / "train.json").write_text(json.dumps(batches | data))
     seed = load_run(run, [])
     prices = read_machines(MACHINES, [name])
-    estimate = make_estimate(seed, prices, {"gpjt/fineweb-gpt2-tokens": None})
+    estimate = make_estimate(seed, prices, LENGTHS)
     [offer] = estimate.offers
     assert offer.plan is not None and offer.machine.usd_per_hour == price
     assert 3600 * offer.hours(printed) == pytest.approx(whole, rel=0.1)
@@ -56,8 +59,8 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     machines = {name: {"gpu": "l4", "gpus": gpus, "usd_per_hour": 1} for name, gpus in (("two", 2), ("three", 3))}
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
-    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=null", "microbatch_size=4"])
-    estimate = make_estimate(run, read_machines(path, ["two", "three"]), {"gpjt/fineweb-gpt2-tokens": None})
+    run = load_run(RUN, ["validation_interval=null", "microbatch_size=4"])
+    estimate = make_estimate(run, read_machines(path, ["two", "three"]), LENGTHS)
     two, three = estimate.offers  # 32 micro-batches: 16 on each, or 11 on two of three
     assert three.token_equivalents == pytest.approx(two.token_equivalents * 33 / 32)
 
@@ -82,11 +85,11 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> None:
-    assert message in one_line(train(ROOT / "runs" / "8xa100", "--plan", *options))
+    assert message in one_line(train(RUN, "--plan", *options))
 
 
 def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) -> None:
-    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
+    run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xb200"])
     [machine] = prices.machines
     entered = attrs.evolve(prices, machines=(attrs.evolve(machine, tokens_per_second=1e9),))
     with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, more than the 24,2"):
@@ -99,7 +102,7 @@ def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) 
 def test_a_plan_counts_the_validations_that_a_run_makes(datasets: int, validation: int, checkpoint: int) -> None:
     prices = read_machines(MACHINES, ["8xb200"])
     mixture = json.dumps([{"dataset": f"text{n}", "weight": 1} for n in range(datasets)])
-    run = load_run(ROOT / "runs" / "8xa100", [f"dataset={mixture}", "min_train_tokens=1000000000"])
+    run = load_run(RUN, [f"dataset={mixture}", "min_train_tokens=1000000000"])
     train_config = run.train.replace(validation_interval=validation, checkpoint_interval=checkpoint)
     run = attrs.evolve(run, train=train_config)
     estimate = make_estimate(run, prices, {part.dataset: None for part in run.train.data.parts})
@@ -119,3 +122,31 @@ def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path)
     lines = [{"step": 1, "ledger": ledger, "run_ledger": ledger, "elapsed_seconds": 1.0} for ledger in ledgers]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert start_up_of(tmp_path) == StartUp(seconds=80.0, jobs=3)
+
+
+def test_two_nodes_cost_twice_as_much_an_hour_and_are_less_than_twice_as_fast() -> None:
+    run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xh100-80gb"])
+    [one] = make_estimate(run, prices, LENGTHS).offers
+    [two] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=50.0)).offers
+    [slow] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=1.0)).offers
+    assert two.machine.name == "2 x 8xh100-80gb"
+    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * one.machine.usd_per_hour)
+    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, one, two)]
+    assert speeds[0] < speeds[1] < speeds[2] < 2 * speeds[1]
+    assert not two.measured
+
+
+def test_fsdp_over_a_slow_link_waits_for_weights_too() -> None:
+    prices, network = read_machines(MACHINES, ["8xh100-80gb"]), Network(nodes=2, link=1.0)
+    offers = {
+        parallel: make_estimate(load_run(RUN, [f"parallel={parallel}"]), prices, LENGTHS, network).offers[0]
+        for parallel in ("hsdp", "fsdp")
+    }
+    assert offers["fsdp"].hours() > offers["hsdp"].hours()
+
+
+def test_the_plan_prices_nodes_and_says_that_it_is_a_simulation() -> None:
+    done = train(RUN, "--plan", "--machine", "8xh100-80gb", "--nodes", "2", "--node-link", "50")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^2 x 8xh100-80gb +47\.84 .*simulation", done.stdout, re.MULTILINE)
+    assert "50 GB/s between nodes" in done.stdout

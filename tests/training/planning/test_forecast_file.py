@@ -83,17 +83,18 @@ def test_a_run_without_a_file_has_no_forecast() -> None:
     assert describe_forecast_file(load_run(ROOT / "runs" / "quickstart", [])) == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": 3}', "\0"])
-def test_a_damaged_file_is_one_line_of_error(run: Path, content: str) -> None:
-    (run / FORECAST).write_text(content)
-    with pytest.raises(BadInput) as caught:
-        describe_forecast_file(load_run(run, []))
-    line = str(caught.value)
-    assert line.startswith(f"{run / FORECAST}: ") and line.endswith("move it away, or run experiment.py ladder again")
+DAMAGED = ["{", "[]", "{}", '{"recipe": 3}', "\0"]
+WRONG: list[dict[str, Any]] = [{"target": {"loss": "x"}}, {"points": 3}, {"held_out": []}, {"target": None}]
 
 
-@pytest.mark.parametrize("values", [{"target": {"loss": "x"}}, {"points": 3}, {"held_out": []}, {"target": None}])
-def test_a_forecast_with_wrong_values_is_one_line_of_error(run: Path, values: dict[str, Any]) -> None:
-    change(run, **values)
-    with pytest.raises(BadInput, match="not a ladder's forecast"):
+@pytest.mark.parametrize("content", [*DAMAGED, *WRONG])
+def test_a_damaged_file_is_one_line_of_error(run: Path, content: str | dict[str, Any]) -> None:
+    if isinstance(content, dict):
+        change(run, **content)
+    else:
+        (run / FORECAST).write_text(content)
+    problem = "" if isinstance(content, str) else "not a ladder's forecast"
+    with pytest.raises(
+        BadInput, match=rf"forecast\.json: {problem}.*; move it away, or run experiment.py ladder again$"
+    ):
         describe_forecast_file(load_run(run, []))
