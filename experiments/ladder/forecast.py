@@ -15,7 +15,7 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
-from training.planning.forecast_file import FORECAST, recipe_of
+from training.planning.estimate_table import FORECAST, recipe_of
 
 MOST_EXTRAPOLATION = 30.0  # of compute: as far as the coverage of intervals is simulated
 

@@ -28,7 +28,7 @@ from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
 from experiments.ladder.trunk_training import best_rate, loss_points, size_trunks, train_trunks, tune_rate
 from experiments.shared.experiment_files import remove_results, show_results, write_results
 from experiments.shared.run_pool import RunPool
-from training.planning.forecast_file import FORECAST
+from training.planning.estimate_table import FORECAST
 from training.planning.price_list import MACHINES, read_machines
 
 

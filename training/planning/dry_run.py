@@ -12,8 +12,7 @@ from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
 from training.initial_weights import InitialWeights, check_network, check_origin
 from training.planning.estimate import make_estimate
-from training.planning.estimate_table import describe_estimate
-from training.planning.forecast_file import describe_forecast_file
+from training.planning.estimate_table import describe_estimate, describe_forecast_file
 from training.planning.price_list import MACHINES, read_machines
 from training.planning.throughput import Network
 

@@ -12,7 +12,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest
 from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
 from training.config.train_config import load_run
-from training.planning.forecast_file import recipe_of
+from training.planning.estimate_table import recipe_of
 
 LADDER_WIDTHS = (256, 384, 512, 640)
 

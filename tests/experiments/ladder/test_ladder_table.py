@@ -12,7 +12,7 @@ from experiments.ladder.ladder_table import LadderTable, conclude
 from experiments.ladder.trunk_training import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
 from tests.experiments.conftest import MakeLadder
-from training.planning.forecast_file import describe_forecast_file
+from training.planning.estimate_table import describe_forecast_file
 
 Law = Callable[[float, float], float]
 INSIDE = {0.005: 3.1, 0.01: 3.0, 0.02: 3.2}
