@@ -184,7 +184,7 @@ class FindCommand:
 
 def describe_error(error: Exception, run: "Run | None") -> str | None:
     """Return an error that the user can do something about, as one line; None for any other."""
-    from training.hardware.memory_errors import describe_memory_error, is_memory_error
+    from training.hardware.usable_gpus import describe_memory_error, is_memory_error
 
     if isinstance(error, BadInput | Diverged):
         return str(error)

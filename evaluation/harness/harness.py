@@ -27,7 +27,7 @@ from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.measuring import measure_each, share
 from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
-from training.hardware.memory_errors import is_memory_error
+from training.hardware.usable_gpus import is_memory_error
 from training.parallel.process_group import Ranks, together
 
 REQUIREMENT = "lm_eval[hf]==0.4.13"

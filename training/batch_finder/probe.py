@@ -28,7 +28,7 @@ from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics, set_determinism
-from training.hardware.memory_errors import is_memory_error
+from training.hardware.usable_gpus import is_memory_error
 from training.launch import environment_rank, environment_world_size, restarts
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import CONNECT_TIMEOUT, Ranks, start, torchrun_store

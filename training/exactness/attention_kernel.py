@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import Attention, repeat_heads, rotation_at
-from training.hardware.memory_errors import is_memory_error
+from training.hardware.usable_gpus import is_memory_error
 from training.parallel.process_group import Ranks, from_coordinator
 from training.precision import DTYPES
 

@@ -1,4 +1,4 @@
-"""Usable GPUs: the device of a run, and a trial of one GPU."""
+"""Usable GPUs: the device of a run, a trial of one GPU, and errors of its memory, or of a CPU's."""
 
 import os
 import warnings
@@ -9,6 +9,10 @@ from common.errors import BadInput
 from training.hardware.driver import driver_gpus
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
+CPU_WORDS = "can't allocate memory"  # torch raises a plain RuntimeError
+# CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on a slice of a GPU (MIG), where
+# NVML does not tell it whose the memory is (pytorch issue 112377).
+GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
 
 
 def choose_device(wanted: str | None) -> str:
@@ -45,6 +49,26 @@ def use_gpu(device: torch.device) -> None:
         ) from error
 
 
+def is_memory_error(error: Exception) -> bool:
+    """Tell whether an error means too little memory."""
+    return is_gpu_memory_error(error) or isinstance(error, MemoryError) or _says(error, CPU_WORDS)
+
+
+def is_gpu_memory_error(error: Exception) -> bool:
+    """Tell whether an error means too little memory of a GPU."""
+    return isinstance(error, torch.OutOfMemoryError) or any(_says(error, words) for words in GPU_WORDS)
+
+
+def describe_memory_error(error: Exception, microbatch_size: int) -> str:
+    """Return a memory error as one line, with a remedy."""
+    gpu, size = is_gpu_memory_error(error), microbatch_size
+    smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
+    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
+    if smaller is None:
+        advice = "use a larger GPU, or parallel fsdp" if gpu else "use a larger machine, or a smaller model"
+    return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
+
+
 def _unusable(usable: int, there: int, warning: str) -> str:
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
@@ -60,3 +84,7 @@ def _unusable(usable: int, there: int, warning: str) -> str:
         f"the NVIDIA driver has {there} GPU{'s' * (there > 1)}, CUDA can use {usable or 'none'}: "
         f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"
     )
+
+
+def _says(error: Exception, words: str) -> bool:
+    return isinstance(error, RuntimeError) and words in str(error)

@@ -1,4 +1,4 @@
-"""GPUs that torch cannot use are told before a run costs anything."""
+"""GPUs that torch cannot use are told before a run costs anything; errors of memory are told from others."""
 
 import warnings
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from common.errors import BadInput
 from tests import launch
 from training.hardware import usable_gpus
-from training.hardware.usable_gpus import choose_device, use_gpu
+from training.hardware.usable_gpus import choose_device, is_gpu_memory_error, is_memory_error, use_gpu
 
 OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
@@ -94,3 +94,20 @@ def test_a_gpu_that_is_busy_or_broken_is_named_by_its_rank(monkeypatch: pytest.M
     with pytest.raises(BadInput, match=r"^GPU 3 cannot be used: .* busy or unavailable; see nvidia-smi; ") as raised:
         use_gpu(torch.device("cuda", 3))
     assert raised.value.alone
+
+
+def test_errors_of_memory_are_told_from_others() -> None:
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 60)
+    for error in (failure.value, MemoryError()):
+        assert is_memory_error(error) and not is_gpu_memory_error(error)
+    for words in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165',  # of a slice
+    ):
+        assert is_memory_error(RuntimeError(words)) and is_gpu_memory_error(RuntimeError(words))
+    assert not is_memory_error(RuntimeError("shapes do not match"))
