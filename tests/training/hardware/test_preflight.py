@@ -16,20 +16,7 @@ from tests.conftest import train
 from training.checkpoints.node_disks import disk_need
 from training.config.train_config import load_run
 from training.hardware import preflight
-from training.hardware.preflight import (
-    NCCL_FILE_BYTES,
-    Check,
-    DiskNeed,
-    PreflightRequirements,
-    check_compiler,
-    check_disk,
-    check_each_gpu,
-    check_open_files,
-    check_shared_memory,
-    enforce,
-    machine_checks,
-    report,
-)
+from training.hardware.preflight import Check, DiskNeed, PreflightRequirements
 
 Run = Callable[..., Path]
 
@@ -54,14 +41,15 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path) -> None:
-    checks = machine_checks(PreflightRequirements(disk=need(tmp_path)))
+    checks = preflight.machine_checks(PreflightRequirements(disk=need(tmp_path)))
     assert [check.name for check in checks] == ["GPUs", "compiler", "disk", "shared memory", "open files"]
     assert {check.level for check in checks} == {"ok"}
     assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
     assert "for 8 GPUs" in checks[3].found
-    fewer = machine_checks(PreflightRequirements(compiles=False, ranks=2))
+    fewer = preflight.machine_checks(PreflightRequirements(compiles=False, ranks=2))
     assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].found
-    assert [check.name for check in machine_checks(PreflightRequirements(device="cpu"))] == ["GPUs", "open files"]
+    on_a_cpu = preflight.machine_checks(PreflightRequirements(device="cpu"))
+    assert [check.name for check in on_a_cpu] == ["GPUs", "open files"]
 
 
 def test_a_problem_with_the_gpus_hides_no_other(
@@ -73,32 +61,32 @@ def test_a_problem_with_the_gpus_hides_no_other(
     monkeypatch.setattr(preflight, "choose_device", unusable)
     monkeypatch.setattr(preflight, "driver_gpus", lambda: 4)
     monkeypatch.setattr(preflight, "check_each_gpu", lambda: pytest.fail("they cannot be used"))
-    assert report(PreflightRequirements()) == EXIT_ERROR
+    assert preflight.report(PreflightRequirements()) == EXIT_ERROR
     first, compiler, *_ = capsys.readouterr().out.splitlines()
     assert (first, compiler[:17]) == ("GPUs           problem  CUDA can use none", "compiler       ok")
     with pytest.raises(BadInput, match=r"^CUDA can use none$"):
-        enforce(PreflightRequirements())
+        preflight.enforce(PreflightRequirements())
 
 
 def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H100", total_memory=79 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(preflight, "use_gpu", lambda device: None)
-    assert check_each_gpu() == Check("GPUs tried", "8 x NVIDIA H100, 79.0 GiB")
+    assert preflight.check_each_gpu() == Check("GPUs tried", "8 x NVIDIA H100, 79.0 GiB")
 
     def third_fails(device: torch.device) -> None:
         if device.index == 2:
             raise BadInput("GPU 2 cannot be used: busy")
 
     monkeypatch.setattr(preflight, "use_gpu", third_fails)
-    assert check_each_gpu() == Check("GPUs tried", "GPU 2 cannot be used: busy", "problem")
+    assert preflight.check_each_gpu() == Check("GPUs tried", "GPU 2 cannot be used: busy", "problem")
 
 
 def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wanted = need(tmp_path / "not" / "there")
     for size, level in ((6e9, "ok"), (2e9, "warning"), (5e8, "problem")):
         free(monkeypatch, size)
-        check = check_disk(wanted)
+        check = preflight.check_disk(wanted)
         assert check.level == level
         assert check.found.startswith(f"{size / 1e9:.1f} GB free at {tmp_path}, wanted 5.0 GB for checkpoints")
         assert check.found.endswith("; free some") == (level != "ok")
@@ -119,10 +107,10 @@ def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_run: Run, mount: str, level: str
 ) -> None:
     monkeypatch.setattr(preflight, "mounted_as", lambda path: mount)
-    check = check_disk(disk_need(load_run(make_run(), []), resumes=False))
+    check = preflight.check_disk(disk_need(load_run(make_run(), []), resumes=False))
     assert check.level == level
     assert ("a mount of an object store" in check.found) == (level == "problem")
-    assert check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
+    assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
 
 
 def test_checkpoints_that_are_there_are_not_counted_again(make_run: Run) -> None:
@@ -156,8 +144,8 @@ def test_what_a_killed_save_has_left_is_free_to_a_resume_which_is_never_refused(
     left = fresh.total_bytes - resumed.total_bytes
     assert 1 << 16 <= left < 1 << 20
     free(monkeypatch, 0)
-    assert check_disk(fresh).level == "problem"
-    assert check_disk(resumed).level == "warning"
+    assert preflight.check_disk(fresh).level == "problem"
+    assert preflight.check_disk(resumed).level == "warning"
 
 
 def test_a_run_that_could_not_save_is_refused_before_it_trains(
@@ -166,19 +154,19 @@ def test_a_run_that_could_not_save_is_refused_before_it_trains(
     needs = PreflightRequirements(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
     free(monkeypatch, 1e4)
     with pytest.raises(BadInput, match=r"0\.0 GB free at .*, wanted .* keep_checkpoints=1"):
-        enforce(needs)
-    assert report(needs) == EXIT_ERROR
+        preflight.enforce(needs)
+    assert preflight.report(needs) == EXIT_ERROR
     assert "\ndisk           problem  0.0 GB free" in capsys.readouterr().out
 
 
 def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_SHM_DISABLE", raising=False)
     free(monkeypatch, 64 << 20)
-    assert 4 * 2 * NCCL_FILE_BYTES > 64 << 20
-    assert [check_shared_memory(ranks).level for ranks in (1, 2, 4, 8)] == ["ok", "ok", "warning", "warning"]
-    assert "64 MiB free in /dev/shm; NCCL may take 147 MiB for 8 GPUs; " in check_shared_memory(8).found
+    assert 4 * 2 * preflight.NCCL_FILE_BYTES > 64 << 20
+    assert [preflight.check_shared_memory(ranks).level for ranks in (1, 2, 4, 8)] == ["ok", "ok", "warning", "warning"]
+    assert "64 MiB free in /dev/shm; NCCL may take 147 MiB for 8 GPUs; " in preflight.check_shared_memory(8).found
     monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
-    assert check_shared_memory(8) == Check("shared memory", "not used")
+    assert preflight.check_shared_memory(8) == Check("shared memory", "not used")
 
 
 @pytest.mark.parametrize(
@@ -197,13 +185,13 @@ def test_a_low_limit_of_open_files_is_raised(
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, values: calls.append(values))
-    assert check_open_files() == check
+    assert preflight.check_open_files() == check
     assert calls == ([] if raised is None else [raised])
 
 
 def test_a_limit_of_open_files_that_stays_low_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    check = check_open_files()
+    check = preflight.check_open_files()
     assert check.level == "warning" and check.found.startswith("at most 256 open files; wanted 1,024; ")
 
 
@@ -233,9 +221,9 @@ def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: 
 )
 def test_the_real_compiler_finds_the_headers_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
-    assert check_compiler().level == "ok"
+    assert preflight.check_compiler().level == "ok"
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/absent"})
-    assert re.search(r"need a C compiler .*Python\.h", check_compiler().found)
+    assert re.search(r"need a C compiler .*Python\.h", preflight.check_compiler().found)
 
 
 def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,7 +231,7 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
     working.write_text("#!/bin/sh\nexit 0\n")
     working.chmod(0o755)
     monkeypatch.setenv("CC", str(working))
-    assert check_compiler() == Check("compiler", f"{working} and Python.h")
+    assert preflight.check_compiler() == Check("compiler", f"{working} and Python.h")
     monkeypatch.delenv("CC")
     without_headers.write_text('#!/bin/sh\necho "<stdin>:2:10: fatal error: Python.h: No such file" >&2\nexit 1\n')
     without_headers.chmod(0o755)
@@ -255,6 +243,6 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
     ):
         if compiler is not None:
             monkeypatch.setenv("CC", compiler)
-        check = check_compiler()
+        check = preflight.check_compiler()
         assert check.level == "problem"
         assert f"{problem}; run: sudo apt-get install build-essential python3." in check.found
