@@ -83,8 +83,8 @@ def named_gpus(device: str) -> list[Gpu]:
     """
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []
-    gpus = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None]
-    fitting = [gpu for gpu in gpus if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
+    named = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None]
+    fitting = [gpu for gpu in named if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
     longest = max((len(gpu.torch_name or "") for gpu in fitting), default=0)
     return [gpu for gpu in fitting if len(gpu.torch_name or "") == longest]
 

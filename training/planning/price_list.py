@@ -30,9 +30,8 @@ class Machine:
     gpu: Gpu = attrs.field(validator=checks.ValueCheck(lambda value: isinstance(value, Gpu), "the name of a GPU"))
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
     usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
-    tokens_per_second: float | None = attrs.field(
-        default=None, validator=checks.optional(checks.number(1.0))
-    )  # of the whole machine, as the user has measured this run
+    # of the whole machine, as the user has measured this run
+    tokens_per_second: float | None = attrs.field(default=None, validator=checks.optional(checks.number(1.0)))
 
     def times(self, nodes: int) -> "Machine":
         """Return so many of this machine as one, of unknown tokens/s."""

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -40,7 +39,6 @@ UNFUSED_SHARE = 20 / 172
 # Of the loss, for each row of the vocabulary, counted likewise.
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
-
 
 # Of steps on several nodes. Nothing of it is measured on several machines. The sum of gradients is that on two levels
 # (training/parallel/ordered_reduce.py), whose bytes are counted at the cable between two network namespaces.
@@ -105,10 +103,13 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound. Those of a
     small network are unknown: the returned bound says nothing.
     """
+    # Options that a measurement leaves out are GPT-2's.
+    shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     found = [
         Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else ANOTHER_TRAINER, row["trainer"])
         for row in reversed(read_json(MEASUREMENTS, list))
-        if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus) and _is_of(row, config)
+        if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus)
+        and all(getattr(config, field.name) == row.get(field.name, field.default) for field in shape)
     ]
     ours, others = ([each for each in found if each.source == source] for source in (MEASURED, ANOTHER_TRAINER))
     if machine.tokens_per_second is not None:
@@ -138,12 +139,6 @@ def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Pl
     weights = GATHERED_BYTES * parameter_count(model) * (nodes - 1) / nodes * accumulation / (network.link * 1e9)
     seconds += max(0.0, weights - compute) if gathers else 0.0
     return Throughput(plan.tokens_per_step / seconds, f"simulation from one node's: {alone.source}")
-
-
-def _is_of(row: dict[str, Any], config: ModelConfig) -> bool:
-    """Tell whether a measurement is of this network, or of one about as fast; keys that it leaves out are GPT-2's."""
-    fields = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
-    return all(getattr(config, field.name) == row.get(field.name, field.default) for field in fields)
 
 
 def roofline(config: ModelConfig, gpu: Gpu, reached: Efficiency | None = None) -> float:

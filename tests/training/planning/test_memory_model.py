@@ -17,8 +17,7 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
-from training.planning.memory_model import PLAIN, THRIFTY, MemoryModel, gpu_bytes
-from training.planning.memory_peaks import BatchMemory
+from training.planning.memory_model import GIB, PLAIN, THRIFTY, BatchMemory, MemoryModel, gpu_bytes
 from training.planning.network_sizes import network_sizes
 
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
@@ -136,3 +135,39 @@ def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:
         for options in (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
     ]
     assert sizes == sorted(set(sizes))
+
+
+ELASTIC = {"world_size": 8, "determinism": "elastic"}
+SHARDED = {"world_size": 8, "parallel": "fsdp"}
+
+
+# benchmarks/emulated_steps.py's peaks on the H100, torch 2.13.0; for all shapes: tests/cuda/test_memory_prediction.py.
+@pytest.mark.parametrize(
+    ("size", "microbatch_size", "accumulation", "settings", "gib"),
+    [
+        ("124M", 16, 2, {}, 8.619),
+        ("124M", 64, 1, {}, 27.467),
+        ("124M", 32, 2, {"options": MemoryOptions(recompute_blocks=True)}, 6.421),
+        ("124M", 32, 2, {"options": MemoryOptions(loss_chunks=8)}, 12.598),
+        ("124M", 64, 2, {"options": THRIFTY}, 6.205),
+        ("350M", 32, 2, {}, 34.952),
+        ("124M", 16, 1, {"world_size": 8}, 8.618),
+        ("124M", 16, 8, ELASTIC, 10.011),
+        ("124M", 16, 1, SHARDED, 7.099),
+        ("124M", 16, 4, SHARDED | ELASTIC, 8.013),
+        ("774M", 16, 2, SHARDED | {"options": MemoryOptions(recompute_blocks=True)}, 9.054),
+        ("1.5B", 8, 2, SHARDED, 32.204),
+        ("1.5B", 8, 8, SHARDED | ELASTIC, 43.810),
+    ],
+)
+def test_the_largest_moment_is_the_measured_peak(
+    size: str, microbatch_size: int, accumulation: int, settings: dict[str, Any], gib: float
+) -> None:
+    memory = MemoryModel(model=GPT2_SIZES[size], accumulation=accumulation, **settings)
+    assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> None:
+    memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
+    assert memory.predict(2).total < memory.predict(1).total
+    assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2

@@ -58,19 +58,19 @@ def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
     added = re.search(r"To add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
     assert added and f"{path}: 4xweird: gpu: unknown GPU 'weird'; " in line
     assert json.loads(added[1])["gpus"]["weird"] == dict.fromkeys(OWN_GPU["gpus"]["weird"], 0)
-    path.write_text(json.dumps({"gpus": {"weird": {"memory_gib": 12.0}}}))
-    done = launch.run(ROOT / "find_batch_size.py", str(runs), "--predict", "weird", "--machines", str(path))
-    assert done.returncode == 0 and re.search(r"^weird +11\.4 ", done.stdout, re.MULTILINE), done.stderr
-    path.write_text(json.dumps(OWN_MACHINE | OWN_GPU))
-    done = train(runs, "--plan", "--machines", str(path))
-    assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* estimate: roofline, not fitted", done.stdout, re.MULTILINE
-    )
-    options = ("--predict", "weird,l4", "--machines", str(path), "--world-size", "4")
-    done = launch.run(ROOT / "find_batch_size.py", str(runs), *options)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^weird +11\.4 +ddp .* 16$", done.stdout, re.MULTILINE)
+    for row, options, found in (
+        ({"gpus": {"weird": {"memory_gib": 12.0}}}, ("--predict", "weird"), r"^weird +11\.4 "),
+        (OWN_MACHINE | OWN_GPU, ("--predict", "weird,l4", "--world-size", "4"), r"^weird +11\.4 +ddp .* 16$"),
+        (
+            OWN_MACHINE | OWN_GPU,
+            ("--plan",),
+            r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* estimate: roofline, not fitted",
+        ),
+    ):
+        path.write_text(json.dumps(row))
+        script = ROOT / ("train.py" if "--plan" in options else "find_batch_size.py")
+        done = launch.run(script, str(runs), *options, "--machines", str(path))
+        assert done.returncode == 0 and re.search(found, done.stdout, re.MULTILINE), done.stderr
 
 
 def test_a_gpu_to_plan_with_needs_its_speed(tmp_path: Path) -> None:
