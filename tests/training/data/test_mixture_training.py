@@ -105,18 +105,6 @@ def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run:
     assert "data         2.91 epochs of 33 windows: 96 of" in done.stdout
 
 
-def test_more_epochs_than_allowed_are_refused_with_the_number_that_is_needed(
-    make_run: Make, token_files: Path, few: Path
-) -> None:
-    run = make_run(**mixture(token_files, few, max_epochs=1))
-    wanted = (
-        f"{run / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
-        "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
-    )
-    assert wanted in one_line(train(run, ranks=2))
-    assert wanted in one_line(train(run, "--dry-run"))
-
-
 def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     make_run: Make, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
@@ -145,7 +133,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     assert "resuming from" in done.stdout
 
 
-def test_datasets_of_different_tokenizers_are_refused(
+def test_mixtures_that_cannot_be_are_refused_in_a_line(
     make_run: Make, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -153,15 +141,22 @@ def test_datasets_of_different_tokenizers_are_refused(
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"] |= {"name": "letters", "vocabulary_size": 100}
     (other / "manifest.json").write_text(json.dumps(manifest))
-    line = one_line(train(make_run(**mixture(token_files, other))))
-    assert f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids" in line
-
-
-def test_token_files_on_the_command_line_replace_one_dataset_only(make_run: Make, token_files: Path, few: Path) -> None:
-    run = make_run(**mixture(token_files, few))
-    for options in ((), ("--dry-run",)):
-        line = one_line(train(run, "--token-files", str(few), *options))
-        assert f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list" in line
+    run, once = make_run(**mixture(token_files, few)), make_run("once", **mixture(token_files, few, max_epochs=1))
+    letters = make_run("letters", **mixture(token_files, other))
+    epochs = (
+        f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
+        "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
+    )
+    replaced = f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list"
+    tokenizers = f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids"
+    for refused, options, ranks, line in (
+        (once, (), 2, epochs),
+        (once, ("--dry-run",), 1, epochs),
+        (run, ("--token-files", str(few)), 1, replaced),
+        (run, ("--token-files", str(few), "--dry-run"), 1, replaced),
+        (letters, (), 1, tokenizers),
+    ):
+        assert line in one_line(train(refused, *options, ranks=ranks))
 
 
 def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: Make, few: Path) -> None:

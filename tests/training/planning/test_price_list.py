@@ -58,14 +58,12 @@ def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
     added = re.search(r"To add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
     assert added and f"{path}: 4xweird: gpu: unknown GPU 'weird'; " in line
     assert json.loads(added[1])["gpus"]["weird"] == dict.fromkeys(OWN_GPU["gpus"]["weird"], 0)
+    mine = OWN_MACHINE | OWN_GPU
+    planned = r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* estimate: roofline, not fitted"
     for row, options, found in (
         ({"gpus": {"weird": {"memory_gib": 12.0}}}, ("--predict", "weird"), r"^weird +11\.4 "),
-        (OWN_MACHINE | OWN_GPU, ("--predict", "weird,l4", "--world-size", "4"), r"^weird +11\.4 +ddp .* 16$"),
-        (
-            OWN_MACHINE | OWN_GPU,
-            ("--plan",),
-            r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* estimate: roofline, not fitted",
-        ),
+        (mine, ("--predict", "weird,l4", "--world-size", "4"), r"^weird +11\.4 +ddp .* 16$"),
+        (mine, ("--plan",), planned),
     ):
         path.write_text(json.dumps(row))
         script = ROOT / ("train.py" if "--plan" in options else "find_batch_size.py")

@@ -36,16 +36,12 @@ LLM_C_LAYER_BYTES = 47 * 2  # per token and C: llm.c's kernels are written by ha
 
 
 @pytest.mark.parametrize(("gpu", "size", "tokens_per_second"), LLM_C)
-def test_the_shares_explain_the_fastest_published_trainer(gpu: str, size: str, tokens_per_second: float) -> None:
+def test_the_shares_explain_the_fastest_published_trainer_and_ours_is_slower_by_what_its_kernels_move_more(
+    gpu: str, size: str, tokens_per_second: float
+) -> None:
     seconds = seconds_per_token(GPT2_SIZES[size], known_gpus()[gpu], FITS[known_gpus()[gpu].similar_to])
     seconds["elementwise"] *= LLM_C_LAYER_BYTES / LAYER_BYTES
     assert 1 / sum(seconds.values()) == pytest.approx(tokens_per_second, rel=0.05)
-
-
-@pytest.mark.parametrize(("gpu", "size", "tokens_per_second"), LLM_C)
-def test_our_estimate_is_below_its_speed_by_what_our_kernels_move_more(
-    gpu: str, size: str, tokens_per_second: float
-) -> None:
     assert 0.8 * tokens_per_second < roofline(GPT2_SIZES[size], known_gpus()[gpu]) < tokens_per_second
 
 
