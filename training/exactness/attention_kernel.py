@@ -142,25 +142,16 @@ def seconds_of(name: str, shape: Shape, sequences: int) -> float:
 
 def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
     """Return causal attention of fp32 queries, keys and values (N, T, D), and their gradients: some rows at a time."""
-    queries, keys, values = inputs
-    length, scale = queries.shape[1], 1 / math.sqrt(queries.shape[2])
-    output, query_gradient = torch.empty_like(queries), torch.empty_like(queries)
-    key_gradient, value_gradient = torch.zeros_like(keys), torch.zeros_like(values)
+    queries, keys, values = leaves = [part.detach().requires_grad_() for part in inputs]
+    outputs, length, scale = [], queries.shape[1], 1 / math.sqrt(queries.shape[2])
     rows = max(1, SCORES_AT_ONCE // (len(queries) * length))
     for first in range(0, length, rows):
-        end = min(first + rows, length)
-        own, seen = slice(first, end), slice(0, end)  # no row sees a later key
+        own, seen = slice(first, first + rows), slice(0, first + rows)  # no row sees a later key
         scores = scale * queries[:, own] @ keys[:, seen].mT
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(first + 1)
-        shares = scores.masked_fill_(later, -math.inf).softmax(-1)
-        output[:, own] = shares @ values[:, seen]
-        of_shares = gradient[:, own] @ values[:, seen].mT
-        of_shares -= (gradient[:, own] * output[:, own]).sum(-1, keepdim=True)
-        of_scores = scale * shares * of_shares
-        query_gradient[:, own] = of_scores @ keys[:, seen]
-        key_gradient[:, seen] += of_scores.mT @ queries[:, own]
-        value_gradient[:, seen] += shares.mT @ gradient[:, own]
-    return [output, query_gradient, key_gradient, value_gradient]
+        outputs.append(scores.masked_fill(later, -math.inf).softmax(-1) @ values[:, seen])
+        outputs[-1].backward(gradient[:, own])
+    return [torch.cat(outputs, 1).detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
 def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
