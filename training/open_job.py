@@ -66,7 +66,7 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
     if run.train.checkpoints.checkpoints is not None and not replays:
         from training.checkpoints.bucket_upload import open_uploader
 
-        uploader = open_uploader(run, disks)
+        uploader = open_uploader(run, ranks)
     print_lines(ranks, run.notices)
     before = from_coordinator(ranks, lambda: files_read_before(run.directory))
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)

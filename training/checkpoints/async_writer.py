@@ -151,7 +151,7 @@ class Saver:
             problem = str(error)
         self._newest = path
         if self._uploader is not None:
-            self._uploader.offer(self._newest, self._group)
+            self._uploader.offer(path)
         return True, problem
 
     def _all(self, work: Callable[[], Value], *, only: bool) -> list[Value]:

@@ -22,7 +22,7 @@ from training.launch import environment_local_world_size, environment_nodes, env
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
-SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk, or its upload
+SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
 # NCCL's own watchdog kills the process without a Python exception: gloo, used in every step as well, times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 

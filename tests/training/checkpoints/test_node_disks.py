@@ -126,7 +126,7 @@ def test_what_nodes_apart_cannot_do_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blank_nodes_download_a_checkpoint_each_and_share_out_its_upload(
+def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
     make_run: Callable[..., Path],
     machines: tuple[Machine, Machine],
     bucket_server: BucketServer,
