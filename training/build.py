@@ -7,7 +7,7 @@ from model.config import ModelConfig
 from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from training.checkpoints.async_writer import Destination, Saver
+from training.checkpoints.async_writer import Saver
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.run_record import RunRecord
 from training.config.batch_plan import VALIDATION_SHARE, Plan
@@ -87,8 +87,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
     run, plan, intervals = job.run, job.plan, job.intervals
     reporter, validations = _make_reporter(job, state.position.step), _make_validations(job)
-    keep = run.train.checkpoints.keep_checkpoints
-    saver = Saver(Destination(checkpoints_of(run.directory), keep, job.uploader), state, job.disks, record)
+    saver = Saver(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
     saving = Saving(saver, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
         ranks=job.ranks,

@@ -48,20 +48,14 @@ class Saved:
     write_seconds: float  # from the copy to the disk
 
 
-@attrs.frozen
-class Destination:
-    """Places of a run's checkpoints."""
-
-    directory: Path
-    keep: int  # newest checkpoints
-    uploader: "Uploader | None" = None  # to a bucket, besides
-
-
 class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
-    def __init__(self, destination: Destination, train_state: TrainState, disks: NodeDisks, config: RunRecord):
-        self.directory, self._keep, self._uploader = destination.directory, destination.keep, destination.uploader
+    def __init__(
+        self, directory: Path, uploader: "Uploader | None", train_state: TrainState, disks: NodeDisks, config: RunRecord
+    ):
+        """`uploader`: to a bucket, besides."""
+        self.directory, self._uploader = directory, uploader
         self._train_state, self._disks, self._config = train_state, disks, config
         self._shard = StateShard(train_state, disks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
@@ -145,8 +139,8 @@ class Saver:
             return False, str(error)
         problem = None
         try:
-            best = state.position.best_step
-            self._all(lambda: prune_checkpoints(self.directory, path.name, best, self._keep), only=keeps)
+            best, keep = state.position.best_step, self._config.train["keep_checkpoints"]
+            self._all(lambda: prune_checkpoints(self.directory, path.name, best, keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = str(error)
         self._newest = path

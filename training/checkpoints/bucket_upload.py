@@ -6,27 +6,39 @@
 
 A bucket that is slower than the checkpoints gets fewer of them; one that fails gets the next one. Training waits for it
 at its end only.
+
+One job uploads to a prefix: its lease names the job, which renews it; an old one may be taken. No clocks are compared:
+whoever wants a lease watches whether it is renewed. All writes of it are conditional on the version seen before, so
+that of two jobs one gets it.
 """
 
+import json
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from uuid import uuid4
 
 import attrs
 
-from common.bucket import Bucket
-from common.errors import BadInput
+from common.bucket import Bucket, Taken, Version
+from common.errors import BadInput, advisory
 from common.files import is_folder
 from training.checkpoints.bucket_checkpoints import complete_steps, complete_upload, holds, prune_bucket
-from training.checkpoints.bucket_lease import BucketLease
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
 from training.checkpoints.saved_state import best_name
 from training.config.train_config import Run
 from training.parallel.process_group import Ranks, from_coordinator
 from training.telemetry.reporter import print_lines
+
+LEASE = "lease.json"
+RENEW_SECONDS = 20.0
+EXPIRY_SECONDS = 90.0  # without a renewal; a request and its retries may take this long
+LEASE_POLL_SECONDS = 5.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @attrs.frozen
@@ -130,7 +142,7 @@ class Uploader:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, lease: BucketLease, checkpoint: Path, opened: threading.Event) -> None:
+    def _run(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:
         began, problem = time.perf_counter(), None
         try:
             self._upload(lease, checkpoint, opened)
@@ -141,7 +153,7 @@ class Uploader:
         opened.set()
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
 
-    def _upload(self, lease: BucketLease, checkpoint: Path, opened: threading.Event) -> None:
+    def _upload(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:
         """Upload a checkpoint. `opened`: set once its files are open, as the disk's retention may delete them then."""
         name = checkpoint.name
         with ExitStack() as files:
@@ -157,3 +169,77 @@ class Uploader:
         newest = max(name, self._complete or name)  # the best one may come after it
         prune_bucket(self.bucket, newest, best, self._keep)
         self._complete = newest
+
+
+class BucketLease:
+    """Claim of this job on a bucket prefix, renewed by a thread until `release`; for rank 0."""
+
+    def __init__(self, bucket: Bucket, run_directory: Path, say: Callable[[str], object]):
+        """Take the lease. `say` is told when that takes a while. Raises BadInput while another job holds it."""
+        self._bucket = bucket
+        self._holder = _holder(run_directory)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._version: Version | None = self._write(self._free(say))  # None: another job has taken it
+        threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Renew the lease. Raises Taken where another job has it: this one's uploads end."""
+        with self._lock:
+            try:
+                self._version = None if self._version is None else self._write(self._version)
+            except Taken:
+                self._version = None
+            if self._version is None:
+                raise Taken(
+                    f"{self._bucket.url}: another job uploads there now, as this one's lease was not renewed in time; "
+                    "stop one of the two"
+                )
+
+    def release(self) -> None:
+        """End the lease, for the next job; if that fails, it has to wait."""
+        self._ended.set()
+        with self._lock, suppress(BadInput):
+            if self._version is not None:
+                self._bucket.delete([LEASE])
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            with advisory("lease of the bucket"), suppress(BadInput):  # the next upload says so
+                self.check()
+
+    def _free(self, say: Callable[[str], object]) -> Version | None:
+        """Return the version to replace, once it has expired or is of this run directory, which only one job locks."""
+        before = self._bucket.read(LEASE)
+        if before is None or _name(before) == self._holder:
+            return before
+        say(f"{self._bucket.url}: waiting {EXPIRY_SECONDS:.0f} s: {_name(before)} held it last")
+        deadline = time.monotonic() + EXPIRY_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(LEASE_POLL_SECONDS)
+            now = self._bucket.read(LEASE)
+            if now is None:
+                return None
+            if now.tag != before.tag:
+                raise BadInput(
+                    f"{self._bucket.url}: another job uploads there: {_name(now)}; stop it, or set checkpoints to "
+                    "another prefix"
+                )
+        return before
+
+    def _write(self, before: Version | None) -> Version:
+        content = json.dumps({"holder": self._holder, "renewal": uuid4().hex})
+        return self._bucket.replace(LEASE, content.encode(), before)
+
+
+def _holder(run_directory: Path) -> str:
+    """Return the name of a run directory on this machine; another boot is another machine, of the same name."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}:{run_directory.resolve()} {boot}".strip()
+
+
+def _name(version: Version) -> str:
+    """Return the holder of a lease."""
+    with suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(version.content)["holder"])
+    return "an unknown job"

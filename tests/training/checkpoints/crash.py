@@ -1,6 +1,6 @@
 """train.py that kills itself at a named point of a save. The environment says what happens:
 
-CRASH_AT        the point, one of training.checkpoints.atomic_commit.CRASH_POINTS; without it nothing is killed
+CRASH_AT        the point, one of CRASH_POINTS; without it nothing is killed
 CRASH_SAVE      at which save, from 1
 CRASH_RANK      on which rank, by default 0
 STOP_IN_STEP_2  set: be asked to stop in the validation after step 2, which leaves a checkpoint without a loss
@@ -19,6 +19,22 @@ from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.validation import Validation
 
+CRASH_POINTS = (
+    "prepared",
+    "share written",
+    "hashed",
+    "state written",
+    "manifest written",
+    "old one aside",
+    "renamed",
+    "durable",
+    "latest made",
+    "latest moved",
+    "best made",
+    "best moved",
+    "deletion hidden",
+    "deleted",
+)  # of a save, in order
 BEST_STEP = 4
 
 measure = Validation.measure
@@ -38,6 +54,7 @@ def measured(
 
 
 def reached(point: str) -> None:
+    assert point in CRASH_POINTS, point
     rank = os.environ.get("RANK", "0")
     saves.extend([point] if point == ("prepared" if rank == "0" else "share written") else [])
     here = point == os.environ.get("CRASH_AT") and rank == os.environ.get("CRASH_RANK", "0")
@@ -45,6 +62,7 @@ def reached(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-Validation.measure = measured
-atomic_commit.reached = reached
-train.leave(train.main())
+if __name__ == "__main__":
+    Validation.measure = measured
+    atomic_commit.reached = reached
+    train.leave(train.main())

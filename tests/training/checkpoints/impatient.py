@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 import train
 from common import bucket
 from training import loop
-from training.checkpoints import bucket_lease
+from training.checkpoints import bucket_upload
 from training.data import locate_tokens
 
 bucket.RETRY_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
 bucket.REQUEST_SECONDS = max(bucket.REQUEST_SECONDS, bucket.RETRY_SECONDS)  # the server's machine may be busy
-bucket_lease.RENEW_SECONDS, bucket_lease.EXPIRY_SECONDS, bucket_lease.LEASE_POLL_SECONDS = 0.3, 2.0, 0.1
+bucket_upload.RENEW_SECONDS, bucket_upload.EXPIRY_SECONDS, bucket_upload.LEASE_POLL_SECONDS = 0.3, 2.0, 0.1
 locate_tokens.DOWNLOADS = Path(os.environ.get("DOWNLOADS", locate_tokens.DOWNLOADS))
 plain_step, plain_upload = loop.train_step, bucket.Bucket.upload
 

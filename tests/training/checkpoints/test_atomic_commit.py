@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import train, write_run
 from tests.training.checkpoints.conftest import CRASH
-from training.checkpoints.atomic_commit import CRASH_POINTS, recover
+from tests.training.checkpoints.crash import CRASH_POINTS
+from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.verification import find
 
