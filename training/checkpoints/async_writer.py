@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from common.files import write_problem
-from training.checkpoints import atomic_commit
 from training.checkpoints.atomic_commit import (
     create_partial,
     discard,
@@ -126,9 +125,7 @@ class Saver:
             [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)
         try:
             self._all(lambda: create_partial(path, self._shard.files), only=keeps)
-            atomic_commit.reached("prepared")
             told = self._all(lambda: self._shard.write(path, self._group), only=True)
-            atomic_commit.reached("share written")
             shares = self._disks.of_own_disk(told)
             written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.files}
             self._all(lambda: write_state_and_manifest(path, state, written), only=keeps)

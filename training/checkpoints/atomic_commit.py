@@ -58,10 +58,6 @@ class WrittenBytes:
         return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
 
 
-def reached(point: str) -> None:
-    """Do nothing; tests replace this function to end the process at a point of a save."""
-
-
 def partial_of(path: Path) -> Path:
     """Return the hidden path of a checkpoint or link that is being written."""
     return path.with_name(f"{PARTIAL}{path.name}")
@@ -94,15 +90,12 @@ def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) ->
 def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
     """Read back both tensor files of a hidden checkpoint, compare them with what was `written`, then add the rest."""
     files = {file: _compared(partial_of(path) / file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
-    reached("hashed")
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
     text = state.text().encode()
     _put(partial_of(path) / STATE, text)
-    reached("state written")
     files[STATE] = _compared(partial_of(path) / STATE, [WrittenBytes.of(0, text)])
     _put(partial_of(path) / MANIFEST, manifest_text(files).encode())
-    reached("manifest written")
 
 
 def publish(path: Path) -> None:
@@ -110,10 +103,8 @@ def publish(path: Path) -> None:
     partial = partial_of(path)
     if path.exists():  # the same step again: saved before its validation
         rename(path, partial.with_name(f"{partial.name}{REPLACED}"))
-        reached("old one aside")
     try:
         partial.rename(path)
-        reached("renamed")
         sync(path.parent)
         sync(path.parent.parent)  # the first checkpoint's folder is new as well
     except OSError:
@@ -121,7 +112,6 @@ def publish(path: Path) -> None:
             path.rename(partial)
         _restore_replaced(path.parent)
         raise
-    reached("durable")
 
 
 def discard(path: Path) -> None:
@@ -161,9 +151,7 @@ def prune_checkpoints(directory: Path, newest: str, best_step: int | None, keep:
         if name not in kept:
             hidden = partial_of(directory / name)
             rename(directory / name, hidden)  # first: an interrupted deletion leaves no incomplete checkpoint
-            reached("deletion hidden")
             remove(hidden)
-            reached("deleted")
     _remove_stale(directory)
 
 
@@ -188,10 +176,8 @@ def point(link: Path, name: str | None) -> None:
         link.unlink(missing_ok=True)
         return
     partial.symlink_to(name)
-    reached(f"{link.name} made")
     partial.replace(link)
     sync(link.parent)
-    reached(f"{link.name} moved")
 
 
 def recover(directory: Path) -> None:

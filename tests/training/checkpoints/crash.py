@@ -1,7 +1,7 @@
-"""train.py that kills itself at a named point of a save. The environment says what happens:
+"""train.py that kills itself before a call to the file system in a save. The environment says what happens:
 
-CRASH_AT        the point, one of CRASH_POINTS; without it nothing is killed
-CRASH_SAVE      at which save, from 1
+CRASH_AT        the call, one of CALLS; without it nothing is killed
+CRASH_SAVE      in which save of this process, from 1
 CRASH_RANK      on which rank, by default 0
 STOP_IN_STEP_2  set: be asked to stop in the validation after step 2, which leaves a checkpoint without a loss
 
@@ -9,36 +9,39 @@ Of all validations the one after step 4 is the best.
 """
 
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import train
-from training.checkpoints import atomic_commit
 from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.validation import Validation
 
-CRASH_POINTS = (
-    "prepared",
-    "share written",
-    "hashed",
-    "state written",
-    "manifest written",
-    "old one aside",
-    "renamed",
-    "durable",
-    "latest made",
-    "latest moved",
-    "best made",
-    "best moved",
-    "deletion hidden",
-    "deleted",
-)  # of a save, in order
+CALLS = {  # of a save, in order: Python's audit event and its first arguments
+    "make folder": r"os\.mkdir .*/\.partial-step-\d+ ",
+    "make file": r"open .*/\.partial-step-\d+/optimizer.safetensors wb",
+    "write weights": r"open .*/\.partial-step-\d+/model.safetensors r\+b",
+    "write moments": r"open .*/\.partial-step-\d+/optimizer.safetensors r\+b",
+    "read back": r"open .*/\.partial-step-\d+/model.safetensors rb",
+    "write state": r"open .*/\.partial-step-\d+/state.json wb",
+    "write manifest": r"open .*/\.partial-step-\d+/manifest.json wb",
+    "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # its older one has another name by then
+    "publish": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",
+    "make latest": r"os\.symlink .*/\.partial-latest$",
+    "move latest": r"os\.rename .*/\.partial-latest ",
+    "make best": r"os\.symlink .*/\.partial-best$",
+    "move best": r"os\.rename .*/\.partial-best ",
+    "hide old one": r"os\.rename .*/step-\d+ .*/\.partial-step-\d+$",
+    "delete old one": r"shutil\.rmtree .*/\.partial-step-\d+ ",
+}
+EVENTS = {pattern.partition(" ")[0].replace("\\", "") for pattern in CALLS.values()}
 BEST_STEP = 4
 
 measure = Validation.measure
-saves = []
+saves = set()
 
 
 def measured(
@@ -53,16 +56,17 @@ def measured(
     return loss + 10 if step > BEST_STEP and loss is not None else loss
 
 
-def reached(point: str) -> None:
-    assert point in CRASH_POINTS, point
-    rank = os.environ.get("RANK", "0")
-    saves.extend([point] if point == ("prepared" if rank == "0" else "share written") else [])
-    here = point == os.environ.get("CRASH_AT") and rank == os.environ.get("CRASH_RANK", "0")
-    if here and len(saves) >= int(os.environ["CRASH_SAVE"]):
+def watch(event: str, arguments: tuple[object, ...]) -> None:
+    if event not in EVENTS:
+        return
+    call = " ".join([event, *map(str, arguments[:2])])
+    saves.update(re.findall(r"/\.partial-(step-\d+)", call))
+    if len(saves) >= int(os.environ["CRASH_SAVE"]) and re.match(CALLS[os.environ["CRASH_AT"]], call):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     Validation.measure = measured
-    atomic_commit.reached = reached
+    if "CRASH_AT" in os.environ and os.environ.get("RANK", "0") == os.environ.get("CRASH_RANK", "0"):
+        sys.addaudithook(watch)
     train.leave(train.main())

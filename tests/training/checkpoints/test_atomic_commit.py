@@ -1,4 +1,4 @@
-"""Atomic commit: a checkpoint is complete or absent, at whichever point of a save the process is killed."""
+"""Atomic commit: a checkpoint is complete or absent, before whichever call of a save the process is killed."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import train, write_run
 from tests.training.checkpoints.conftest import CRASH
-from tests.training.checkpoints.crash import CRASH_POINTS
+from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.verification import find
@@ -37,19 +37,19 @@ def left_behind(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("point", "ranks", "rank"),
+    ("call", "ranks", "rank"),
     [
-        *((point, 1, 0) for point in CRASH_POINTS),
-        *(pytest.param(point, 2, 0, marks=pytest.mark.slow) for point in ("prepared", "renamed", "latest moved")),
-        ("share written", 2, 1),
+        *((call, 1, 0) for call in CALLS),
+        *(pytest.param(call, 2, 0, marks=pytest.mark.slow) for call in ("write weights", "make latest", "make best")),
+        ("write moments", 2, 1),
     ],
 )
-def test_a_kill_at_any_point_of_a_save_loses_nothing_and_changes_nothing(
-    make_run: Callable[..., Path], uncrashed: dict[str, Any], point: str, ranks: int, rank: int
+def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(
+    make_run: Callable[..., Path], uncrashed: dict[str, Any], call: str, ranks: int, rank: int
 ) -> None:
     run = make_run(**CRASH_SETTINGS)
-    at = {"CRASH_AT": point, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
-    if point == "old one aside":  # a checkpoint is replaced only when its validation is made up for
+    at = {"CRASH_AT": call, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
+    if call == "replace":  # a checkpoint is replaced only when its validation is made up for
         assert train(run, script=CRASH, environment={"STOP_IN_STEP_2": "1"}).returncode == 75
         at["CRASH_SAVE"] = "1"
     killed = train(run, ranks=ranks, script=CRASH, environment=at)
@@ -57,7 +57,7 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing_and_changes_nothing(
     assert "Signal 9" in killed.stderr or ranks == 1
     recover(checkpoints_of(run))  # as a start does
     intact = find(checkpoints_of(run), "auto")
-    before = CRASH_POINTS.index(point) < CRASH_POINTS.index("renamed")
+    before = [*CALLS].index(call) <= [*CALLS].index("publish")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
     done = train(run, ranks=ranks, script=CRASH)
     assert done.returncode == 0, done.stderr

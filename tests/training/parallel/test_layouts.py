@@ -164,7 +164,7 @@ def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
 ) -> None:
     run, (first, *others) = write(variant, "handed-on"), HANDOVERS[variant]
     shape, parallel = first.split()
-    dying = {"CRASH_AT": "prepared", "CRASH_SAVE": "2"}
+    dying = {"CRASH_AT": "write weights", "CRASH_SAVE": "2"}
     options = ("--hash-every", "1", "--set", f"parallel={parallel}")
     died = train(run, *options, ranks=int(shape[-1]), script=CRASH, environment=dying)
     assert died.returncode == 1
