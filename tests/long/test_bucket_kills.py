@@ -1,6 +1,5 @@
 """A kill at every request to a bucket, before it arrives or once it is done: a blank machine resumes, bits equal."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,11 +10,11 @@ import pytest
 from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import BucketServer
-from tests.conftest import ROOT
+from tests.training.checkpoints.conftest import IMPATIENT
+from tests.walks import final_hash
 from training.checkpoints.bucket_checkpoints import complete_steps, fetch
 from training.checkpoints.directory import checkpoints_of
 
-IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
 KEYS = {"min_train_tokens": 6 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 SECONDS = 120  # a hang
 
@@ -51,7 +50,7 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
         output, errors = resumed.communicate(SECONDS)
         assert resumed.returncode == 0, errors
         assert f"downloading {held[-1]}" in output if held else "downloading" not in output
-        assert last_hash(blank) == last_hash(straight), number
+        assert final_hash(blank) == final_hash(straight), number
         names = {path.partition("/")[0] for path in bucket.sizes()}
         assert names <= {"latest", "best", *complete_steps(bucket)}, number  # nothing is left behind
         print(f"{moment} request {number}: {'killed' if killed else 'not reached'}, {held[-1] if held else 'nothing'}")
@@ -61,7 +60,3 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
 def start(run: Path, **environment: str) -> launch.Process:
     patient = {"BUCKET_SECONDS": "60", **environment}  # the server is a process of a busy machine
     return launch.start(IMPATIENT, str(run), "--device", "cpu", environment=patient)
-
-
-def last_hash(run: Path) -> str:
-    return json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["state_sha256"]

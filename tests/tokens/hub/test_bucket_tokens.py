@@ -1,6 +1,5 @@
 """Token files from a bucket: downloaded once, resumed, refused where there are none."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,10 +14,10 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from tests import launch
 from tests.bucket_server import BucketServer
-from tests.conftest import ROOT
+from tests.training.checkpoints.conftest import IMPATIENT
+from tests.walks import final_hash
 from tokens.hub.download import RECEIPT, download_dataset
 
-IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
 
 
@@ -106,8 +105,7 @@ def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_
     for run in (local, remote):
         done = launch.run(IMPATIENT, str(run), "--device", "cpu", ranks=2, environment=environment)
         assert done.returncode == 0, done.stderr
-    states = [json.loads((run / "checkpoints/latest/state.json").read_text()) for run in (local, remote)]
-    assert states[0]["state_sha256"] == states[1]["state_sha256"]
+    assert final_hash(local) == final_hash(remote)
     fetched = [request for request in bucket_server.requests if "train.safetensors" in request]
     assert len(fetched) == 1
     shutil.rmtree(remote / "checkpoints")

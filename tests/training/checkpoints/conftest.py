@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged or on another file system, and the script that crashes while it saves one."""
+"""Checkpoints that are damaged or on another file system, and scripts around train.py."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-CRASH = ROOT / "tests" / "training" / "checkpoints" / "crash.py"
+CRASH, IMPATIENT = (ROOT / "tests" / "training" / "checkpoints" / name for name in ("crash.py", "impatient.py"))
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MEMORY = Path("/dev/shm")
 
