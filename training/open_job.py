@@ -62,11 +62,11 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
     disks = NodeDisks(ranks) if replays else find_disks(run, ranks)
     if not disks.shared:
         disks.on_each(lambda: supervision.lock_own_disk(run.directory))
-    uploader = None
-    if run.train.checkpoints.checkpoints is not None and not replays:
+    url, uploader = run.train.checkpoints.checkpoints, None
+    if url is not None and not replays:
         from training.checkpoints.bucket_upload import open_uploader
 
-        uploader = open_uploader(run, ranks)
+        uploader = open_uploader(url, run, ranks)
     print_lines(ranks, run.notices)
     before = from_coordinator(ranks, lambda: files_read_before(run.directory))
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)

@@ -50,14 +50,11 @@ class UploadOutcome:
     seconds: float
 
 
-def open_uploader(run: Run, ranks: Ranks) -> "Uploader | None":
-    """Claim the bucket prefix of train.json's `checkpoints`; None without one. Call it on every rank.
+def open_uploader(url: str, run: Run, ranks: Ranks) -> "Uploader":
+    """Claim a prefix of a bucket for the run's checkpoints. Call it on every rank.
 
     Raises BadInput where the bucket cannot be used, or another job uploads there.
     """
-    url = run.train.checkpoints.checkpoints
-    if url is None:
-        return None
     uploader = Uploader(Bucket(url), run.train.checkpoints.keep_checkpoints, ranks)
     from_coordinator(ranks, lambda: uploader.claim(run.directory), group=ranks.download)
     return uploader

@@ -108,13 +108,8 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allow
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    pairs = [
-        (
-            f"{section}.json",
-            key,
-            old.get(key, KEYS[section][key].default),
-            value,
-        )  # a version without the key meant the default
+    pairs = [  # a version without the key meant the default
+        (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)
         for section, old, new in (("model", before.model, now.model), ("train", before.train, now.train))
         for key, value in new.items()
         if key != "global_batch_size"

@@ -167,13 +167,6 @@ def load(checkpoint: Path, state: TrainState) -> None:
     Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
     """
     saved = read_state(checkpoint)
-    _read_tensor_files(checkpoint, state)
-    state.optimizer.steps = saved.optimizer_steps
-    state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
-    state.position = saved.position
-
-
-def _read_tensor_files(checkpoint: Path, state: TrainState) -> None:
     with torch.no_grad():
         for name, tensors in _files(state):
             file = checkpoint / name
@@ -184,6 +177,9 @@ def _read_tensor_files(checkpoint: Path, state: TrainState) -> None:
                         _read_rows(opened, stored)
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"{file}: cannot be read: {error}") from error
+    state.optimizer.steps = saved.optimizer_steps
+    state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
+    state.position = saved.position
 
 
 def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
