@@ -3,13 +3,13 @@
 import json
 import resource
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import launch
 from tests.conftest import ROOT, in_terminal, metrics, train, train_command
+from tests.training.checkpoints.conftest import MakeRun
 from tests.training.supervision.runs import start
 from tests.walks import final_hash
 from training.checkpoints.verification import verify
@@ -21,7 +21,7 @@ FULL = 60_000  # bytes that any file may have: less than the weights
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
+def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: MakeRun, ranks: int) -> None:
     straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
     process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)
     deadline = time.monotonic() + 60
@@ -45,7 +45,7 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Cal
 
 
 @pytest.mark.slow
-def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: Callable[..., Path]) -> None:
+def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
     status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])
     assert status == 1  # the last save failed, too
@@ -55,9 +55,7 @@ def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: Callable[..
     assert "NOT SAVED" not in done.stderr
 
 
-def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(
-    make_run: Callable[..., Path],
-) -> None:
+def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(make_run: MakeRun) -> None:
     run = make_run()
     assert train(run, "--max-steps", "4").returncode == 0
     done = launch.run(ROOT / "train.py", str(run), "--device", "cpu", ranks=2, file_bytes=FULL)
@@ -84,7 +82,7 @@ train.leave(train.main())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_no_failure_of_pruning_ends_a_run(make_run: Callable[..., Path], tmp_path: Path, ranks: int) -> None:
+def test_no_failure_of_pruning_ends_a_run(make_run: MakeRun, tmp_path: Path, ranks: int) -> None:
     run, script = make_run(), tmp_path / "pruning_fails.py"
     script.write_text(PRUNING_FAILS)
     done = train(run, script=script, ranks=ranks)

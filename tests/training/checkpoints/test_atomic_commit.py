@@ -2,14 +2,13 @@
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import train, write_run
-from tests.training.checkpoints.conftest import CRASH
+from tests.training.checkpoints.conftest import CRASH, MakeRun
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
@@ -45,7 +44,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     ],
 )
 def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(
-    make_run: Callable[..., Path], uncrashed: dict[str, Any], call: str, ranks: int, rank: int
+    make_run: MakeRun, uncrashed: dict[str, Any], call: str, ranks: int, rank: int
 ) -> None:
     run = make_run(**CRASH_SETTINGS)
     at = {"CRASH_AT": call, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}

@@ -16,14 +16,13 @@ from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import KEY, SECRET, BucketServer
 from tests.conftest import metrics, write_run
-from tests.training.checkpoints.conftest import FILES, IMPATIENT
+from tests.training.checkpoints.conftest import FILES, IMPATIENT, MakeRun
 from tests.walks import final_hash
 from training.checkpoints.bucket_checkpoints import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
 from training.telemetry.metrics_log import read_metrics
 
 SECONDS = 120  # a hang
-MakeRun = Callable[..., Path]
 STEPS = {"min_train_tokens": 12 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 4, "keep_checkpoints": 2}
 pytestmark = pytest.mark.usefixtures("bucket_server")
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,10 @@ import pytest
 from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
 from tests.machines import Machine
+from tests.training.checkpoints.conftest import MakeRun
 from training.checkpoints.directory import MANIFEST, WEIGHTS
 
+Machines = tuple[Machine, Machine]
 SECONDS = 300  # a hang
 
 
@@ -25,24 +26,23 @@ def own_disk(run: Path, machine: Machine) -> Path:
     return disk
 
 
-def train_on(
-    machines: tuple[Machine, Machine], run: Path, *options: str, ranks: int = 1
-) -> list[tuple[int | None, str, str]]:
-    """Train on both, the second one with a disk of its own; return status, output and errors of each."""
+def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, status: int = 0) -> tuple[str, str]:
+    """Train on both, the second one with a disk of its own; return output and errors of the first."""
     first, second = machines
     nodes = [
         first.train(run, *options, master=first.address, ranks=ranks),
         second.train(run, *options, master=first.address, ranks=ranks, own_disk=run),
     ]
     texts = [node.communicate(timeout=SECONDS) for node in nodes]
-    return [(node.returncode, *text) for node, text in zip(nodes, texts, strict=True)]
+    assert [node.returncode for node in nodes] == [status, status], texts
+    return texts[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 1), ("hsdp", 2)])
 def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine], parallel: str, ranks: int
+    make_run: MakeRun, machines: Machines, parallel: str, ranks: int
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
@@ -50,11 +50,7 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
     assert train(alone, "--hash-every", "1").returncode == 0
 
     def continue_until(step: int) -> str:
-        (status, output, errors), (other_status, *others) = train_on(
-            machines, run, "--hash-every", "1", "--max-steps", str(step), ranks=ranks
-        )
-        assert (status, other_status) == (0, 0), output + errors + "".join(others)
-        return output
+        return train_on(machines, run, "--hash-every", "1", "--max-steps", str(step), ranks=ranks)[0]
 
     continue_until(2)
     newest = "checkpoints/step-00000002"
@@ -83,43 +79,34 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
-) -> None:
+def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run: MakeRun, machines: Machines) -> None:
     keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
     other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
     disk = own_disk(run, machines[1])
     assert train(other_run, "--max-steps", "4").returncode == 0
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     assert train(run, "--max-steps", "6").returncode == 0
-    (status, output, errors), (other, *_) = train_on(machines, run)
-    assert (status, other) == (0, 0), output + errors
-    assert "bringing step-00000006 to 1 of 2 nodes" in output
+    assert "bringing step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
     [archived] = disk.glob("archive/*/checkpoints/step-00000004")
     assert (archived / WEIGHTS).read_bytes() == (other_run / "checkpoints/step-00000004" / WEIGHTS).read_bytes()
     shutil.rmtree(disk / "checkpoints")
     assert train(other_run).returncode == 0
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
-    (status, _, errors), (other, *_) = train_on(machines, run)
-    assert (status, other) == (1, 1)
+    _, errors = train_on(machines, run, status=1)
     assert "step-00000008: nodes have different ones, with state_sha256" in errors
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_nodes_apart_cannot_do_is_one_line(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
-) -> None:
+def test_what_nodes_apart_cannot_do_is_one_line(make_run: MakeRun, machines: Machines) -> None:
     run = make_run()
     disk = own_disk(run, machines[1])
-    (status, _, errors), (other, *_) = train_on(machines, run, "--set", "parallel=fsdp")
-    assert (status, other) == (1, 1)
+    _, errors = train_on(machines, run, "--set", "parallel=fsdp", status=1)
     where = f"train.py: {run}: it is not one directory on all nodes, a, b"
     assert f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint' in errors
     values = json.loads((disk / "train.json").read_text())
     (disk / "train.json").write_text(json.dumps(values | {"learning_rate": 0.02}))
-    (status, _, errors), (other, *_) = train_on(machines, run)
-    assert (status, other) == (1, 1)
+    _, errors = train_on(machines, run, status=1)
     assert f"train.py: {run}: train.learning_rate: got 0.02 on b, but 0.01 on the first node, a; bring" in errors
     assert not (run / "checkpoints").exists() and not [path for path in run.iterdir() if "shared-disk" in path.name]
 
@@ -127,8 +114,8 @@ def test_what_nodes_apart_cannot_do_is_one_line(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
-    make_run: Callable[..., Path],
-    machines: tuple[Machine, Machine],
+    make_run: MakeRun,
+    machines: Machines,
     bucket_server: BucketServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,10 +131,7 @@ def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
         shutil.rmtree(machines[1].folder / "disk-b", ignore_errors=True)
         own_disk(run, machines[1])
         bucket_server.calm()
-        (status, output, errors), (other, *_) = train_on(
-            machines, run, "--hash-every", "1", "--max-steps", last_step, ranks=2
-        )
-        assert (status, other) == (0, 0), output + errors
+        train_on(machines, run, "--hash-every", "1", "--max-steps", last_step, ranks=2)
         hashes |= metrics(run, "state_sha256")
     assert hashes == metrics(alone, "state_sha256")
     fetched = [asked for asked in bucket_server.requests if asked.startswith("GET") and "4/model.safetensors" in asked]

@@ -1,7 +1,6 @@
 """Tensor files: sharded writing gathers nothing, nothing is unpickled, foreign files are refused."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from common.files import sha256
 from tests.conftest import metrics, seal_again, train
 from tests.model.architectures import NANOCHAT, QWEN3
-from tests.training.checkpoints.conftest import FILES
+from tests.training.checkpoints.conftest import FILES, MakeRun
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.saved_state import combined_sha256
 from training.telemetry.metrics_log import read_metrics
@@ -40,7 +39,7 @@ train.leave(train.main())
 """
 
 
-def test_a_sharded_save_gathers_nothing(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_sharded_save_gathers_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
     done = train(make_run(parallel="fsdp"), ranks=2, script=script)
@@ -121,7 +120,7 @@ SLOW = pytest.mark.slow
     ids=["GPT-2", "NanoChat", "Qwen3"],
 )
 def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memory(
-    make_run: Callable[..., Path], model: dict[str, Any], keys: dict[str, Any], parallel: str
+    make_run: MakeRun, model: dict[str, Any], keys: dict[str, Any], parallel: str
 ) -> None:
     run = make_run(model=model, parallel=parallel, keep_checkpoints=2, **keys)
     for later_node, last in ((0, "4"), (1, "8")):  # the second one resumes
@@ -133,7 +132,7 @@ def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memor
         assert combined_sha256(step, digests) == in_memory[step]
 
 
-def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: Callable[..., Path]) -> None:
+def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: MakeRun) -> None:
     run = make_run(parallel="fsdp")
     with pytest.raises(AssertionError, match="the last steps are not saved"):
         on_network_disk(run, later_node=0, WRONG_BYTE="1")
