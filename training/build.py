@@ -7,9 +7,9 @@ from model.config import ModelConfig
 from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from training.checkpoints.async_writer import Saver
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.run_record import RunRecord
+from training.checkpoints.writer import Saver
 from training.config.batch_plan import VALIDATION_SHARE, Plan
 from training.config.train_config import TrainConfig
 from training.data.open_tokens import make_reading

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from common.errors import BadInput
-from training.checkpoints.async_writer import Saved, Saver
 from training.checkpoints.directory import name_of
+from training.checkpoints.writer import Saved, Saver
 from training.state import TrainState
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger

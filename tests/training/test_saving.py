@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from training.checkpoints.async_writer import Saved
 from training.checkpoints.bucket_upload import UploadOutcome
+from training.checkpoints.writer import Saved
 from training.saving import Saving
 from training.state import Position
 from training.telemetry.reporter import Reporter

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from training.checkpoints import async_writer, tensor_files
+from training.checkpoints import tensor_files, writer
 from training.checkpoints.atomic_commit import NewFile, create_partial, partial_of
 
 PAGE_BYTES = 4096
@@ -58,5 +58,5 @@ def write_through_client(path: Path, file: str, rows: Iterable[tuple[int, memory
                 flushed.write(b"\x55")
 
 
-async_writer.create_partial, tensor_files.write_rows = create_and_keep, write_through_client
+writer.create_partial, tensor_files.write_rows = create_and_keep, write_through_client
 runpy.run_path(str(Path(__file__).parents[1] / "parallel" / "as_nodes.py"))

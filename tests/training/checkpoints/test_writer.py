@@ -69,14 +69,14 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
 
 PRUNING_FAILS = """
 import train
-from training.checkpoints import async_writer
+from training.checkpoints import writer
 
 
 def prune(*_):
     raise ValueError("no reason")
 
 
-async_writer.prune_checkpoints = prune
+writer.prune_checkpoints = prune
 train.leave(train.main())
 """
 
