@@ -9,7 +9,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.run_record import RunRecord
-from training.checkpoints.writer import Saver
+from training.checkpoints.writer import CheckpointWriter
 from training.config.batch_plan import VALIDATION_SHARE, Plan
 from training.config.train_config import TrainConfig
 from training.data.open_tokens import make_reading
@@ -87,8 +87,8 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
     run, plan, intervals = job.run, job.plan, job.intervals
     reporter, validations = _make_reporter(job, state.position.step), _make_validations(job)
-    saver = Saver(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
-    saving = Saving(saver, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
+    writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
+    saving = Saving(writer, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
         ranks=job.ranks,
         asked=job.supervision.stop_asked,

@@ -1,5 +1,7 @@
 """Saving policy: one save in flight, the best checkpoint on the disk, how long a stop with a checkpoint takes."""
 
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,8 +9,8 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import name_of
-from training.checkpoints.writer import Saved, Saver
-from training.state import TrainState
+from training.checkpoints.writer import CheckpointWriter
+from training.state import Position, TrainState
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
@@ -16,53 +18,96 @@ if TYPE_CHECKING:
     from training.checkpoints.bucket_upload import UploadOutcome
 
 
+@attrs.frozen
+class Saved:
+    """Outcome of a save; the same on every rank, but for the seconds."""
+
+    position: Position
+    durable: bool  # the checkpoint is on the disk, under its name
+    problem: str | None  # one line; of a durable one: links or deletions that failed
+    stall_seconds: float  # that training stood still
+    write_seconds: float  # from the copy to the disk
+
+
 class Saving:
     """Saves of this job. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(
-        self, saver: Saver, state: TrainState, ledger: TimeLedger, reporter: Reporter, expected_seconds: float
+        self,
+        writer: CheckpointWriter,
+        state: TrainState,
+        ledger: TimeLedger,
+        reporter: Reporter,
+        expected_seconds: float,
     ):
         """`expected_seconds`: of the first save."""
-        self._saver, self._state, self._ledger, self._reporter = saver, state, ledger, reporter
+        self._writer, self._state, self._ledger, self._reporter = writer, state, ledger, reporter
         self._seconds = expected_seconds  # duration of the last save; of the first one, as expected
+        self._thread: threading.Thread | None = None
+        self._outcome: Saved | Exception | None = None
         self.newest = state.position.step or None  # step of the newest checkpoint, in flight or on the disk
         self._best = state.position.best_step, state.position.best_validation_loss  # best checkpoint on the disk
         self._reported: int | None = None  # step of the last save whose outcome was reported
 
     @property
     def directory(self) -> Path:
-        return self._saver.directory
+        return self._writer.directory
 
     @property
     def seconds_to_stop(self) -> float:
-        return (2 if self._saver.in_flight else 1) * self._seconds
+        in_flight = self._thread is not None and self._thread.is_alive()
+        return (2 if in_flight else 1) * self._seconds
 
     def begin(self) -> None:
         """Copy the state off the device and start writing it. The previous save must have been settled."""
+        assert self._thread is None, "one save in flight"
         with self._ledger.measure("checkpoints"):
             elapsed = self._ledger.elapsed_seconds()
             self._state.position = attrs.evolve(self._state.position, elapsed_seconds=elapsed)
-            self._saver.begin()
-        self.newest = self._state.position.step
+            began = time.perf_counter()
+            staged = self._writer.stage()
+            stall_seconds = time.perf_counter() - began
+
+        def work() -> None:
+            try:
+                durable, problem = self._writer.write(staged)
+                write_seconds = time.perf_counter() - began - stall_seconds
+                self._outcome = Saved(staged.position, durable, problem, stall_seconds, write_seconds)
+            except Exception as error:  # noqa: BLE001  # a rank is gone: raised where training settles the save
+                self._outcome = error
+
+        self._thread = threading.Thread(target=work, name="saver", daemon=True)
+        self._thread.start()
+        self.newest = staged.position.step
 
     def poll(self) -> None:
-        """Report the save and the upload in flight if they have ended. Waits for nothing."""
-        self._report(self._saver.ended())
-        for uploaded in self._saver.uploads():
-            self._report_upload(uploaded)
+        """Report the save and the uploads that have ended. Waits for nothing."""
+        if self._thread is not None and not self._thread.is_alive() and isinstance(self._outcome, Saved):
+            self._report(self._outcome)
+        if self._writer.uploader is not None:
+            for uploaded in self._writer.uploader.ended():
+                self._report_upload(uploaded)
 
     def finish_upload(self) -> None:
-        """Wait for the upload of the newest checkpoint, where the run has a bucket. After the last `settle`."""
-        with self._ledger.measure("checkpoints", counts=False):
-            self._saver.finish_upload()
+        """Wait until the newest checkpoint is in the bucket, or has failed to be. After the last `settle`."""
+        if self._writer.uploader is not None:
+            with self._ledger.measure("checkpoints", counts=False):
+                self._writer.uploader.finish(self._writer.newest)
         self.poll()
 
     def settle(self, *, required: bool = False) -> None:
-        """Wait until the save in flight has ended. Raises BadInput where a required one has failed."""
-        with self._ledger.measure("checkpoints", counts=False):
-            saved = self._saver.settle()
-        if saved is None:
+        """Wait until the save in flight has ended. Raises what broke it, and BadInput where a required one failed."""
+        if self._thread is None:
             return
+        began = time.perf_counter()
+        with self._ledger.measure("checkpoints", counts=False):
+            self._thread.join()
+        self._thread = None
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None
+        waited = time.perf_counter() - began
+        saved = attrs.evolve(self._outcome, stall_seconds=self._outcome.stall_seconds + waited)
         if saved.durable:
             self._best = saved.position.best_step, saved.position.best_validation_loss
         else:
@@ -75,9 +120,7 @@ class Saving:
                 "rerun the same command"
             )
 
-    def _report(self, saved: Saved | None) -> None:
-        if saved is None:
-            return
+    def _report(self, saved: Saved) -> None:
         self._seconds = saved.stall_seconds + saved.write_seconds
         step = saved.position.step
         if step == self._reported:

@@ -1,58 +1,47 @@
 """Saving policy: outcomes of saves are reported once, and only checkpoints on the disk count as the best."""
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
-import attrs
 import pytest
 
 from common.errors import BadInput
 from training.checkpoints.bucket_upload import UploadOutcome
-from training.checkpoints.writer import Saved
 from training.saving import Saving
 from training.state import Position
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
 
-@attrs.define
-class FakeSaver:
-    """A saver whose saves end when they are settled."""
+class FakeWriter:
+    """A writer that waits until it may end. `outcomes`: the problem of each save, None: durable."""
 
-    state: Any
-    outcomes: list[str | None]  # the problem of each save, None: durable
-    pending: Saved | None = None
-    uploaded: list[UploadOutcome] = attrs.field(factory=list)
-    done: bool = False
+    def __init__(self, state: Any, outcomes: list[str | None]):
+        self.state, self.outcomes, self.may_end = state, outcomes, threading.Event()
+        self.uploaded: list[UploadOutcome] = []
+        self.uploader = self
 
-    def begin(self) -> None:
-        assert self.pending is None
+    def stage(self) -> Any:
+        return SimpleNamespace(position=self.state.position)
+
+    def write(self, _: Any) -> tuple[bool, str | None]:
+        assert self.may_end.wait(60)
         problem = self.outcomes.pop(0)
-        self.pending = Saved(self.state.position, problem is None, problem, stall_seconds=1.0, write_seconds=4.0)
+        return problem is None, problem
 
-    @property
-    def in_flight(self) -> bool:
-        return self.pending is not None and not self.done
-
-    def ended(self) -> Saved | None:
-        return self.pending if self.done else None
-
-    def uploads(self) -> list[UploadOutcome]:
+    def ended(self) -> list[UploadOutcome]:
         yielded, self.uploaded = self.uploaded, []
         return yielded
 
-    def settle(self) -> Saved | None:
-        settled, self.pending, self.done = self.pending, None, False
-        return settled
 
-
-def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeSaver, Any]:
+def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeWriter, Any]:
     state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
-    saver, reporter = FakeSaver(state, list(outcomes)), create_autospec(Reporter, instance=True)
-    fake: Any = saver
-    return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, saver, reporter
+    writer, reporter = FakeWriter(state, list(outcomes)), create_autospec(Reporter, instance=True)
+    fake: Any = writer
+    return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, writer, reporter
 
 
 def events(reporter: Any) -> list[tuple[int, str]]:
@@ -60,31 +49,35 @@ def events(reporter: Any) -> list[tuple[int, str]]:
 
 
 def test_a_save_is_reported_once_whether_polled_or_settled() -> None:
-    saving, state, saver, reporter = saving_of(None)
+    saving, state, writer, reporter = saving_of(None)
     assert saving.newest == 3  # the checkpoint that the run was resumed from
     state.position = Position(step=4)
     saving.begin()
     assert saving.newest == 4 and state.position.elapsed_seconds > 0
     saving.poll()
     assert events(reporter) == []
-    saver.done = True
-    saving.poll()
+    writer.may_end.set()
+    deadline = time.monotonic() + 60
+    while not events(reporter) and time.monotonic() < deadline:
+        saving.poll()
     saving.poll()
     saving.settle()
     assert events(reporter) == [(4, "checkpoint")]
 
 
 def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None:
-    saving, *_ = saving_of(None)
+    saving, _, writer, _ = saving_of(None)
     assert saving.seconds_to_stop == 60.0  # as expected, before one has been measured
     saving.begin()
     assert saving.seconds_to_stop == 120.0
+    writer.may_end.set()
     saving.settle()
-    assert saving.seconds_to_stop == 5.0
+    assert 0 < saving.seconds_to_stop < 60.0
 
 
 def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> None:
-    saving, state, _, reporter = saving_of("disk full", "disk full")
+    saving, state, writer, reporter = saving_of("disk full", "disk full")
+    writer.may_end.set()
     state.position = Position(step=4, best_step=4, best_validation_loss=1.0)
     saving.begin()
     saving.settle()
@@ -100,8 +93,8 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
 
 
 def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
-    saving, _, saver, reporter = saving_of()
-    saver.uploaded = [UploadOutcome("step-00000004", None, 2.0), UploadOutcome("step-00000006", "s3://a/b: full", 3.0)]
+    saving, _, writer, reporter = saving_of()
+    writer.uploaded = [UploadOutcome("step-00000004", None, 2.0), UploadOutcome("step-00000006", "s3://a/b: full", 3.0)]
     saving.poll()
     saving.poll()
     assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
