@@ -52,12 +52,14 @@ def archive_all(run_directory: Path) -> Path | None:
     directory = checkpoints_of(run_directory)
     with _changing(run_directory):
         results = [path for name in RESULTS if _has_content(path := run_directory / name)]
-        checkpoints = [*names_in(directory), *stale_partials(directory)]
+        checkpoints = [*sorted(path.name for path in stale_partials(directory)), *names_in(directory)]
         if not results and not checkpoints:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, None, target)
+            archive(directory, checkpoints, target)  # a kill leaves the newest
+            with suppress(OSError):  # a link, a mount, or it holds more than checkpoints
+                directory.rmdir()
         for path in results:
             _move(path, target / path.name)
         return target

@@ -75,19 +75,15 @@ def new_archive(run_directory: Path) -> Path:
     return target
 
 
-def archive(directory: Path, names: Sequence[str] | None, into: Path | None = None) -> Path:
-    """Move checkpoints to `archive/TIME/checkpoints/`; return where they are. None: all of them, hidden ones included.
+def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> Path:
+    """Move checkpoints, in this order, to `archive/TIME/checkpoints/`; return where they are.
 
     They stay on their file system: where the archive is on another, they go to `.archive/TIME/` beside the
     checkpoints, and `archive/TIME/checkpoints` is a link to it. `into`: an `archive/TIME` that is there already.
     """
     target = _folder_in(into or new_archive(directory.parent), directory)
-    everything = [*sorted(path.name for path in stale_partials(directory)), *names_in(directory)]
-    for name in everything if names is None else names:  # in this order: a kill leaves the newest
+    for name in names:
         rename(directory / name, target / name)
-    if names is None:
-        with suppress(OSError):  # a link, a mount, or it holds more than checkpoints
-            directory.rmdir()
     return target
 
 
