@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,12 @@ def url(name: str) -> str:
 
 def train(run: Path, *options: str, ranks: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
     return launch.run(IMPATIENT, str(run), "--device", "cpu", *options, ranks=ranks, environment=environment)
+
+
+def succeed(run: Path, *options: str, **others: Any) -> subprocess.CompletedProcess[str]:
+    done = train(run, *options, **others)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def start(run: Path, ranks: int = 1, **environment: str) -> launch.Process:
@@ -62,14 +69,13 @@ def wait_until(reached: Callable[[], object], process: launch.Process) -> None:
 def straight(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> str:
     """Return the hash of an uninterrupted run without a bucket."""
     run = write_run(tmp_path_factory.mktemp("straight") / "run", token_files, **STEPS)
-    assert train(run).returncode == 0
+    succeed(run)
     return final_hash(run)
 
 
 def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(make_run: MakeRun, straight: str) -> None:
     run = make_run("first", **STEPS, checkpoints=url("resumed"))
-    begun = train(run, "--max-steps", "6", ranks=2)
-    assert begun.returncode == 0, begun.stderr
+    succeed(run, "--max-steps", "6", ranks=2)
     bucket = Bucket(url("resumed"))
     assert complete_steps(bucket)[-1] == "step-00000006"
     for file in (run / "checkpoints" / "step-00000006").iterdir():
@@ -77,8 +83,7 @@ def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(make_run: Ma
     assert bucket.read("latest").content == b"step-00000006"
     assert bucket.read("lease.json") is None  # ended with the job
     other = blank(run, "other")
-    done = train(other)
-    assert done.returncode == 0, done.stderr
+    done = succeed(other)
     assert "downloading step-00000006 from s3://runs/resumed" in done.stdout
     assert final_hash(other) == straight
     assert complete_steps(bucket)[-1] == "step-00000012"
@@ -107,8 +112,7 @@ def test_a_failing_or_full_bucket_stops_no_training_and_the_next_checkpoint_is_t
             bucket_server.refusal = lambda _: None
 
     bucket_server.before = recover
-    done = train(run, ranks=2, SLOW_STEP="0.4")
-    assert done.returncode == 0, done.stderr
+    done = succeed(run, ranks=2, SLOW_STEP="0.4")
     assert final_hash(run) == straight
     failed, uploaded = events(run, "upload-failed"), events(run, "upload")
     assert "Refused: by the test" in str(failed[0]["problem"]) or "still under way" in str(failed[0]["problem"])
@@ -149,8 +153,7 @@ def test_a_second_job_on_another_machine_waits_for_a_lease_and_is_refused_while_
     assert str(run.resolve()) in refused.stderr
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
-    taken = train(other)
-    assert taken.returncode == 0, taken.stderr
+    taken = succeed(other)
     assert "waiting 2 s" in taken.stdout
     assert "downloading step-" in taken.stdout
     assert final_hash(other) == straight
@@ -175,7 +178,7 @@ def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_ne
     make_run: MakeRun, straight: str
 ) -> None:
     run = make_run("named", **STEPS, checkpoints=url("named"))
-    assert train(run, SLOW_STEP="0.3").returncode == 0
+    succeed(run, SLOW_STEP="0.3")
     bucket = Bucket(url("named"))
     newest, before = complete_steps(bucket)[::-1][:2]
     for file in FILES:
@@ -184,8 +187,7 @@ def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_ne
     weights[-1] ^= 1
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     other = blank(run, "other")
-    done = train(other, "--resume", "latest")
-    assert done.returncode == 0, done.stderr
+    done = succeed(other, "--resume", "latest")
     assert f"{url('named')}/step-00000014: damaged: state.json: it is of step 12, not of this name's" in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
     assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
@@ -207,12 +209,11 @@ def test_a_blank_machine_resumes_from_a_link_or_name_of_the_bucket(
     make_run: MakeRun, straight: str, wanted: str
 ) -> None:
     run = make_run("linked", **STEPS, checkpoints=url(f"linked-{wanted}"))
-    assert train(run, "--max-steps", "8").returncode == 0
+    succeed(run, "--max-steps", "8")
     other = blank(run, "other")
-    done = train(other, "--resume", wanted, "--max-steps", "8")
-    assert done.returncode == 0, done.stderr
+    succeed(other, "--resume", wanted, "--max-steps", "8")
     assert [(other / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
-    assert train(other).returncode == 0
+    succeed(other)
     assert final_hash(other) == straight
 
 
@@ -227,14 +228,13 @@ def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_anothe
     asked = bucket_server.requests
     refused = refuse_uploads(403)
     bucket_server.refusal = lambda one: refused(one) if best in one and "8/manifest" not in "".join(asked) else None
-    assert train(run, "--max-steps", "8", SLOW_STEP="0.3").returncode == 0
+    succeed(run, "--max-steps", "8", SLOW_STEP="0.3")
     bucket = Bucket(url("outlives"))
     losses = metrics(run, "validation_loss")
     assert best == f"step-{min(losses, key=losses.__getitem__):08d}"
     assert complete_steps(bucket) == [best, "step-00000008"] and bucket.read("latest").content == b"step-00000008"
     other = blank(run, "other")
-    done = train(other)
-    assert done.returncode == 0, done.stderr
+    done = succeed(other)
     assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stdout
     assert bucket.read("best").content.decode() == best
     assert complete_steps(bucket) == [best, "step-00000012"]
@@ -245,8 +245,7 @@ def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_anothe
         f"holds step-00000012, and --resume best begins before it; nothing in a bucket is moved away: {best} is on "
         in (refused.stderr)
     )
-    done = train(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
-    assert done.returncode == 0, done.stderr
+    done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
     assert final_hash(third) == final_hash(other)
 
@@ -254,7 +253,7 @@ def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_anothe
 @pytest.mark.slow
 def test_a_state_that_was_replaced_before_its_manifest_is_taken(make_run: MakeRun, straight: str) -> None:
     run = make_run("replaced", **STEPS, checkpoints=url("replaced"))
-    assert train(run, "--max-steps", "4").returncode == 0
+    succeed(run, "--max-steps", "4")
     state = json.loads((run / "checkpoints" / "step-00000004" / "state.json").read_text())
     state["elapsed_seconds"] += 1
     state[FIELDS_SHA256] = fields_sha256(state)
@@ -268,15 +267,15 @@ def test_a_state_that_was_replaced_before_its_manifest_is_taken(make_run: MakeRu
 @pytest.mark.slow
 def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away(make_run: MakeRun) -> None:
     run = make_run("branch", **STEPS, checkpoints=url("branch"))
-    assert train(run, SLOW_STEP="0.3").returncode == 0
+    succeed(run, SLOW_STEP="0.3")
     for wanted in ("never", "step-00000010"):
         refused = train(run, "--resume", wanted)
         assert refused.returncode == 1
         assert f"holds step-00000012, and --resume {wanted} begins before it" in refused.stderr
         assert (run / "checkpoints" / "step-00000012").exists()
-    assert train(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}").returncode == 0
+    succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
     other = make_run("another-run", **STEPS | {"random_seed": 1})
-    assert train(other).returncode == 0
+    succeed(other)
     refused = train(other, "--set", f"checkpoints={url('branch-2')}")
     assert refused.returncode == 1
     assert f"{url('branch-2')}/step-00000012: of another run than {other / 'checkpoints'}" in refused.stderr
@@ -308,8 +307,7 @@ def test_an_upload_that_fails_for_any_reason_hangs_no_rank_and_the_next_job_make
     make_run: MakeRun, straight: str
 ) -> None:
     run, bucket = make_run("failing", **STEPS, checkpoints=url("failing")), Bucket(url("failing"))
-    done = train(run, ranks=2, FAILS="1")
-    assert done.returncode == 0, done.stderr
+    done = succeed(run, ranks=2, FAILS="1")
     assert final_hash(run) == straight
     assert {event["problem"] for event in events(run, "upload-failed")} >= {"RuntimeError: no reason"}
     assert complete_steps(bucket) == []
