@@ -23,7 +23,8 @@ def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> di
     run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
     assert train(run, script=CRASH).returncode == 0
     left = left_behind(run)
-    assert left["files"]["best"] == "step-00000004"
+    kept = {name: name for name in ("step-00000004", "step-00000008")}
+    assert left["files"] == kept | {"best": "step-00000004", "latest": "step-00000008"}
     return left
 
 

@@ -8,73 +8,8 @@ from types import ModuleType
 import pytest
 
 from training.checkpoints import atomic_commit, directory
-from training.checkpoints.atomic_commit import (
-    NewFile,
-    WrittenBytes,
-    create_partial,
-    discard,
-    partial_of,
-    point,
-    prune_checkpoints,
-    publish,
-    recover,
-    write_rows,
-    write_state_and_manifest,
-)
-from training.checkpoints.directory import (
-    MANIFEST,
-    OPTIMIZER,
-    WEIGHTS,
-    archive,
-    link_target,
-    name_of,
-    names_in,
-    remove,
-    rename,
-    stale_partials,
-)
-from training.checkpoints.run_record import RunRecord
-from training.checkpoints.saved_state import SavedState, read_state
-from training.checkpoints.verification import find
-from training.precision import SavedLossScale
-from training.state import Position
-
-NEW = {WEIGHTS: NewFile(b"header", 8), OPTIMIZER: NewFile(b"header", 8)}
-
-
-def save(directory: Path, step: int, best_step: int | None = None) -> None:
-    """Save a state as the asynchronous writer does, with two ranks that write a byte each."""
-    path, content = directory / name_of(step), bytes([step])
-    create_partial(path, NEW)
-    written = {file: [WrittenBytes.of(0, new.header)] for file, new in NEW.items()}
-    for offset in (7, 6):
-        for file in NEW:
-            write_rows(path, file, [(offset, memoryview(content))])
-            written[file].append(WrittenBytes.of(offset, content))
-    state = SavedState(
-        position=Position(step=step, best_step=best_step),
-        optimizer_steps=step,
-        loss_scale=SavedLossScale(scale=1.0, finite_steps=0),
-        config=RunRecord(model={}, train={}, global_batch_size=8, numerics={"determinism": "run"}),
-    )
-    write_state_and_manifest(path, state, written)
-    assert path.name not in names_in(directory)
-    publish(path)
-    prune_checkpoints(directory, path.name, best_step, keep=1)
-
-
-def test_saves_are_found_verified_and_retained(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    assert find(folder, "auto") is None
-    for step in (1, 2, 3):
-        save(folder, step, best_step=1)
-    create_partial(folder / name_of(4), NEW)  # a save that was not published
-    assert names_in(folder) == ["best", "latest", "step-00000001", "step-00000003"]
-    assert (link_target(folder / "latest"), link_target(folder / "best")) == ("step-00000003", "step-00000001")
-    found = find(folder, "auto")
-    assert found == folder / "step-00000003"
-    assert read_state(found).position == Position(step=3, best_step=1)
-    assert (found / WEIGHTS).read_bytes() == b"header\3\3"
+from training.checkpoints.atomic_commit import discard, partial_of, point, prune_checkpoints, publish, recover
+from training.checkpoints.directory import MANIFEST, archive, link_target, names_in, remove, rename, stale_partials
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
