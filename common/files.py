@@ -151,15 +151,10 @@ def writing(path: Path | str) -> Iterator[None]:
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return sha256_of(file)
-
-
-def sha256_of(stream: BinaryIO) -> str:
-    """Return the sha256 of the rest of a stream, in hexadecimal."""
     digest = hashlib.sha256()
-    while block := stream.read(BLOCK_BYTES):
-        digest.update(block)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
     return digest.hexdigest()
 
 
