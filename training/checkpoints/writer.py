@@ -1,4 +1,4 @@
-"""Checkpoint writer: this state's copy off the device, then its files, links and deletions, and its upload.
+"""Checkpoint writer: the state is copied off the device, then written, linked and uploaded, older ones deleted.
 
 Training waits for the copy alone. All ranks' threads meet on a process group of their own, so nothing that training
 waits for is delayed; the result of a save is known to all of them.

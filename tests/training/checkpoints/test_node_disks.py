@@ -114,10 +114,7 @@ def test_what_nodes_apart_cannot_do_is_one_line(make_run: MakeRun, machines: Mac
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
-    make_run: MakeRun,
-    machines: Machines,
-    bucket_server: BucketServer,
-    monkeypatch: pytest.MonkeyPatch,
+    make_run: MakeRun, machines: Machines, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
     alone = make_run("alone", **keys)
