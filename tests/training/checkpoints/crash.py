@@ -22,12 +22,12 @@ from training.validation import Validation
 
 CALLS = {  # of a save, in order: Python's audit event and its first arguments
     "make folder": r"os\.mkdir .*/\.partial-step-\d+ ",
-    "make file": r"open .*/\.partial-step-\d+/optimizer.safetensors wb",
-    "write weights": r"open .*/\.partial-step-\d+/model.safetensors r\+b",
-    "write moments": r"open .*/\.partial-step-\d+/optimizer.safetensors r\+b",
-    "read back": r"open .*/\.partial-step-\d+/model.safetensors rb",
-    "write state": r"open .*/\.partial-step-\d+/state.json wb",
-    "write manifest": r"open .*/\.partial-step-\d+/manifest.json wb",
+    "make file": r"open .*/\.partial-step-\d+/optimizer.safetensors wb?$",
+    "write weights": r"open .*/\.partial-step-\d+/model.safetensors r\+b?$",
+    "write moments": r"open .*/\.partial-step-\d+/optimizer.safetensors r\+b?$",
+    "read back": r"open .*/\.partial-step-\d+/model.safetensors rb?$",
+    "write state": r"open .*/\.partial-step-\d+/state.json wb?$",
+    "write manifest": r"open .*/\.partial-step-\d+/manifest.json wb?$",
     "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # its older one has another name by then
     "publish": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",
     "make latest": r"os\.symlink .*/\.partial-latest$",
