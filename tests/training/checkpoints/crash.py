@@ -41,7 +41,7 @@ EVENTS = {pattern.partition(" ")[0].replace("\\", "") for pattern in CALLS.value
 BEST_STEP = 4
 
 measure = Validation.measure
-saves = set()
+saves: set[str] = set()
 
 
 def measured(
