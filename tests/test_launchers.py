@@ -14,8 +14,8 @@ from tests.conftest import ROOT, metrics, train
 from tests.long.test_node_kills import end
 from tests.machines import Machine
 from tests.training.supervision.runs import wait_for_step
-from tests.training.supervision.test_nodes import children_of, starts
-from tests.walks import kill
+from tests.training.supervision.test_nodes import starts
+from tests.walks import children, kill
 
 SECONDS = 200  # a hang
 KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
@@ -59,9 +59,9 @@ def test_skypilots_machines_go_on_after_a_rank_is_lost(
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     nodes = [skypilot(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, nodes[0])
-    [node_script] = children_of(children_of(nodes[1].pid)[0])
-    [torchrun] = children_of(node_script)
-    kill(children_of(torchrun)[0])
+    [node_script] = children(children(nodes[1])[0])
+    [torchrun] = children(node_script)
+    kill(children(torchrun)[0])
     outputs = [node.communicate(timeout=SECONDS) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     assert starts(run) == [2, 2]
@@ -77,7 +77,7 @@ def test_a_pod_that_is_drained_saves_and_asks_for_another_start(
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     pods = [kubernetes(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, pods[0])
-    os.kill(children_of(pods[1].pid)[0], signal.SIGTERM)
+    os.kill(children(pods[1])[0], signal.SIGTERM)
     outputs = [pod.communicate(timeout=SECONDS) for pod in pods]
     assert [pod.returncode for pod in pods] == [75, 75], outputs
     pods = [kubernetes(machine, run, "--hash-every", "100") for machine in machines]

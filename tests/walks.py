@@ -144,11 +144,12 @@ def size_of(run: Path) -> int:
     return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
 
 
-def children(process: launch.Process | subprocess.Popen[str]) -> list[int]:
+def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:
     """Return what a process has started, in order: the ranks of torchrun, the workers of a preparation."""
     if isinstance(process, launch.Process):
         return process.children()
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    pid = process if isinstance(process, int) else process.pid
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
     return [int(word) for word in found.split()]
 
 

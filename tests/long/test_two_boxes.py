@@ -13,8 +13,7 @@ from tests.conftest import train
 from tests.long.test_node_kills import end
 from tests.long.test_slurm import KEYS, TIMEOUT, processes, starts, wait_for
 from tests.machines import Machine
-from tests.training.supervision.test_nodes import children_of
-from tests.walks import final_hash, last_step
+from tests.walks import children, final_hash, last_step
 
 SERVER = """
 HostKey {folder}/key
@@ -55,7 +54,7 @@ def test_the_boxes_that_answer_go_on_without_the_first_and_without_the_loop(
         loops.append(loop(machines[1], run))
         assert loops[1].stdout is not None and "running: 10.77.0.2," in loops[1].stdout.readline()
         # as Ctrl-C, which a shell ignores where its parent does
-        os.kill(children_of(loops[1].pid)[0], signal.SIGTERM)
+        os.kill(children(loops[1])[0], signal.SIGTERM)
         output = loops[1].communicate(timeout=120)
         assert loops[1].returncode == 75 and not processes(run), output
         loops.append(loop(machines[1], run))

@@ -1,13 +1,84 @@
-"""What tests of training share: a clock that the test turns, and few tokens beside the many."""
+"""What tests of training share: a clock that the test turns, few tokens beside the many, train.py with changes."""
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import launch
 from tests.conftest import ROOT
+from training import build
+from training.config.batch_plan import make_plan
+from training.config.train_config import load_run
+from training.exactness.fingerprint import resolve_numerics
+from training.initial_weights import start_random
+from training.parallel.process_group import Ranks
+from training.state import StepSettings, TrainState
+from training.telemetry.time_ledger import TimeLedger
+
+CHANGED_TRAIN = """
+import os
+import signal
+import time
+
+import torch
+
+import train
+from training import job, loop, open_job, self_test, step
+from training.parallel import mesh, process_group
+from training.supervision import heartbeat
+
+{changes}
+train.leave(train.main())
+"""
+AT_STEP_3 = """
+plain_step = step.train_step
+
+
+def changed(state, settings, number, next_batch):
+    rank = state.parallel.data_parallel.rank
+    if number == 2 and rank in {ranks}:
+        {statement}
+    return plain_step(state, settings, number, next_batch)
+
+
+loop.train_step = changed
+"""
+
+
+@pytest.fixture
+def changed_train(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that writes train.py with changes of the modules that CHANGED_TRAIN imports."""
+
+    def write(changes: str) -> Path:
+        script = tmp_path / "changed_train.py"
+        script.write_text(CHANGED_TRAIN.format(changes=changes))
+        return script
+
+    return write
+
+
+@pytest.fixture
+def at_step_3(changed_train: Callable[[str], Path]) -> Callable[..., Path]:
+    """Return a function that writes train.py with a statement of some ranks, by default of rank 1, before step 3."""
+    return lambda statement, ranks=(1,): changed_train(AT_STEP_3.format(statement=statement, ranks=ranks))
+
+
+class Watched(TorchDispatchMode):
+    """Tells a function of each operation of torch and its result."""
+
+    def __init__(self, note: Callable[[Any, Any], None]):
+        super().__init__()
+        self.note = note
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        self.note(function, result)
+        return result
 
 
 @pytest.fixture
@@ -25,3 +96,28 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
     launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
     return directory
+
+
+def state_of(run: Path, ranks: Ranks) -> tuple[TrainState, StepSettings]:
+    """Return what trains a run directory, before its first step."""
+    config = load_run(run, [])
+    plan = make_plan(config.train, config.model.context_length, ranks.world_size, {"x": 100_000})
+    numerics = resolve_numerics(config.train, ranks.device)
+    state = build.make_state(build.make_network(config.model), config.train, plan, numerics, ranks)
+    start_random(state, config.train.random_seed)
+    return state, build.make_settings(config.train, plan, numerics)
+
+
+def ledger_of(clock: list[float], *, price: float | None = None) -> TimeLedger:
+    """Return a ledger after 4 s of start-up, steps of 9, 2 and 2 s, a validation of 5 s and an idle second."""
+    ledger = TimeLedger(clock[0], price)
+    with ledger.start_up():
+        clock[0] += 4.0
+    with ledger.measure("training"):
+        for seconds in (9.0, 2.0, 2.0):
+            clock[0] += seconds
+            ledger.after_step(0.0)
+        with ledger.measure("validation"):
+            clock[0] += 5.0
+    clock[0] += 1.0
+    return ledger

@@ -1,6 +1,7 @@
 """Command lines of train.py and find_batch_size.py."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,8 @@ from training.command import FindCommand, TrainCommand
 from training.telemetry.budget import Budget
 
 
-def parsed(*words: str) -> TrainCommand:
-    command = parse("train.py", TrainCommand, words)
-    assert isinstance(command, TrainCommand)
-    return command
+def parsed(*words: str, script: str = "train.py", kind: Any = TrainCommand) -> Any:
+    return parse(script, kind, words)
 
 
 def test_options_of_a_job_arrive_typed() -> None:
@@ -41,9 +40,7 @@ def test_defaults_train_and_resume() -> None:
 
 
 def find_parsed(*words: str) -> FindCommand:
-    command = parse("find_batch_size.py", FindCommand, words)
-    assert isinstance(command, FindCommand)
-    return command
+    return parsed(*words, script="find_batch_size.py", kind=FindCommand)
 
 
 def test_options_of_a_search_or_prediction() -> None:

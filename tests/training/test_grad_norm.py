@@ -1,5 +1,7 @@
 """Global gradient norm: the L2 norm, with bits that do not depend on how rows are sharded."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -15,8 +17,7 @@ def gradients() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", [fast_grad_norm, ordered_grad_norm])
-def test_it_is_the_l2_norm_of_all_gradients(norm: object) -> None:
-    assert callable(norm)
+def test_it_is_the_l2_norm_of_all_gradients(norm: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
     wanted = torch.cat([gradient.double().flatten() for gradient in gradients()]).norm()
     assert norm(gradients()).item() == pytest.approx(wanted.item(), rel=1e-6)
 

@@ -1,29 +1,20 @@
 """Guard: an update of a loss or gradient that is not finite is never applied, on any world size."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import metrics, train
 from training.checkpoints.verification import verify
 from training.guard import Guard
 from training.parallel.process_group import Ranks
+from training.telemetry.metrics_log import read_metrics
 
 
 def guard(device: str = "cpu") -> Guard:
-    ranks = Ranks(
-        rank=0,
-        world_size=1,
-        device=torch.device(device),
-        control=None,
-        download=None,
-    )
-    return Guard(ranks)
+    return Guard(Ranks(rank=0, world_size=1, device=torch.device(device), control=None, download=None))
 
 
 def judge(judging: Guard, step: int, loss: float, grad_norm: float, *, excused: bool = False) -> float:
@@ -46,80 +37,38 @@ def test_a_step_reads_nothing_back_from_the_device() -> None:
         held.item()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_loss_that_is_not_finite_is_never_applied(make_run: Callable[..., Path], ranks: int) -> None:
-    run = make_run(checkpoint_interval=2)
-    assert train(run, "--max-steps", "2").returncode == 0
-    checkpoint = run / "checkpoints" / "step-00000002"
-    weights = load_file(checkpoint / "model.safetensors")
-    weights["final_norm.weight"][3] = torch.inf
-    save_file(weights, checkpoint / "model.safetensors")
-    shutil.copy(checkpoint / "model.safetensors", run / "kept")
-    seal_again(checkpoint)
-    done = train(run, ranks=ranks)
-    assert done.returncode == (3 if ranks == 1 else 1)  # torchrun exits with 1 for any failure
-    everyone = ", ".join(str(rank) for rank in range(ranks))
-    assert f"step 3: loss is not finite on rank {everyone}; the update was not applied" in done.stderr
-    assert done.stderr.count("is not finite") == 1
-    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000002"]
-    assert (checkpoint / "model.safetensors").read_bytes() == (run / "kept").read_bytes()
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-2])
-    assert last["event"] == "diverged"
-    if ranks == 2:
-        assert "exitcode  : 3" in done.stderr
-
-
-POISONED = """
-import torch
-
-import train
-from training import loop, step
-
-what, bad_ranks = {what!r}, {bad_ranks}
-original = step.train_step
-
-
-def poisoned(state, settings, number, next_batch):
-    if number == 2 and state.parallel.data_parallel.rank in bad_ranks:
-        if what == "loss":
-            healthy = step.microbatch_loss
-            step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
-        else:
-            next(iter(state.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
-    return original(state, settings, number, next_batch)
-
-
-loop.train_step = poisoned
-train.leave(train.main())
-"""
+POISON = {
+    "loss": "healthy = step.microbatch_loss; step.microbatch_loss = lambda *some: healthy(*some) * torch.nan",
+    "gradient": "next(iter(state.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)",
+}
 
 
 @pytest.mark.parametrize(
-    ("what", "bad_ranks", "message"),
-    [
-        ("loss", (1,), "step 3: loss is not finite on rank 1; the update was not applied"),
-        ("gradient", (0, 1), "step 3: gradient norm is not finite, every loss is; the update was not applied"),
-    ],
+    ("what", "ranks", "bad_ranks"), [("loss", 1, (0,)), ("loss", 2, (0, 1)), ("loss", 2, (1,)), ("gradient", 2, (0, 1))]
 )
-def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
-    make_run: Callable[..., Path], tmp_path: Path, what: str, bad_ranks: tuple[int, ...], message: str
+def test_what_is_not_finite_is_named_and_never_applied(
+    make_run: Callable[..., Path], at_step_3: Callable[..., Path], what: str, ranks: int, bad_ranks: tuple[int, ...]
 ) -> None:
     run = make_run(checkpoint_interval=2)
-    script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what=what, bad_ranks=bad_ranks))
-    done = train(run, ranks=2, script=script)
-    assert done.returncode == 1
-    assert message in done.stderr
+    done = train(run, ranks=ranks, script=at_step_3(POISON[what], bad_ranks))
+    assert done.returncode == (3 if ranks == 1 else 1)  # torchrun exits with 1 for any failure
+    assert ranks == 1 or "exitcode  : 3" in done.stderr
+    named = f"loss is not finite on rank {', '.join(map(str, bad_ranks))}"
+    named = named if what == "loss" else "gradient norm is not finite, every loss is"
+    assert f"step 3: {named}; the update was not applied" in done.stderr
+    assert done.stderr.count("is not finite") == 1
     assert list(metrics(run, "train_loss")) == [1, 2]
-    assert verify(run / "checkpoints" / "step-00000002") is None
+    assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "diverged"
+    [checkpoint] = (run / "checkpoints").glob("step-*")
+    assert checkpoint.name == "step-00000002" and verify(checkpoint) is None
     assert train(run).returncode == 0  # goes on from there
 
 
-def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_overflow_that_lasts_ends_an_fp16_run_too(
+    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
+) -> None:
     run = make_run(min_train_tokens=40 * 256, validation_interval=None)
-    script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what="gradient", bad_ranks=(0,)))
-    done = train(run, "--set", "precision=fp16", script=script)
+    done = train(run, "--set", "precision=fp16", script=at_step_3(POISON["gradient"], (0,)))
     assert done.returncode == 3, done.stderr
     assert "gradient norm is not finite, every loss is" in done.stderr
     norms = metrics(run, "grad_norm")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import metrics, train
 from tests.evaluation.comparison.stored import evaluate
+from tests.test_train import one_line
 
 # What describes the same network.
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
@@ -21,39 +22,35 @@ def record(run: Path) -> dict[str, str]:
 
 
 def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
-    make_run: Callable[..., Path], tmp_path: Path
+    make_run: Callable[..., Path], finished: Path, tmp_path: Path
 ) -> None:
-    first = make_run("first")
-    assert train(first, "--max-steps", "4").returncode == 0
-    weights = load_file(first / "checkpoints" / "latest" / "model.safetensors")
+    weights = load_file(finished / "checkpoints" / "best" / "model.safetensors")
     hashes = []
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, FREE, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
-        done = train(run, "--init-from", str(first), *HASHED, *options, ranks=ranks)
+        done = train(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr
-        assert f"starting from the weights of {first}, sha256 " in done.stdout
+        assert f"starting from the weights of {finished}, sha256 " in done.stdout
         kept = load_file(run / "checkpoints" / "latest" / "model.safetensors")
         assert all((kept[key] == value).all() for key, value in weights.items())  # the rate is too small to move them
         hashes.append((metrics(run, "state_sha256"), record(run)))
     assert hashes[0] == hashes[1]
     assert evaluate("export", tmp_path / "alone", tmp_path / "exported").returncode == 0
-    assert "| initial weights | `first`, sha256 of their values `" in (tmp_path / "exported" / "README.md").read_text()
+    assert "| initial weights | `run`, sha256 of their values `" in (tmp_path / "exported" / "README.md").read_text()
     foreign = make_run("foreign")
     assert train(foreign, "--init-from", str(tmp_path / "exported"), *HASHED).returncode == 0
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
 
 
 def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_not_with_another(
-    make_run: Callable[..., Path],
+    make_run: Callable[..., Path], finished: Path
 ) -> None:
-    first, run = make_run("first"), make_run("run", random_seed=7)
-    assert train(first, "--max-steps", "4").returncode == 0
-    started = ("--init-from", str(first))
+    run, started = make_run(random_seed=7), ("--init-from", str(finished))
     assert train(run, *started, "--max-steps", "2").returncode == 0
     origin = record(run)
     refused = train(run, "--init-from", str(run))
     assert refused.returncode == 1
-    assert f"that began with those of {first}; leave it out to resume, or start anew with --resume never" in (
+    assert f"that began with those of {finished}; leave it out to resume, or start anew with --resume never" in (
         refused.stderr
     )
     for options, until in ((started, "4"), ((), "6")):
@@ -62,9 +59,9 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
         assert record(run) == origin
     replayed = train(run, "--replay", "1", "1")
-    assert replayed.returncode == 1 and f"pass --init-from {first}" in replayed.stderr
+    assert replayed.returncode == 1 and f"pass --init-from {finished}" in replayed.stderr
     assert train(run, *started, "--replay", "1", "2").returncode == 0
-    for one, message in ((run, f"the weights of {first}; {run} has others"), (first, "random weights; leave")):
+    for one, message in ((run, f"the weights of {finished}; {run} has others"), (finished, "random weights; leave")):
         replayed = train(one, "--init-from", str(run), "--replay", "1", "1")
         assert replayed.returncode == 1 and f"--replay: the run began with {message}" in replayed.stderr
     (run / "metrics.jsonl").unlink()
@@ -72,16 +69,12 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     assert replayed.returncode == 1 and "has no numbers of these steps to compare with" in replayed.stdout
 
 
-def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(make_run: Callable[..., Path]) -> None:
-    other, run = make_run("other"), make_run("run")
-    for one in (other, run):
-        assert train(one, "--max-steps", "1").returncode == 0
-    options = ("--init-from", str(other))
+def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied: Path, finished: Path) -> None:
+    options = ("--init-from", str(finished))
     for option in ((), ("--dry-run",)):
-        refused = train(run, *options, *option)
-        assert refused.returncode == 1
-        assert "is of a run that began with random weights; leave it out to resume" in refused.stderr
-    assert train(run, *options, "--dry-run", "--resume", "never").returncode == 0
+        line = one_line(train(copied, *options, *option))
+        assert "is of a run that began with random weights; leave it out to resume" in line
+    assert train(copied, *options, "--dry-run", "--resume", "never").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -92,14 +85,11 @@ def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(make_ru
     ],
 )
 def test_another_network_is_refused_by_its_key(
-    make_run: Callable[..., Path], model: dict[str, object], message: str
+    make_run: Callable[..., Path], finished: Path, model: dict[str, object], message: str
 ) -> None:
-    first, run = make_run("first"), make_run("run", model)
-    assert train(first, "--max-steps", "1").returncode == 0
+    run = make_run("run", model)
     for option in ((), ("--dry-run",)):
-        refused = train(run, "--init-from", str(first), *option)
-        assert refused.returncode == 1
-        assert f"train.py: {run / 'model.json'}: {message}{first} has " in refused.stderr
-    assert train(make_run("same"), "--init-from", str(first), "--dry-run").returncode == 0
-    missing = train(run, "--init-from", "no/where/at/all")
-    assert missing.returncode == 1 and "no/where/at/all: no such directory" in missing.stderr
+        line = one_line(train(run, "--init-from", str(finished), *option))
+        assert f"train.py: {run / 'model.json'}: {message}{finished} has " in line
+    assert train(make_run("same"), "--init-from", str(finished), "--dry-run").returncode == 0
+    assert "no/where/at/all: no such directory" in one_line(train(run, "--init-from", "no/where/at/all"))

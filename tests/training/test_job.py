@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
 from tests.conftest import ROOT, in_terminal, train, train_command
 from tests.test_train import one_line
+from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -56,19 +56,36 @@ def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path])
     assert 0 <= float(to_go) < 5
 
 
-def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+@pytest.fixture
+def own_tokens(token_files: Path, tmp_path: Path) -> Path:
+    """A copy of the token files, to be damaged."""
+    return Path(shutil.copytree(token_files, tmp_path / "tokens"))
+
+
+DAMAGED = "damaged: got sha256"  # of a legal id
+
+
+@pytest.mark.parametrize(
+    ("split", "ranks", "problem"),
+    [
+        ("train", 2, DAMAGED),
+        ("validation", 1, DAMAGED),
+        *(("train", ranks, "token 2000: got id 999, wanted less than vocab_size 257") for ranks in (1, 2)),
+    ],
+)
+def test_token_files_that_are_damaged_or_of_another_vocabulary_are_refused_before_the_first_step(
+    make_run: Callable[..., Path], own_tokens: Path, split: str, ranks: int, problem: str
 ) -> None:
-    directory = tmp_path / "foreign"
-    directory.mkdir()
-    values = np.zeros(3000, np.uint16)
-    values[2000] = 999
-    save_file({"tokens": values}, directory / "train.safetensors")
-    shutil.copy(token_files / "validation.safetensors", directory)
     run = make_run()
-    for ranks in (1, 2):
-        line = one_line(train(run, "--token-files", str(directory), ranks=ranks))
-        assert f"{directory}/train.safetensors: token 2000: got id 999, wanted less than vocab_size 257" in line
+    [file] = open_split(own_tokens, split).files
+    with file.path.open("r+b") as opened:
+        opened.seek(file.offset_bytes + 2 * 2000)
+        opened.write((7 if problem == DAMAGED else 999).to_bytes(2, "little"))
+    if problem != DAMAGED:
+        (own_tokens / "manifest.json").unlink()
+    line = one_line(train(run, "--token-files", str(own_tokens), ranks=ranks))
+    assert f"{file.path}: {problem}" in line
+    assert problem != DAMAGED or "prepare or download it again" in line
     assert not (run / "metrics.jsonl").exists()
 
 
@@ -86,34 +103,25 @@ def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(
     assert "make room" not in line and "move" in line
 
 
-def test_a_checkpoint_of_another_run_is_not_resumed(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
-    line = one_line(train(run, "--set", "model.n_heads=4"))
+def test_a_checkpoint_of_another_run_is_not_resumed(copied: Path) -> None:
+    line = one_line(train(copied, "--set", "model.n_heads=4"))
     assert "model.json: n_heads: got 4, but" in line
     assert "set it back to resume, or start anew with --resume never (a --set of this key counts" in line
 
 
-def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], token_files: Path, tmp_path: Path) -> None:
+def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], own_tokens: Path) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
-    other = tmp_path / "other"
-    shutil.copytree(token_files, other)
-    assert train(run, "--max-steps", "2", "--token-files", str(other)).returncode == 0  # the same, elsewhere
-    tokens = load_file(other / "train.safetensors")["tokens"]
-    save_file({"tokens": tokens[:-1]}, other / "train.safetensors")
-    (other / "manifest.json").unlink()
-    line = one_line(train(run, "--token-files", str(other)))
-    assert f"{other}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
+    assert train(run, "--max-steps", "2", "--token-files", str(own_tokens)).returncode == 0  # the same, elsewhere
+    tokens = load_file(own_tokens / "train.safetensors")["tokens"]
+    save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
+    (own_tokens / "manifest.json").unlink()
+    line = one_line(train(run, "--token-files", str(own_tokens)))
+    assert f"{own_tokens}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
 
 
 # Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
 DAMAGE_AFTER_THE_CHECK = """
-import os
-
-import train
-from training import open_job
-
 plain, damage = open_job.verify_tokens, os.environ["DAMAGE"]
 
 
@@ -137,68 +145,36 @@ def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
 
 
 open_job.verify_tokens = check_then_damage
-train.leave(train.main())
 """
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("wrong id", "step 4: {path}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
-        ("written", "{path}: was written while the run read it"),
-        ("cut", "{path}: cannot be read any more: it was cut short"),
+        ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
+        ("written", "train.py: {}: was written while the run read it"),
+        ("cut", "train.py: {}: cannot be read any more: it was cut short"),
+        ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
     ],
 )
-def test_a_token_file_that_changes_later_ends_the_run_with_its_name(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, damage: str, message: str
+def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_one_line(
+    make_run: Callable[..., Path], changed_train: Callable[[str], Path], own_tokens: Path, damage: str, message: str
 ) -> None:
-    damaged, script = tmp_path / "damaged", tmp_path / "damage.py"
-    shutil.copytree(token_files, damaged)
-    script.write_text(DAMAGE_AFTER_THE_CHECK)
-    options = ("--token-files", str(damaged))
+    options, script = ("--token-files", str(own_tokens)), changed_train(DAMAGE_AFTER_THE_CHECK)
     done = train(make_run(), *options, ranks=2, script=script, environment={"DAMAGE": damage})
-    assert done.returncode == 1
-    assert f"train.py: {message.format(path=damaged / 'train.safetensors')}" in done.stderr
+    count = (done.stdout + done.stderr).count(message.format(own_tokens / "train.safetensors"))
+    if damage == "touched":
+        assert (done.returncode, count) == (0, 1), done.stderr
+    else:
+        assert done.returncode == 1 and count
     assert "SIGBUS" not in done.stderr
 
 
-def test_a_token_file_that_is_touched_costs_one_line(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
-) -> None:
-    touched, script = tmp_path / "touched", tmp_path / "touch.py"
-    shutil.copytree(token_files, touched)
-    script.write_text(DAMAGE_AFTER_THE_CHECK)
-    done = train(make_run(), "--token-files", str(touched), script=script, environment={"DAMAGE": "touched"})
-    assert done.returncode == 0, done.stderr
-    line = f"WARNING: {touched / 'train.safetensors'}: was touched while the run reads it; its content is as it was"
-    assert (done.stdout + done.stderr).count(line) == 1
-
-
-@pytest.mark.parametrize(("split", "ranks"), [("train", 2), ("validation", 1)])
-def test_a_damaged_token_file_ends_the_start_with_its_name(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, split: str, ranks: int
-) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(token_files, damaged)
-    path = damaged / f"{split}.safetensors"
-    data = bytearray(path.read_bytes())
-    data[5000] ^= 1  # another legal id
-    path.write_bytes(data)
-    run = make_run()
-    line = one_line(train(run, "--token-files", str(damaged), ranks=ranks))
-    assert f"{path}: damaged: got sha256" in line
-    assert "prepare or download it again" in line
-    assert not (run / "metrics.jsonl").exists()
-
-
 def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+    make_run: Callable[..., Path], token_files: Path, own_tokens: Path
 ) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for split in ("train", "validation"):
-        shutil.copy(token_files / f"{split}.safetensors", bare)
-    run = make_run(dataset=str(bare))
+    run = make_run(dataset=str(own_tokens))
+    (own_tokens / "manifest.json").unlink()
     assert train(run, "--max-steps", "1").returncode == 0
     record = json.loads((run / "resolved.json").read_text())
     manifest = json.loads((token_files / "manifest.json").read_text())
@@ -206,11 +182,11 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
         name = f"{split}.safetensors"
         assert record[f"{split}_stream"]["files"] == [name]
         assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
-    with (bare / "validation.safetensors").open("r+b") as file:
+    with (own_tokens / "validation.safetensors").open("r+b") as file:
         file.seek(4096 + 64)
         file.write(bytes(64))
     line = one_line(train(run))
-    assert f"{bare}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
+    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
 def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Callable[..., Path]) -> None:

@@ -65,11 +65,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         "heartbeat": heartbeat,
         "stop_request": fake(agreed=lambda: state.position.step >= stop_at, cause="signal"),
     }
-    return Loop(
-        settings=nothing,
-        intervals=INTERVALS,
-        **parts,
-    )
+    return Loop(settings=nothing, intervals=INTERVALS, **parts)
 
 
 def test_after_a_step_the_loop_logs_validates_and_saves_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:

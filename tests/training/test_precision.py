@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.training.conftest import Watched
 from training.precision import (
     GROWTH_INTERVAL,
     INITIAL_LOSS_SCALE,
@@ -40,16 +40,11 @@ def test_matrix_products_are_computed_in_the_precision() -> None:
 
 @pytest.mark.parametrize(("around", "casts"), [(kept_casts(CPU), 1), (nullcontext(), 2)], ids=["kept", "not kept"])
 def test_a_weight_is_cast_once_for_all_micro_batches(around: AbstractContextManager[object], casts: int) -> None:
-    class Casts(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-            seen.append(function)
-            return function(*arguments, **(options or {}))
-
     weight, seen = torch.ones(3, 2, requires_grad=True), list[Any]()
     x = torch.ones(4, 2, dtype=torch.bfloat16)
     with around:
         for _ in range(2):
-            with autocast("bf16", CPU), Casts():
+            with autocast("bf16", CPU), Watched(lambda function, _: seen.append(function)):
                 y = torch.nn.functional.linear(x, weight).sum()
             y.backward()
     assert seen.count(torch.ops.aten._to_copy.default) == casts

@@ -9,37 +9,35 @@ from reporting.run_facts import facts
 from reporting.run_history import read_history
 from tests.conftest import metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
+from tests.test_train import one_line
 from tests.training.supervision.runs import assert_same_weights
 from training.checkpoints.verification import verify
 from training.telemetry.metrics_log import read_metrics
 
 
-def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:
-    straight, stopped = make_run("straight"), make_run("stopped")
-    assert train(straight).returncode == 0
+def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path], finished: Path) -> None:
+    stopped = make_run()
     assert train(stopped, "--max-steps", "3").returncode == 0
     done = train(stopped)
     assert done.returncode == 0
     assert "resuming from" in done.stdout
-    assert metrics(stopped, "train_loss") == metrics(straight, "train_loss")
-    assert metrics(stopped, "grad_norm") == metrics(straight, "grad_norm")
-    assert metrics(stopped, "validation_loss")[8] == metrics(straight, "validation_loss")[8]
-    assert_same_weights(stopped, straight)
+    for key in ("train_loss", "grad_norm"):
+        assert metrics(stopped, key) == metrics(finished, key)
+    assert metrics(stopped, "validation_loss")[8] == metrics(finished, "validation_loss")[8]
+    assert_same_weights(stopped, finished)
 
 
-def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run).returncode == 0
-    again = train(run)
+def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(copied: Path) -> None:
+    again = train(copied)
     assert again.returncode == 0
     assert "the run is complete: 8 steps, best validation loss" in again.stdout
-    before = (run / "metrics.jsonl").read_text()
-    anew = train(run, "--resume", "never", "--max-steps", "1")
+    before = (copied / "metrics.jsonl").read_text()
+    anew = train(copied, "--resume", "never", "--max-steps", "1")
     assert anew.returncode == 0
-    [archive] = (run / "archive").iterdir()
+    [archive] = (copied / "archive").iterdir()
     assert (archive / "metrics.jsonl").read_text() == before
     assert verify(archive / "checkpoints" / "latest") is None
-    assert list(metrics(run, "train_loss")) == [1]
+    assert list(metrics(copied, "train_loss")) == [1]
 
 
 def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path]) -> None:
@@ -86,16 +84,12 @@ def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..
     assert moved == {wanted, other}  # the first run's, archived with it, and the one whose place was taken
 
 
-def test_a_checkpoint_of_another_version_is_refused_in_one_line(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
-    path = run / "checkpoints" / "latest"
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(copied: Path) -> None:
+    path = (copied / "checkpoints" / "latest").resolve()
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 1}))
     seal_again(path)
-    done = train(run)
-    assert done.returncode == 1
-    assert "state.json: got format 1, wanted 3: another version of Lockstep wrote it" in done.stderr
+    assert "state.json: got format 1, wanted 3: another version of Lockstep wrote it" in one_line(train(copied))
 
 
 def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_card(

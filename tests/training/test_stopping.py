@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.telemetry.ledgers import ledger_of
+from tests.training.conftest import ledger_of
 from training.build import validation_steps
 from training.command import Options
 from training.config.batch_plan import make_plan
@@ -63,13 +63,11 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
 
 def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step(clock: list[float]) -> None:
     limits = request_of(clock, validated=False, hours=1.0)
-    assert limits.validation_steps == pytest.approx(VALIDATED_SEQUENCES / 128 / 3)
+    sequences = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
+    assert limits.validation_steps == pytest.approx(sequences / 128 / 3)
     limits.state.position = Position(step=9)
     expected = 2 * 2.0 + 4.0 + 1.0 + limits.validation_steps * 2.0
     for left, reached in ((expected + 0.1, False), (expected - 0.1, True)):
         tight = request_of(clock, validated=False, hours=(23.0 + left) / 3600)
         tight.state.position = Position(step=9)
         assert tight.limit_reached() == reached
-
-
-VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences

@@ -10,13 +10,9 @@ import attrs
 import pytest
 import torch
 
+from tests.training.conftest import state_of
 from tokens.format.token_file import open_split
-from training import build
-from training.config.batch_plan import make_plan
-from training.config.train_config import load_run
-from training.initial_weights import start_random
 from training.parallel.process_group import Ranks
-from training.precision import Numerics
 from training.validation import Validation
 
 
@@ -26,12 +22,7 @@ def never() -> bool:
 
 @pytest.fixture
 def parts(make_run: Callable[..., Path], alone: Ranks) -> tuple[Any, Any, Ranks]:
-    run = load_run(make_run(model={"drop_rate": 0.5}), [])
-    plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
-    numerics = Numerics(determinism="off", precision="fp32", compiled=False)
-    state = build.make_state(build.make_network(run.model), run.train, plan, numerics, alone)
-    start_random(state, run.train.random_seed)
-    return state, build.make_settings(run.train, plan, numerics), alone
+    return *state_of(make_run(model={"drop_rate": 0.5}), alone), alone
 
 
 def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: Any, token_files: Path) -> None:
@@ -50,9 +41,8 @@ def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: A
 
 def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
-    assert (
-        Validation(open_split(token_files, "validation"), 0, 10).measure(state, settings, ranks, lambda: True) is None
-    )
+    validation = Validation(open_split(token_files, "validation"), 0, 10)
+    assert validation.measure(state, settings, ranks, lambda: True) is None
     assert state.parallel.model.training
 
 

@@ -18,12 +18,9 @@ from training.telemetry.metrics_log import read_metrics
 ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
-def ranks(world_size: int) -> Ranks:
-    return Ranks(rank=0, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
-
-
 def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:
-    return fingerprint(load_run(run, []).train, numerics, ranks(world_size))
+    ranks = Ranks(rank=0, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
+    return fingerprint(load_run(run, []).train, numerics, ranks)
 
 
 def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: Callable[..., Path]) -> None:

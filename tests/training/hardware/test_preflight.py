@@ -195,13 +195,9 @@ def test_a_limit_of_open_files_that_stays_low_is_a_warning(monkeypatch: pytest.M
     assert check.level == "warning" and check.found.startswith("at most 256 open files; wanted 1,024; ")
 
 
-def test_warnings_are_printed_once_and_training_starts(make_run: Run, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import runpy, sys\nfrom training.hardware import preflight\n"
-        "preflight.check_open_files = lambda: preflight.Check('open files', 'few of them', 'warning')\n"
-        "sys.path.insert(0, '.')\nrunpy.run_path('train.py', run_name='__main__')\n"
-    )
+def test_warnings_are_printed_once_and_training_starts(make_run: Run, changed_train: Callable[[str], Path]) -> None:
+    few = "preflight.check_open_files = lambda: preflight.Check('open files', 'few of them', 'warning')"
+    script = changed_train(f"from training.hardware import preflight; {few}")
     done = train(make_run(), "--max-steps", "1", script=script, ranks=2)
     assert done.returncode == EXIT_DONE, done.stderr
     assert done.stdout.splitlines().count("WARNING: few of them") == 1

@@ -53,6 +53,12 @@ def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], m
     assert memory.predict(1).parts["optimizer"] == adamw.predict(1).parts["optimizer"] // 4 + 12 * tensors
 
 
+def optimizer_of_a_weight() -> Optimizer:
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    return Optimizer({"weight": weight}, {"weight": AXES}, OptimizationOptions(), torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("build", "state", "kept"),
     [
@@ -65,9 +71,7 @@ def test_state_that_no_rule_declares_is_refused_at_the_first_update(
 ) -> None:
     rule = UpdateRule(state=lambda shape: {name: StateTensor(shape) for name in state}, build=build)
     monkeypatch.setattr(adamw, "RULES", (rule,))
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    weight.grad = torch.ones(2, 2)
-    optimizer = Optimizer({"weight": weight}, {"weight": AXES}, OptimizationOptions(), torch.device("cpu"))
+    optimizer = optimizer_of_a_weight()
     with pytest.raises(BadInput, match=f"optimizer adamw: torch's .* keeps ({kept}), which a resume would lose"):
         optimizer.step(torch.tensor(0.0))
 
@@ -76,9 +80,4 @@ def test_state_that_no_rule_declares_is_refused_at_the_first_update(
 def test_each_parameter_is_taken_by_one_rule(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(adamw, "RULES", adamw.RULES * count)
     with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted one"):
-        Optimizer(
-            {"weight": torch.nn.Parameter(torch.ones(2, 2))},
-            {"weight": AXES},
-            OptimizationOptions(),
-            torch.device("cpu"),
-        )
+        optimizer_of_a_weight()

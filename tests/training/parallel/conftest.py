@@ -1,5 +1,7 @@
 """A rank of a job without the others, by torch's fake process group, whose collectives do nothing; ranks on threads."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.training.conftest import Watched
 from training.parallel.process_group import RankGroup, Ranks
 
 MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size
@@ -24,6 +27,14 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count what the process group is asked for."""
+    counts: Counter[str] = Counter()
+    with Watched(lambda function, _: counts.update(re.findall(r"c10d\.(\w+)", str(function)))):
+        yield counts
 
 
 def default_ranks() -> Ranks:

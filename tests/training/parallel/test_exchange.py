@@ -21,32 +21,39 @@ from training.parallel.ordered_reduce import LeafSum
 from training.parallel.process_group import ALONE, RankGroup
 from training.parallel.sum_tree import step_tree
 
-LevelsOf = Callable[[int, MakeGroup], Levels]  # of a rank
 
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
-@pytest.mark.parametrize("length", [1, 23, 24])
-def test_a_buffer_is_reduced_in_pieces_of_any_length(ranks: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "PIECE", 10)
-    for count in (ranks, 8, 12):
-        sums_are_those_of_one_process(
-            leaves(count, length)[:, :length], ranks, lambda rank, group: Levels(inside=group("all", rank, ranks))
-        )
-
-
-@pytest.mark.parametrize(("nodes", "size"), [(2, 2), (3, 2), (2, 3), (2, 4), (3, 4)])
-@pytest.mark.parametrize("piece", [7, 1000])
-def test_two_levels_have_the_bits_of_one_process(
-    nodes: int, size: int, piece: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [*((1, ranks) for ranks in (1, 2, 3, 4, 5, 7)), (2, 2), (3, 2), (2, 3), (2, 4), (3, 4)],
+)
+@pytest.mark.parametrize(("piece", "length"), [(10, 1), (7, 23), (10, 24), (1000, 23)])
+def test_every_rank_gets_the_sum_of_one_process_to_the_bit_on_one_level_or_two_in_pieces_of_any_length(
+    nodes: int, size: int, piece: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "PIECE", piece)
+    for count in (nodes * size, 12, 16, 37):
+        parts = leaves(count, 23)[:, :length].clone()
+        parts[:, 0] = -0.0  # of negative zeros, too
+        expected = tree_sum(list(parts), odd_factor(count)).numpy().tobytes()
+        for rank, found in enumerate(sums_of_ranks(parts, nodes, size)):
+            assert found.numpy().tobytes() == expected, (count, rank)
 
-    def levels(rank: int, group: MakeGroup) -> Levels:
+
+def sums_of_ranks(parts: Tensor, nodes: int, size: int) -> list[Tensor]:
+    """Return the sum of all leaves, (leaves, elements), as each rank gets it."""
+    ranks = nodes * size
+    tree, shares = step_tree("elastic", len(parts), ranks), rank_shares(len(parts), ranks)
+
+    def work(rank: int, group: MakeGroup) -> Tensor:
         node, place = divmod(rank, size)
-        return Levels(inside=group(f"node {node}", place, size), across=group(f"place {place}", node, nodes))
+        across = group(f"place {place}", node, nodes) if nodes > 1 else ALONE
+        levels = Levels(inside=group(f"node {node}", place, size), across=across)
+        *apart, last = partial_sums(parts, ranks, rank)
+        total = torch.cat(last)
+        ordered_all_reduce(total, apart, exchanges(tree, shares, levels))
+        return total
 
-    for count in (nodes * size, 16, 37):
-        sums_are_those_of_one_process(leaves(count, 23)[:, :23], nodes * size, levels)
+    return on_threads(work, ranks)
 
 
 def test_a_rank_gets_its_part_of_the_sum() -> None:
@@ -72,23 +79,6 @@ def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
     assert (uneven.counts, uneven.received_elements(30)) == ([1, 2, 2], 50)
     [alone] = exchanges(step_tree("elastic", 8, 1), rank_shares(8, 1), Levels(inside=ALONE))
     assert (alone.counts, alone.rounds, alone.results) == ([1], [], [0])
-
-
-def sums_are_those_of_one_process(parts: Tensor, ranks: int, levels_of: LevelsOf) -> None:
-    """Assert that every rank gets the sum of all leaves, (leaves, elements), to the bit: of negative zeros, too."""
-    parts = parts.clone()
-    parts[:, 0] = -0.0
-    tree, shares = step_tree("elastic", len(parts), ranks), rank_shares(len(parts), ranks)
-
-    def work(rank: int, group: MakeGroup) -> Tensor:
-        *apart, last = partial_sums(parts, ranks, rank)
-        total = torch.cat(last)
-        ordered_all_reduce(total, apart, exchanges(tree, shares, levels_of(rank, group)))
-        return total
-
-    expected = tree_sum(list(parts), odd_factor(len(parts))).numpy().tobytes()
-    for rank, found in enumerate(on_threads(work, ranks)):
-        assert found.numpy().tobytes() == expected, (len(parts), rank)
 
 
 def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:

@@ -1,6 +1,5 @@
 """FSDP2: groups of blocks, the precision of what is gathered, how often, and the same bits as without it."""
 
-import collections
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.axes import axes_of
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, metrics, train
-from tests.training.parallel.conftest import as_rank, default_ranks
+from tests.training.conftest import Watched
+from tests.training.parallel.conftest import as_rank, counting, default_ranks
 from training.build import make_network
 from training.config.key_groups import OptimizationOptions
 from training.initial_weights import keep_rows
@@ -28,20 +28,6 @@ from training.precision import DTYPES, Numerics, autocast
 
 CPU = torch.device("cpu")
 SIX_LAYERS = {"n_layers": 6}  # in groups of two
-
-
-class Collectives(TorchDispatchMode):
-    """Counts what the process group is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(function)
-        if name.startswith("c10d."):
-            self.counts[name.split(".")[1]] += 1
-        return function(*args, **kwargs or {})
 
 
 def wrapped(
@@ -76,21 +62,18 @@ def test_the_last_group_may_be_shorter() -> None:
     assert [len(group) for group in block_groups([torch.nn.Linear(2, 2) for _ in range(2)])] == [1, 1]
 
 
-class LiveBytes(TorchDispatchMode):
-    """Measures the most memory that tensors made inside hold at once."""
+class LiveBytes:
+    """Measures the most memory that tensors hold at once, of those that it is told of."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.made: list[weakref.ref[torch.Tensor]] = []
         self.most = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **kwargs or {})
+    def note(self, _: Any, result: Any) -> None:
         if isinstance(result, torch.Tensor) and not result.is_meta and not isinstance(result, DTensor):
             self.made.append(weakref.ref(result))
             live = [tensor.untyped_storage() for tensor in (ref() for ref in self.made) if tensor is not None]
             self.most = max(self.most, sum({storage.data_ptr(): storage.nbytes() for storage in live}.values()))
-        return result
 
 
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
@@ -99,7 +82,7 @@ def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism
     whole = {name: value for name, value in GPT(config).state_dict().items()}
     network_bytes, largest = (take(value.nbytes for value in whole.values()) for take in (sum, max))
     with as_rank(1, of=4):
-        with LiveBytes() as live:
+        with Watched((live := LiveBytes()).note):
             parallel = wrapped("bf16", determinism, network=make_network(config))
             for name, values in initial_weights(parallel.network, 3):
                 keep_rows(parallel.named_parameters()[name], values)
@@ -139,13 +122,13 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
     with as_rank(0, of=2):
         parallel = wrapped(precision, determinism, recompute_blocks=recompute_blocks)
         for _ in range(2):
-            with Collectives() as collectives:
+            with counting() as counts:
                 for micro_step in range(3):
                     run_pass(parallel, precision, last=micro_step == 2)
             # embeddings and norms once, three groups in each forward and backward pass or once
-            assert collectives.counts["_allgather_base_"] == gathers
+            assert counts["_allgather_base_"] == gathers
             reduction = {"off": "_reduce_scatter_base_", "elastic": "alltoall_base_"}[determinism]
-            assert collectives.counts[reduction] == 1 + 3
+            assert counts[reduction] == 1 + 3
             gathered = [
                 name
                 for name, parameter in parallel.network.named_parameters()
@@ -154,7 +137,7 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
             assert gathered == []  # an update is of shards
 
 
-def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps(make_run: Callable[..., Path]) -> None:
+def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(make_run: Callable[..., Path]) -> None:
     # A sum of two has one order; the norm has not, so nothing is clipped.
     hashes = []
     for parallel in ("ddp", "fsdp"):
@@ -163,6 +146,9 @@ def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps(make_run: Callabl
         done = train(run, "--hash-every", "1", "--max-steps", "3", ranks=2)
         assert done.returncode == 0, done.stderr
         hashes.append(metrics(run, "state_sha256"))
+        weights = load_file(run / "checkpoints" / "latest" / "model.safetensors")
+        assert weights["token_embedding.weight"].shape == (257, 32) and "blocks.1.attention.qkv.weight" in weights
+        assert not any("module" in name or "_orig_mod" in name for name in weights)
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0].values())) == 3
 

@@ -23,6 +23,7 @@ STEPS = 4
 # More than DDP's first bucket of 1 MiB; rows and columns that no number of ranks divides; an untied head.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
+ONE_LAYER = {"n_layers": 1}
 ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them imports torch for each
 
 
@@ -61,7 +62,12 @@ VARIANTS = {
         model={"drop_rate": 0.1, "tie_weights": False},
         train={"precision": "bf16", "recompute_blocks": True, "loss_chunks": 3},
     ),
-    "compiled": Variant(model={"n_layers": 1}, train={"precision": "bf16", "compile": True}, environment=ONE_COMPILER),
+    "plain": Variant(model=ONE_LAYER),
+    "plain bf16": Variant(model=ONE_LAYER, train={"precision": "bf16"}),
+    "plain fp16": Variant(model=ONE_LAYER, train={"precision": "fp16"}),
+    "compiled": Variant(model=ONE_LAYER, train={"compile": True}, environment=ONE_COMPILER),
+    "compiled bf16": Variant(model=ONE_LAYER, train={"precision": "bf16", "compile": True}, environment=ONE_COMPILER),
+    "compiled as one graph": Variant(model=ONE_LAYER, train={"compile": "model"}, environment=ONE_COMPILER),
     "mixture": Variant(train={"shuffle": True, "max_epochs": 2}),
     "weights": Variant(environment={"WEIGHTED": "1"}),
     "5 micro-batches": Variant(microbatches=5),
@@ -74,7 +80,9 @@ UNEVEN = ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "1x5 fsdp", "1x6 ddp", "1x6 fsdp", "
 UNEVEN_NODES = ("3x2 ddp", "3x2 hsdp", "2x3 ddp", "2x3 hsdp")
 LAYOUTS = {
     **dict.fromkeys(("fp32", "bf16", "NanoChat with Muon"), EVEN + UNEVEN + UNEVEN_NODES),
-    **dict.fromkeys(("fp16, six layers", "bf16, six layers", "compiled"), ("1x2 fsdp",)),
+    **dict.fromkeys(("fp16, six layers", "bf16, six layers", "compiled bf16"), ("1x2 fsdp",)),
+    "compiled": ("1x2 ddp", "1x2 fsdp"),
+    "compiled as one graph": ("1x2 ddp",),
     **dict.fromkeys(("Qwen3", "thrifty memory", "mixture"), ("1x2 ddp", "1x2 fsdp", "2x2 hsdp")),
     "GPT-2 with Muon": ("1x3 ddp", "1x4 fsdp"),
     "weights": ("1x2 ddp", "1x3 fsdp", "2x2 hsdp"),
@@ -174,6 +182,23 @@ def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
     *wanted, losses = reference(variant)
     assert found == wanted
     assert losses.items() <= validated.items()  # a part of a run is validated at its end, too
+
+
+@pytest.mark.parametrize(
+    ("variant", "tolerance"),
+    [
+        ("plain bf16", 0.02),
+        pytest.param("plain fp16", 0.02, marks=pytest.mark.slow),
+        pytest.param("compiled", 1e-5, marks=pytest.mark.slow),
+        pytest.param("compiled as one graph", 1e-5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_one(
+    reference: Callable[[str], Numbers], variant: str, tolerance: float
+) -> None:
+    losses, plain = reference(variant)[1], reference("plain")[1]
+    assert losses == pytest.approx(plain, rel=tolerance)
+    assert losses != plain or variant.startswith("compiled")
 
 
 def test_weights_count_in_the_variant_that_has_them(reference: Callable[[str], Numbers]) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from common.errors import BadInput
-from tests.conftest import metrics, train
+from tests.conftest import ROOT, metrics, train
 from tests.training.parallel.conftest import as_rank, default_ranks
 from training.parallel.mesh import (
     Levels,
@@ -29,36 +29,48 @@ from training.parallel.mesh import (
 from training.parallel.process_group import RankGroup, Ranks
 
 ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
-SHARING_BATCHES = Path(__file__).with_name("sharing_batches.py")
+# A mesh with a second dimension of two, as tensor parallelism has it: neighbors share their batches.
+SHARING_BATCHES = """
+import attrs
+import torch.distributed as dist
+
+plain_start = process_group.start
+
+
+def start_sharing(*arguments):
+    ranks = plain_start(*arguments)
+    halves = [dist.new_group(list(range(first, ranks.world_size, 2))) for first in range(2)]
+    group, places = halves[ranks.rank % 2], {"rank": ranks.rank // 2, "size": ranks.world_size // 2}
+    return attrs.evolve(ranks, data_parallel=process_group.RankGroup(group=group, **places))
+
+
+process_group.start = start_sharing
+"""
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(
-    make_run: Callable[..., Path], parallel: str
+    make_run: Callable[..., Path], changed_train: Callable[[str], Path], parallel: str
 ) -> None:
     # With determinism "run" the bits are those of the number of ranks that divide the batch.
-    curves = {}
-    for name, ranks, script in (("two", 2, None), ("sharing", 4, SHARING_BATCHES), ("four", 4, None)):
+    curves, plain = {}, ROOT / "train.py"
+    for name, ranks, script in (("two", 2, plain), ("sharing", 4, changed_train(SHARING_BATCHES)), ("four", 4, plain)):
         run = make_run(name, {"drop_rate": 0.1}, determinism="run", parallel=parallel, global_batch_size=16)
-        done = train(run, "--hash-every", "1", ranks=ranks, **({} if script is None else {"script": script}))
+        done = train(run, "--hash-every", "1", ranks=ranks, script=script)
         assert done.returncode == 0, done.stderr
         keys = ("train_loss", "grad_norm", "validation_loss", "state_sha256")
         curves[name] = [metrics(run, key) for key in keys]
     assert curves["sharing"] == curves["two"] != curves["four"]
 
 
-def test_levels_are_nodes_and_places_on_them() -> None:
+def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks() -> None:
     with as_rank(5, of=8):
-        mesh = make_mesh(default_ranks(), 4)
+        ranks = default_ranks()
+        mesh = make_mesh(ranks, 4)
         levels = levels_of(mesh)
         assert (levels.inside.rank, levels.inside.size) == (1, 4)
         assert (levels.across.rank, levels.across.size, levels.size) == (1, 2, 8)
         assert inside_mesh(mesh).size() == 4
-
-
-def test_one_level_has_all_data_parallel_ranks() -> None:
-    with as_rank(5, of=8):
-        ranks = default_ranks()
         levels = levels_of(make_mesh(ranks))
         assert (levels.inside.rank, levels.inside.size, levels.size) == (5, 8, 8)
         assert levels == Levels(inside=levels.inside)
@@ -94,15 +106,12 @@ def test_levels_follow_from_the_nodes(
 ) -> None:
     places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
     monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, own: places)
-    ranks = Ranks(
-        rank=0,
-        world_size=sum(nodes),
-        node=RankGroup(rank=0, size=nodes[0]),
-        data_parallel=RankGroup(rank=0, size=sum(nodes) // sharing),
-        device=torch.device("cpu"),
-        control=None,
-        download=None,
-    )
+    groups = {
+        "node": RankGroup(rank=0, size=nodes[0]),
+        "data_parallel": RankGroup(rank=0, size=sum(nodes) // sharing),
+    }
+    cpu = torch.device("cpu")
+    ranks = Ranks(rank=0, world_size=sum(nodes), device=cpu, control=None, download=None, **groups)
     if isinstance(chosen, str):
         with pytest.raises(BadInput, match=re.escape(chosen)):
             wrapper_and_node_size(parallel, ranks, ordered=True)
@@ -114,16 +123,6 @@ def test_levels_follow_from_the_nodes(
 
 def whole(rows: int) -> torch.Tensor:
     return torch.arange(2.0 * rows).view(rows, 2)
-
-
-@pytest.mark.parametrize("rows", ROWS)
-def test_shards_are_those_of_torch_chunk(rows: int) -> None:
-    chunks = whole(rows).chunk(SIZE)
-    for rank in range(SIZE):
-        shards = RankGroup(rank=rank, size=SIZE)
-        first = shards.first_row(rows)
-        own = whole(rows)[first : first + shards.chunk(rows)]
-        assert torch.equal(own, chunks[rank] if rank < len(chunks) else whole(rows)[:0])
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -147,8 +146,9 @@ def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> 
         first, held = held_rows(sharded)
         assert torch.equal(held, whole(rows)[first : first + len(held)])
         assert torch.equal(held, local_tensor(sharded))
-        assert len(held) == len(sharded.to_local())
         node = RankGroup(rank=rank, size=SIZE)
+        assert len(held) == len(sharded.to_local())
+        assert torch.equal(held, whole(rows)[node.first_row(rows) :][: node.chunk(rows)])
         other_first, written = checkpoint_rows(sharded, node, replica=False, shard=True)
         assert (other_first, written.tolist()) == (first, held.tolist())
         assert not len(checkpoint_rows(sharded, node, replica=True, shard=False)[1])  # another node writes

@@ -1,6 +1,8 @@
 """Ordered sums of one rank: in the tree, one partial sum a level. Of several ranks: test_exchange.py."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +20,11 @@ def leaves(count: int, seed: int) -> torch.Tensor:
     return torch.randn(count, 33, generator=generator) * scale[:, None]
 
 
-def tree_sum(parts: list[torch.Tensor], run: int) -> torch.Tensor:
+def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.add) -> Any:
     """Return the sum as documented: runs of leaves in order, then neighbors, level by level."""
-    level = [functools.reduce(torch.add, parts[begin : begin + run]) for begin in range(0, len(parts), run)]
+    level = [functools.reduce(add, parts[begin : begin + run]) for begin in range(0, len(parts), run)]
     while len(level) > 1:
-        pairs = [torch.add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]
+        pairs = [add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0]
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -54,18 +53,6 @@ def test_a_busy_port_of_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             process_group._rendezvous()
 
 
-def test_a_torchrun_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in (variables | {"TORCHELASTIC_RUN_ID": "", "TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(process_group, "CONNECT_TIMEOUT", timedelta(seconds=0.1))
-    with pytest.raises(BadInput, match="torchrun is gone, or does not answer"):
-        process_group.meet("cpu", 60)
-
-
 def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) -> None:
     def lose_connection() -> None:
         raise ConnectionError("lost")
@@ -81,10 +68,8 @@ def test_a_refusal_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert told[0] == told[1]
-    assert told[0]["ranks"] == [0, 1]
-    assert told[0]["first"] == "from 0"
-    assert told[0]["refused"] == "rank 1 cannot"
-    assert told[0]["system"].startswith("/nonexistent/file: ")
+    assert told[0].pop("system").startswith("/nonexistent/file: ")
+    assert told[0] == {"ranks": [0, 1], "first": "from 0", "refused": "rank 1 cannot"}
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:

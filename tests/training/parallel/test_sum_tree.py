@@ -1,24 +1,15 @@
 """Sum tree: any division among ranks gives the additions of one process; counts of partial sums."""
 
-import functools
 import itertools
 from typing import Any
 
 import pytest
 
+from tests.training.parallel.test_ordered_reduce import tree_sum
 from tokens.batches.sampling import rank_shares
 from training.parallel.sum_tree import SumTree, leaf, most_held_sums, most_sent_sums, step_tree
 
 Sum = Any  # a leaf's number, or a pair of what is added
-
-
-def whole_sum(leaves: int, run: int) -> Sum:
-    """Return the sum as documented: runs of leaves in order, then neighbors, level by level."""
-    level: list[Sum] = [functools.reduce(lambda *pair: pair, range(at, at + run)) for at in range(0, leaves, run)]
-    while len(level) > 1:
-        pairs = [(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
 
 
 def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
@@ -46,31 +37,22 @@ def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
 
 
 @pytest.mark.parametrize("determinism", ["elastic", "run"])
-def test_every_number_of_ranks_makes_the_additions_of_one_process(determinism: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
+def test_every_number_of_ranks_and_nodes_makes_the_additions_of_one_process(determinism: str, nodes: int) -> None:
     for leaves in range(1, 65):
-        for ranks in range(1, leaves + 1):
-            if determinism == "run" and leaves % ranks:
+        for size in range(1, leaves // nodes + 1):
+            if determinism == "run" and leaves % (nodes * size):
                 continue
-            tree = step_tree(determinism, leaves, ranks)
-            parts = [sum_of_share(tree, share) for share in rank_shares(leaves, ranks)]
-            ranges, sums = ([value for part in parts for value in part[which]] for which in (0, 1))
-            assert finish(tree, ranges, sums) == [whole_sum(leaves, tree.run)], (leaves, ranks)
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 4, 5])
-def test_nodes_first_make_the_additions_of_one_process(nodes: int) -> None:
-    for leaves, size in itertools.product(range(1, 49), (2, 3, 4, 6, 8)):
-        if nodes * size > leaves:
-            continue
-        tree, shares = step_tree("elastic", leaves, 1), rank_shares(leaves, nodes * size)
-        of_nodes: list[range] = []
-        sums: list[Sum] = []
-        for node in range(nodes):
-            parts = [sum_of_share(tree, share) for share in shares[node * size : (node + 1) * size]]
-            ranges = [part for own, _ in parts for part in own]
-            sums += finish(tree, ranges, [value for _, own in parts for value in own])
-            of_nodes += tree.partial_sums(ranges)
-        assert finish(tree, of_nodes, sums) == [whole_sum(leaves, tree.run)], (leaves, size)
+            tree, shares = step_tree(determinism, leaves, nodes * size), rank_shares(leaves, nodes * size)
+            of_nodes: list[range] = []
+            sums: list[Sum] = []
+            for node in range(nodes):
+                parts = [sum_of_share(tree, share) for share in shares[node * size : (node + 1) * size]]
+                ranges = [part for own, _ in parts for part in own]
+                sums += finish(tree, ranges, [value for _, own in parts for value in own])
+                of_nodes += tree.partial_sums(ranges)
+            whole = tree_sum(list(range(leaves)), tree.run, lambda *pair: pair)
+            assert finish(tree, of_nodes, sums) == [whole], (leaves, size)
 
 
 def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:

@@ -1,9 +1,10 @@
-"""Wrapper of a network: which one, what the reduced gradient is divided by, and plain names of parameters."""
+"""Wrapper of a network: its choice, the divisor of reduced gradients, DDP's buckets, plain names of parameters."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,7 +13,10 @@ from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from tests.training.parallel.conftest import default_ranks
-from training.parallel.wrap import Parallel, compile_model, parallelize
+from training.parallel.mesh import Levels
+from training.parallel.process_group import ALONE, Ranks
+from training.parallel.step_clock import StepClock
+from training.parallel.wrap import BucketSum, Parallel, compile_model, parallelize, wrap_in_ddp
 from training.precision import Numerics
 
 CONFIG = ModelConfig(**TINY_MODEL)
@@ -51,6 +55,43 @@ def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) ->
         assert torch.allclose(found / parallel.gradient_divisor, parameter.grad, rtol=1e-4, atol=1e-7)
     parallel.zero_grad()
     assert parallel.gradients() == []
+
+
+def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
+    alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = GPT(CONFIG)
+    initialize(network, 0)
+    reduction, clock = BucketSum(dist.group.WORLD), StepClock(alone.device)
+    model = wrap_in_ddp(NextTokenLoss(network), reduction, clock)  # parallelize() wraps none on a single rank
+    places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE, "gradient_divisor": 3}
+    parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, **places)
+    reduced: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counting(buffer: torch.Tensor, **options: Any) -> Any:
+        reduced.append(len(buffer))
+        return all_reduce(buffer, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", counting)
+    batch = torch.randint(CONFIG.vocab_size, (3, CONFIG.context_length + 1))
+    for _ in range(2):
+        reduced.clear()
+        for number, row in enumerate(batch.split(1)):
+            assert reduced == []
+            with parallel.gradient_sync(enabled=number == 2):
+                parallel.model(row[:, :-1], row[:, 1:]).backward()
+            # Fewer than parameters: each is a view of a bucket, none a copy beside it.
+            buckets = {gradient.untyped_storage().data_ptr() for gradient in parallel.gradients()}
+            assert len(buckets) < len(parallel.gradients()) / 2
+        assert sum(reduced) == sum(parameter.numel() for parameter in parallel.named_parameters().values())
+        found = [gradient.clone() for gradient in parallel.gradients()]
+        parallel.zero_grad()
+    bare = NextTokenLoss(network)
+    for row in batch.split(1):
+        bare(row[:, :-1], row[:, 1:]).backward()
+    for ours, theirs in zip(found, parallel.gradients(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_blocks_head_and_loss_are_compiled_as_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,20 @@ def polled(*counts: int, **fields: Any) -> Beats:
     return beats
 
 
-def test_a_rank_is_lost_after_so_many_polls_without_a_new_beat() -> None:
-    assert polled(5, 5, 5).lost(patience=3) == []
-    assert polled(5, 5, 5, 5).lost(patience=3) == [1]
-    assert polled(5, 5, 5, 6).lost(patience=1) == []
+@pytest.mark.parametrize(
+    ("counts", "departure", "patience", "lost"),
+    [
+        ((5, 5, 5), None, 3, []),
+        ((5, 5, 5, 5), None, 3, [1]),
+        ((5, 5, 5, 6), None, 1, []),
+        ((5, 5, 5, 5), "done", 3, []),
+        ((5, 5, 5, 5), "failed", 3, [1]),
+    ],
+)
+def test_a_rank_is_lost_after_so_many_polls_without_a_new_beat_unless_it_is_done(
+    counts: tuple[int, ...], departure: Any, patience: int, lost: list[int]
+) -> None:
+    assert polled(*counts, departure=departure).lost(patience) == lost
 
 
 def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too() -> None:
@@ -49,9 +59,7 @@ def test_a_rank_that_has_begun_no_heartbeat_is_not_lost() -> None:
     assert beats.lost(patience=3) == []
 
 
-def test_a_rank_that_is_done_is_not_lost_and_one_that_failed_is() -> None:
-    assert polled(5, 5, 5, 5, departure="done").lost(patience=3) == []
-    assert polled(5, 5, 5, 5, departure="failed").lost(patience=3) == [1]
+def test_departures_of_some_kinds_are_found() -> None:
     assert polled(5, departure="failed").departed("failed", "cut off")
     assert not polled(5, departure="failed").departed("cut off")
 
@@ -82,13 +90,6 @@ def test_seconds_of_each_rank_are_of_the_steps_since_the_last_time() -> None:
 
 
 SLOWED = """
-import os
-import time
-
-import train
-from training import step
-from training.supervision import heartbeat
-
 heartbeat.TIMED_POLLS = 1
 plain_loss = step.microbatch_loss
 
@@ -99,17 +100,16 @@ def loss(*arguments):
 
 
 step.microbatch_loss = loss
-train.leave(train.main())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_slow_rank_is_named(make_run: Callable[..., Path], tmp_path: Path, parallel: str) -> None:
-    script = tmp_path / "slowed.py"
-    script.write_text(SLOWED)
+def test_a_slow_rank_is_named(
+    make_run: Callable[..., Path], changed_train: Callable[[str], Path], parallel: str
+) -> None:
     run = make_run(min_train_tokens=60 * 8 * 32, validation_interval=None, log_interval=1, parallel=parallel)
-    done = train(run, ranks=2, script=script)
+    done = train(run, ranks=2, script=changed_train(SLOWED))
     assert done.returncode == 0, done.stderr
     measured = [record["rank_seconds"] for record in read_metrics(run) if "rank_seconds" in record]
     assert measured and measured[-1][1] > 1.2 * measured[-1][0]

@@ -14,13 +14,22 @@ def read(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"),
-    [(EXIT_DONE, "done"), (EXIT_ERROR, "error"), (EXIT_DIVERGED, "diverged"), (EXIT_STOPPED, "stopped")],
+    ("status", "outcome", "kept"),
+    [
+        (EXIT_DONE, "done", None),
+        (EXIT_ERROR, "error", None),
+        (EXIT_DIVERGED, "diverged", EXIT_DIVERGED),
+        (EXIT_STOPPED, "stopped", EXIT_STOPPED),
+    ],
 )
-def test_each_status_has_its_outcome(tmp_path: Path, status: int, outcome: str) -> None:
-    ExitRecord(tmp_path).write(status)
-    record = read(tmp_path)
-    assert {**record, "time": ""} == {"status": status, "outcome": outcome, "final": True, "time": ""}
+def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_divergence(
+    tmp_path: Path, status: int, outcome: str, kept: int | None
+) -> None:
+    assert final_status(tmp_path) is None
+    for final in (False, True):
+        ExitRecord(tmp_path).write(status, final=final)
+        assert {**read(tmp_path), "time": ""} == {"status": status, "outcome": outcome, "final": final, "time": ""}
+        assert final_status(tmp_path) == (kept if final else None)
 
 
 def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: Path) -> None:
@@ -60,22 +69,6 @@ def test_a_record_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
     (tmp_path / EXIT_FILE).mkdir()
     with pytest.raises(BadInput, match=r"exit\.json: cannot be written"):
         ExitRecord(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("status", "final", "kept"),
-    [
-        (EXIT_STOPPED, True, EXIT_STOPPED),
-        (EXIT_DIVERGED, True, EXIT_DIVERGED),
-        (EXIT_STOPPED, False, None),
-        (EXIT_ERROR, True, None),
-        (EXIT_DONE, True, None),
-    ],
-)
-def test_a_restart_keeps_a_final_stop_or_divergence(tmp_path: Path, status: int, final: bool, kept: int | None) -> None:
-    assert final_status(tmp_path) is None
-    ExitRecord(tmp_path).write(status, final=final)
-    assert final_status(tmp_path) == kept
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:

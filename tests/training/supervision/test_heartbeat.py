@@ -39,30 +39,37 @@ def checkpoints(run: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], frozen: int) -> None:
+@pytest.mark.parametrize(("ranks", "frozen"), [(2, [0]), (2, [1]), (4, [2]), (4, [1, 2]), (4, [0, 1, 3])])
+def test_frozen_ranks_end_the_job_by_name(make_run: Callable[..., Path], ranks: int, frozen: list[int]) -> None:
     run = make_run(**SETTINGS)
-    process = start(run, ranks=2)
+    process = start(run, ranks)
     wait_for_step(run, 6, process)
     time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
-    pid = children(process)[frozen]
-    os.kill(pid, signal.SIGSTOP)
+    pids = children(process)
+    for rank in frozen:
+        os.kill(pids[rank], signal.SIGSTOP)
     saved: set[str] = set()
-    while saved != (saved := checkpoints(run)):  # a save that had begun is done, the other rank waits
+    while saved != (saved := checkpoints(run)):  # a save that had begun is done, the other ranks wait
         time.sleep(1)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
     [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
+    silent = "5" if len(frozen) == 1 else "[3-5]"
+    lost = [
+        rf"rank {rank} \(\S+, pid {pids[rank]}\) has not answered for {silent} s, last seen {POSITION}"
+        for rank in frozen
+    ]
+    waiting = min({*range(ranks)} - {*frozen})
     assert re.fullmatch(
-        rf"train\.py: rank {frozen} \(\S+, pid {pid}\) has not answered for 5 s, last seen {POSITION}; "
-        rf"rank {1 - frozen} is {COLLECTIVE}; the last checkpoint is as it was: run the same command again",
+        rf"train\.py: {'; '.join(lost)}; rank {waiting} is {COLLECTIVE}; "
+        r"the last checkpoint is as it was: run the same command again",
         line,
     ), line
     assert checkpoints(run) == saved
-    if frozen == 1:
+    if 0 not in frozen:
         assert outcome(run) == "lost"
     assert_no_process_left(run)
-    if frozen == 1:
+    if frozen == [1]:
         reached = max(metrics(run, "train_loss"))
         done = train(run, "--max-steps", str(reached + 5), ranks=2)
         assert done.returncode == 0, done.stderr
@@ -71,58 +78,11 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen", [[2], [1, 2], [0, 1, 3]])
-def test_frozen_ranks_of_four_end_the_job_by_name(make_run: Callable[..., Path], frozen: list[int]) -> None:
-    run = make_run(**SETTINGS)
-    process = start(run, ranks=4)
-    wait_for_step(run, 6, process)
-    time.sleep(2 * BEAT_SECONDS)
-    pids = children(process)
-    for rank in frozen:
-        os.kill(pids[rank], signal.SIGSTOP)
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 1
-    [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
-    lost = [
-        rf"rank {rank} \(\S+, pid {pids[rank]}\) has not answered for [3-5] s, last seen {POSITION}" for rank in frozen
-    ]
-    waiting = min({0, 1, 2, 3} - {*frozen})
-    assert re.fullmatch(
-        rf"train\.py: {'; '.join(lost)}; rank {waiting} is {COLLECTIVE}; the last checkpoint .*", line
-    ), line
-    if 0 not in frozen:
-        assert outcome(run) == "lost"
-    assert_no_process_left(run)
-
-
-STUCK = """
-import time
-
-import train
-from training import loop, step
-
-plain = step.train_step
-
-
-def stuck(state, settings, number, next_batch):
-    if number == 2 and state.parallel.data_parallel.rank == 1:
-        step.microbatch_loss = lambda *arguments: time.sleep(1000)
-    return plain(state, settings, number, next_batch)
-
-
-loop.train_step = stuck
-train.leave(train.main())
-"""
-
-
-@pytest.mark.slow
 def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
-    make_run: Callable[..., Path], tmp_path: Path
+    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
 ) -> None:
-    script = tmp_path / "stuck.py"
-    script.write_text(STUCK)
     run = make_run(timeout_seconds=TIMEOUT_SECONDS)
-    done = train(run, ranks=2, script=script)
+    done = train(run, ranks=2, script=at_step_3("step.microbatch_loss = lambda *_: time.sleep(1000)"))
     assert done.returncode == 1
     head = r"train\.py: a collective failed on rank 0; the ranks at their last heartbeats:"
     [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
@@ -197,20 +157,10 @@ def test_a_machine_that_sleeps_loses_nobody() -> None:
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
 
 
-HURRIED = """
-from datetime import timedelta
-
-import train
-from training.parallel import process_group as ranks
-
-ranks.CONNECT_TIMEOUT = timedelta(seconds=1)
-train.leave(train.main())
-"""
-
-
-def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    script = tmp_path / "hurried.py"
-    script.write_text(HURRIED)
+def test_a_rank_that_starts_when_torchrun_is_gone_ends(
+    make_run: Callable[..., Path], changed_train: Callable[[str], Path]
+) -> None:
+    script = changed_train("import datetime; process_group.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

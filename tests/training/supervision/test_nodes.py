@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,23 +10,12 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
-from tests.walks import kill
+from tests.walks import children, kill
 from training.telemetry.metrics_log import read_metrics
 
 SECONDS = 300  # a hang
 STEPS = {"min_train_tokens": 100 * 8 * 32}
 SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
-
-
-def torchrun_of(process: subprocess.Popen[str]) -> int:
-    """Return the process id of the torchrun that a machine runs."""
-    return children_of(process.pid)[0]  # unshare's only one
-
-
-def children_of(process: int) -> list[int]:
-    """Return the process ids of a process's children."""
-    command = ["ps", "-o", "pid=", "--ppid", str(process)]
-    return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
 
 
 def starts(run: Path) -> list[int]:
@@ -50,7 +38,8 @@ def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
         wait_for_step(run, 5, nodes[0])
     else:
         wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), nodes[0])
-    os.kill(torchrun_of(nodes[stopped]), signal.SIGTERM)
+    [torchrun] = children(nodes[stopped])  # unshare's only one
+    os.kill(torchrun, signal.SIGTERM)
     outputs = [node.communicate(timeout=60) for node in nodes]  # torchrun waits for its peers for 10 minutes
     assert all(node.returncode for node in nodes), outputs
     assert outcome(run) == "stopped", outputs
@@ -77,7 +66,8 @@ def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
         if len(nodes) == 1:
             wait_for_step(run, 20, nodes[0])
             if failed:  # this node's torchrun then counts a restart, that of the other does not
-                kill(children_of(torchrun_of(nodes[0]))[0])
+                [torchrun] = children(nodes[0])
+                kill(children(torchrun)[0])
                 wait_until(lambda: len(starts(run)) == 2, nodes[0])
     outputs = [node.communicate(timeout=SECONDS) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs

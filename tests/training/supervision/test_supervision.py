@@ -133,32 +133,11 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
     assert_same_weights(run, straight)
 
 
-STOPPED_RANK = """
-import os
-import signal
-
-import train
-from training import loop, step
-
-plain = step.train_step
-
-
-def stopped(state, settings, number, next_batch):
-    if number == 2 and state.parallel.data_parallel.rank == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return plain(state, settings, number, next_batch)
-
-
-loop.train_step = stopped
-train.leave(train.main())
-"""
-
-
 @pytest.mark.slow
-def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    script = tmp_path / "stopped.py"
-    script.write_text(STOPPED_RANK)
-    run = make_run()
+def test_a_group_that_was_asked_to_stop_is_not_restarted(
+    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
+) -> None:
+    run, script = make_run(), at_step_3("os.kill(os.getpid(), signal.SIGTERM)")
     done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
     assert done.returncode == 1
     assert outcome(run) == "stopped"
@@ -168,14 +147,6 @@ def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: Callable[...,
 
 
 DYING_IN_START_UP = """
-import os
-import signal
-import time
-
-import train
-from training import job
-from training.parallel import process_group
-
 plain, plain_start = job.resume, process_group.start
 
 
@@ -199,16 +170,15 @@ def resume(request, state, disks, bucket):
 
 
 job.resume, process_group.start = resume, start
-train.leave(train.main())
 """
 
 
 @pytest.mark.parametrize("death", ["error", pytest.param("lost", marks=pytest.mark.slow)])
-def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path], tmp_path: Path, death: str) -> None:
-    script = tmp_path / "dying.py"
-    script.write_text(DYING_IN_START_UP)
+def test_a_death_in_start_up_is_no_request_to_stop(
+    make_run: Callable[..., Path], changed_train: Callable[[str], Path], death: str
+) -> None:
     run = make_run()
-    done = train(run, ranks=2, script=script, environment={"DEATH": death})
+    done = train(run, ranks=2, script=changed_train(DYING_IN_START_UP), environment={"DEATH": death})
     assert done.returncode == 1
     assert "nothing is lost" not in done.stdout
     assert outcome(run) == death
@@ -217,17 +187,14 @@ def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path]
 @pytest.mark.slow
 @pytest.mark.parametrize("death", ["early", "lost"])
 def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
-    make_run: Callable[..., Path], tmp_path: Path, death: str
+    copied: Path, changed_train: Callable[[str], Path], death: str
 ) -> None:
-    script = tmp_path / "dying.py"
-    script.write_text(DYING_IN_START_UP)
-    run = make_run()
-    assert train(run, ranks=2).returncode == 0
+    script = changed_train(DYING_IN_START_UP)
     environment = {"DEATH": death, "PET_MAX_RESTARTS": "1"}
-    done = train(run, "--resume", "never", ranks=2, script=script, environment=environment)
+    done = train(copied, "--resume", "never", ranks=2, script=script, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "--resume never: earlier results are now in" in done.stdout
-    assert len(metrics(run, "train_loss")) == 8
+    assert len(metrics(copied, "train_loss")) == 8
 
 
 def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
@@ -242,28 +209,10 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: Callable[...,
     assert outcome(run) == "lost"
 
 
-FAILING_RANK = """
-import train
-from training import loop, step
-
-plain = step.train_step
-
-
-def failing(state, settings, number, next_batch):
-    if number == 2 and state.parallel.data_parallel.rank == 1:
-        raise RuntimeError("rank one broke")
-    return plain(state, settings, number, next_batch)
-
-
-loop.train_step = failing
-train.leave(train.main())
-"""
-
-
-def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING_RANK)
-    done = train(make_run(), ranks=2, script=script)
+def test_the_first_traceback_is_visible_and_no_rank_waits(
+    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
+) -> None:
+    done = train(make_run(), ranks=2, script=at_step_3('raise RuntimeError("rank one broke")'))
     assert done.returncode == 1
     first = done.stderr.index("Traceback (most recent call last)")
     assert "RuntimeError: rank one broke" in done.stderr[first : first + 3000]

@@ -11,15 +11,13 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import train
 from tests.test_train import one_line
+from tests.training.conftest import ledger_of
 from tests.training.supervision.runs import SLOW, outcome
-from tests.training.telemetry.ledgers import ledger_of
 from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import METRICS, read_metrics
 from training.telemetry.time_ledger import Earlier
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
-
-
 LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
 
 
@@ -60,11 +58,9 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
     [began] = [record for record in read_metrics(run) if record.get("event") == "start"]
-    assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
-        first["ledger"]["start-up"], abs=0.1
-    )  # what a killed job's start-up cost
-    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2)
-    line = one_line(again)
+    assert began["price_per_hour"] == 3600
+    assert began["elapsed_seconds"] == pytest.approx(first["ledger"]["start-up"], abs=0.1)  # if it were killed
+    line = one_line(train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2))
     assert "--max-usd 14: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 10) / 3600
     clock = time.monotonic()
@@ -74,8 +70,7 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
     second = last_ledger(run)
     assert second["elapsed_seconds"] <= hours * 3600 * 1.01
-    assert sum(second["ledger"].values()) == pytest.approx(
-        took, rel=0.01, abs=0.5
-    )  # the test's clock, which sees a fork and its end as well
+    # The test's clock sees a fork and its end as well.
+    assert sum(second["ledger"].values()) == pytest.approx(took, rel=0.01, abs=0.5)
     assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
     assert second["ledger"]["training"] > 0.3 * took

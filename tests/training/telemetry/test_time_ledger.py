@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.training.telemetry.ledgers import ledger_of
+from tests.training.conftest import ledger_of
 from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import Remaining, TimeLedger, read_earlier
 
