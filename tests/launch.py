@@ -55,15 +55,19 @@ def run(
     script: Path, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script from the repository's root to its end; `options` as of `start`."""
-    process = start(script, *arguments, ranks=ranks, environment=environment, **options)
+    return finish(start(script, *arguments, ranks=ranks, environment=environment, **options))
+
+
+def finish(process: Any, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Return what a process, first of its session, has said at its end; a hang is killed and fails the test."""
     try:
-        output, errors = process.communicate(TIMEOUT_SECONDS)
+        output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):  # it has ended, another process has its streams
             os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode is not None
-    return subprocess.CompletedProcess([str(script), *arguments], process.returncode, output, errors)
+    return subprocess.CompletedProcess([], process.returncode, output, errors)
 
 
 def start(
@@ -78,6 +82,12 @@ def start(
     `file_bytes`: a full disk, the most that any file may have.
     """
     return Process([str(script), *arguments], {**os.environ, **(environment or {})}, ranks, file_bytes)
+
+
+def execute(*command: str | Path, cwd: Path = ROOT, seconds: float | None = None, **environment: str) -> Any:
+    """Run a command as a user does, to its end, with more or other variables in its environment."""
+    words, variables = [*map(str, command)], os.environ | environment
+    return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=seconds)
 
 
 class Fork:

@@ -1,11 +1,15 @@
-"""HTTP servers on loopback, each in a thread of this process."""
+"""HTTP servers on loopback, each in a thread of this process; one of a folder's files that can fail now and then."""
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import attrs
 
 
 class LoopbackServer(ThreadingHTTPServer):
@@ -30,11 +34,41 @@ class QuietHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def received(self) -> bytes:
+        """Return the request's content."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def asked_part(self, data: bytes) -> tuple[bytes, int, dict[str, str]]:
+        """Return the range of a file that is asked for, or all of it, with a status and headers."""
+        asked = self.headers.get("Range")
+        if not asked:
+            return data, 200, {}
+        begin, _, end = asked.removeprefix("bytes=").partition("-")
+        first = int(begin or 0)
+        part = data[first : int(end) + 1 if end else None]
+        return part, 206, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
+
+    def send_content(
+        self, content: bytes, status: int = 200, headers: dict[str, str] | None = None, sent: int | None = None
+    ) -> None:
+        """Send a response; JSON, unless its headers say otherwise. `sent`: bytes before the connection breaks off."""
+        fixed = {"Content-Length": str(len(content)), "Content-Type": "application/json"}
+        try:
+            self.send_response_only(status)
+            for name, value in (fixed | (headers or {})).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content[:sent])
+        except OSError:  # the client has not waited
+            self.close_connection = True
+        self.close_connection |= sent is not None
+
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler], port: int = 0) -> Iterator[LoopbackServer]:
-    """Answer requests by the handler while the context lasts; at a free port by default."""
-    server = LoopbackServer(("127.0.0.1", port), handler)
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[LoopbackServer]:
+    """Answer requests by the handler at a free port while the context lasts."""
+    server = LoopbackServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -43,3 +77,40 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler], port: int = 0) -> It
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@attrs.define
+class FileServer:
+    """A server of files, and its ailments."""
+
+    url: str = ""
+    requests: list[str] = attrs.field(factory=list)
+    ranges: bool = True
+    busy_every: int = 0  # this many requests; 0: never
+    drop_every: int = 0  # the connection, after half of what was asked for
+
+
+@contextmanager
+def serve_files(folder: Path) -> Iterator[FileServer]:
+    """Serve a folder while the context lasts."""
+    files = FileServer()
+
+    class Handler(QuietHandler, SimpleHTTPRequestHandler):
+        def answer(self) -> None:
+            asked = self.headers.get("Range", "")
+            files.requests.append(f"{self.command} {self.path} {asked}".strip())
+            number = len(files.requests)
+            if files.busy_every and number % files.busy_every == 0:
+                return self.send_error(503)
+            path = Path(self.translate_path(self.path))
+            if not (files.ranges and asked and path.is_file()):
+                return super().do_GET() if self.command == "GET" else super().do_HEAD()
+            part, status, headers = self.asked_part(path.read_bytes())
+            dropped = files.drop_every and number % files.drop_every == 0
+            return self.send_content(part, status, headers, len(part) // 2 if dropped else None)
+
+        do_HEAD = do_GET = answer
+
+    with serving(functools.partial(Handler, directory=str(folder))) as server:
+        files.url = server.url
+        yield files

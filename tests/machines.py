@@ -39,6 +39,11 @@ class Machine:
     cable: str  # its network interface
     folder: Path  # for its /etc/hosts
 
+    @property
+    def disk(self) -> Path:
+        """The folder that lies in the place of `own_disk` there."""
+        return self.folder / f"disk-{self.name}"
+
     def start(
         self,
         *command: str,
@@ -46,12 +51,17 @@ class Machine:
         own_disk: Path | None = None,
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command from the repository's root; `own_disk`: a folder that is another, empty one there."""
+        """Start a command from the repository's root; `own_disk`: a run directory that is another one there."""
         text = {"good": "10.77.0.1 a\n10.77.0.2 b\n", "own name": f"127.0.1.1 {self.name}\n", "nothing": ""}[hosts]
-        file, disk = self.folder / f"hosts-{self.name}", self.folder / f"disk-{self.name}"
+        file = self.folder / f"hosts-{self.name}"
         file.write_text("127.0.0.1 localhost\n" + text)
-        disk.mkdir(exist_ok=True)
-        mounts = ("", "") if own_disk is None else (str(disk), str(own_disk))
+        mounts = ("", "")
+        if own_disk is not None:
+            mounts = (str(self.disk), str(own_disk))
+            self.disk.mkdir(exist_ok=True)
+            for name in ("model.json", "train.json"):
+                if not (self.disk / name).exists():
+                    shutil.copy(own_disk / name, self.disk)
         enter = ("nsenter", f"--net=/run/netns/{self.namespace}")
         own = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child")
         return subprocess.Popen(
@@ -97,8 +107,11 @@ class Machine:
         return int(counters.split()[8])
 
 
+Machines = tuple[Machine, Machine]
+
+
 @contextmanager
-def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
+def two_machines(folder: Path) -> Iterator[Machines]:
     """Return machines a and b, or skip the test that wants them: only root can make a network."""
     if sys.platform != "linux" or os.geteuid() or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
         pytest.skip("needs Linux, root, ip, nsenter and unshare: machines are network namespaces")

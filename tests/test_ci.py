@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT, execute
 
 MAKEFILE = """
 .venv/installed-test lint test .venv-cuda-2.13/installed first-gpu-hour-dry-run:
@@ -43,10 +42,9 @@ def test_long_tests_get_the_time_left_and_what_they_did_not_reach_is_named(
     for tool, text in ((python, "\n".join(COLLECTED)), (python.with_name("chromium"), "")):
         tool.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\n\n3 tests collected\nEND\n")
         tool.chmod(0o755)
-    environment = {**os.environ, "CI_SECONDS": str(seconds), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    environment = {"CI_SECONDS": str(seconds), "PATH": f"{python.parent}:{os.environ['PATH']}"}
     began = time.monotonic()
-    command = [str(tmp_path / ".ci" / "run")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = execute(tmp_path / ".ci" / "run", **environment)
     assert done.returncode == status, done.stderr
     assert time.monotonic() - began < 30
     for target in ("lint", "test", "first-gpu-hour-dry-run"):

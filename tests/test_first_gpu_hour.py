@@ -20,16 +20,14 @@ from bus_bandwidth import TRANSFERS, bus_bandwidth
 from correctness import MachineComparison, SmallResult, compare_step_hashes, compare_step_losses
 from cyclopts import CycloptsError
 from first_gpu_hour import limit_seconds, make_page, pack, run_steps
-from gpu_hour_steps import STEPS, HourStep, hour_steps, read_outcome, run_limited
+from gpu_hour_steps import STEPS, HourStep, Outcome, hour_steps, read_outcome, run_limited
 
 from common.arguments import parse
-from tests.conftest import ROOT
+from tests.launch import ROOT, execute
 from training.command import FIND_EPILOG, FindCommand
 from training.hardware import preflight
 
 PYTHON = sys.executable
-
-
 # as nvidia-smi prints it, shortened; a busy GPU's samples come in a loop until it is killed
 NVIDIA_SMI = """
 case "$*" in
@@ -60,45 +58,49 @@ def scripts(tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / f"{name}.py") for name in contents}
 
 
-def test_a_step_that_fails_or_hangs_ends_no_other_and_done_ones_are_skipped(
-    tmp_path: Path, scripts: dict[str, str]
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    (tmp_path / "hour").mkdir()
+    return tmp_path / "hour"
+
+
+def outcomes_of(steps: list[HourStep], output: Path, minutes: float = 60) -> list[tuple[HourStep, Outcome]]:
+    return list(run_steps(steps, output, 1, minutes, dry_run=False))
+
+
+def states(steps: list[HourStep], output: Path, minutes: float = 60) -> list[str]:
+    return [outcome.state for _, outcome in outcomes_of(steps, output, minutes)]
+
+
+def test_a_step_that_fails_ends_no_other_and_what_is_done_is_skipped_unless_its_command_changes(
+    output: Path, scripts: dict[str, str]
 ) -> None:
     steps = [step(name, scripts[name]) for name in ("fails", "works")]
-    output = tmp_path / "out"
-    output.mkdir()
-    outcomes = list(run_steps(steps, output, 1, 60, dry_run=False))
-    assert [outcome.state for _, outcome in outcomes] == ["failed", "done"]
+    assert states(steps, output) == ["failed", "done"]
     assert (output / "fails.txt").read_text() == "measured half\nno luck\n"
+    done = read_outcome(output, "works", [scripts["works"]])
     Path(scripts["works"]).write_text("raise SystemExit(1)")
     Path(scripts["fails"]).write_text("print('now it works')")
-    again = list(run_steps(steps, output, 1, 60, dry_run=False))
-    assert [outcome.state for _, outcome in again] == ["done", "done"]
-    assert again[1][1] == outcomes[1][1] and (output / "works.txt").read_text() == "result 42\n"
+    assert states(steps, output) == ["done", "done"]
+    assert (output / "works.txt").read_text() == "result 42\n"
+    assert read_outcome(output, "works", [scripts["works"]]) == done and done.state == "done"
+    assert read_outcome(output, "works", [scripts["works"], "--steps", "2"]).state == "not started"
+    (output / "works.json").write_text("{")
+    assert read_outcome(output, "works", [scripts["works"]]).state == "not started"
 
 
 def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts: dict[str, str]) -> None:
     outcome = run_limited(tmp_path, "hangs", [PYTHON, scripts["hangs"]], 2.0)
     assert outcome.state == "timed out" and outcome.exit_status is None
-    child = int((tmp_path / "hangs.txt").read_text())
-    assert not is_running(child)
-
-
-def test_another_command_is_not_taken_for_the_one_that_is_done(tmp_path: Path, scripts: dict[str, str]) -> None:
-    run_limited(tmp_path, "works", [PYTHON, scripts["works"]], 60)
-    assert read_outcome(tmp_path, "works", [scripts["works"]]).state == "done"
-    assert read_outcome(tmp_path, "works", [scripts["works"], "--steps", "2"]).state == "not started"
-    (tmp_path / "works.json").write_text("{")
-    assert read_outcome(tmp_path, "works", [scripts["works"]]).state == "not started"
+    assert not is_running(int((tmp_path / "hangs.txt").read_text()))
 
 
 def test_no_step_is_started_without_time_or_after_a_failed_preflight(
     tmp_path: Path, scripts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     works = step("works", scripts["works"])
-    states = [outcome.state for _, outcome in run_steps([works], tmp_path, 1, 0.1, dry_run=False)]
-    assert states == ["not started"]
-    outcomes = run_steps([step("preflight", scripts["fails"]), works], tmp_path, 1, 60, dry_run=False)
-    assert [outcome.state for _, outcome in outcomes] == ["failed"]
+    assert states([works], tmp_path, 0.1) == ["not started"]
+    assert states([step("preflight", scripts["fails"]), works], tmp_path) == ["failed"]
     assert capsys.readouterr().out.endswith("\nmeasured half\nno luck\n\n")
 
 
@@ -140,7 +142,7 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
 
 
 def test_the_tarball_has_results_and_no_credentials(
-    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    output: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "aws_secret_access_key"):
         monkeypatch.setenv(name, "do-not-tell")
@@ -148,20 +150,12 @@ def test_the_tarball_has_results_and_no_credentials(
         "import os, tempfile; print(sorted(os.environ.items()))\n"
         "open(tempfile.mkdtemp() + '/model.safetensors', 'w').write('weights')"
     )
-    output = tmp_path / "hour"
-    output.mkdir()
-    steps = [step("works", scripts["works"]), step("fails", scripts["fails"]), step("late", "none.py")]
-    outcomes = [*run_steps(steps[:2], output, 1, 60, dry_run=False), *run_steps(steps[2:], output, 1, 0, dry_run=False)]
+    steps = [step("works", scripts["works"]), step("fails", scripts["fails"])]
+    outcomes = [*outcomes_of(steps, output), *outcomes_of([step("late", "none.py")], output, 0)]
     page = make_page(["2 of 2 GPUs"], outcomes, output, price_per_hour=36.0)
     (output / "page.md").write_text(page)
-    for shown in (
-        "## works: done",
-        "## fails: failed",
-        "## late: not started",
-        "    no luck",
-        "docs/status.md: nothing",
-    ):
-        assert shown in page
+    sections = ("## works: done", "## fails: failed", "## late: not started")
+    assert all(shown in page for shown in (*sections, "    no luck", "docs/status.md: nothing"))
     seconds = sum(outcome.seconds for _, outcome in outcomes)
     assert f"{seconds / 100:.2f}" in page.split("| all ")[1]
     with tarfile.open(pack(output)) as tar:
@@ -172,11 +166,7 @@ def test_the_tarball_has_results_and_no_credentials(
 
 
 @pytest.mark.slow
-def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(
-    tmp_path: Path, scripts: dict[str, str]
-) -> None:
-    output = tmp_path / "hour"
-    output.mkdir()
+def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(output: Path, scripts: dict[str, str]) -> None:
     Path(scripts["works"]).write_text(
         "import os, torch._inductor.runtime.cache_dir_utils as cache\n"
         "for folder in (cache.cache_dir(), os.environ['TRITON_CACHE_DIR']):\n"
@@ -217,25 +207,16 @@ def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
 
 
 def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
-    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, output: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools, output = tmp_path / "tools", tmp_path / "hour"
-    for folder in (tools, output):
-        folder.mkdir()
-    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{NVIDIA_SMI}")
-    (tools / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{NVIDIA_SMI}")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     samples = output / "works.gpus.csv"
     Path(scripts["works"]).write_text(f"while not open({str(samples)!r}).read(): pass")
-    outcomes = list(run_steps([step("works", scripts["works"])], output, 1, 60, dry_run=False))
-    page = make_page(hour.describe_gpus(), outcomes, output, None)
-    for shown in (
-        "| NVIDIA H100 80GB HBM3 |",
-        "| 1240 MiB ",
-        "    00000000:18:00.0, 4711, 1234 MiB",
-        "            GPU0    GPU1\n    GPU0    X       NV18\n",
-    ):
-        assert shown in page
+    page = make_page(hour.describe_gpus(), outcomes_of([step("works", scripts["works"])], output), output, None)
+    assert "| NVIDIA H100 80GB HBM3 |" in page and "| 1240 MiB " in page
+    assert "    00000000:18:00.0, 4711, 1234 MiB" in page and "       GPU0    GPU1\n    GPU0    X       NV18\n" in page
     assert "| 1755 MHz, 698 W, 71 °C, sw_power_cap 100% |" in page
     taken = samples.read_text()
     time.sleep(0.2)
@@ -290,10 +271,9 @@ def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_num
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", ["losses", "elastic", "resume"])
 def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
-    script = str(ROOT / "benchmarks" / "correctness.py")
     steps = {"losses": "20", "elastic": "4", "resume": "16"}[part]
-    command = [PYTHON, script, part, "--device", "cpu", "--tiny", "--ranks", "1", "2", "--steps", steps]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    options = ("--device", "cpu", "--tiny", "--ranks", "1", "2", "--steps", steps)
+    done = execute(PYTHON, "benchmarks/correctness.py", part, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [line.split(" | ")[3] for line in done.stdout.splitlines() if line.count(" | ") == 3]
     assert outcomes == ["holds"] * {"losses": 5, "elastic": 6, "resume": 2}[part]

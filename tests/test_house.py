@@ -3,14 +3,13 @@
 import ast
 import graphlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import attrs
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT, execute
 from training.config.train_config import KEYS
 
 MAY_IMPORT = {
@@ -76,17 +75,12 @@ def test_no_two_modules_or_classes_have_one_name() -> None:
 
 @pytest.mark.parametrize("script", ENTRY_SCRIPTS)
 def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) -> None:
-    shown = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    shown = execute(sys.executable, "-X", "importtime", script, "--help")
+    assert shown.returncode == 0
     assert "examples:" in shown.stdout
     assert "Exit status: 0 done" in shown.stdout
-    heavy = subprocess.run(
-        [sys.executable, "-X", "importtime", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert not re.search(r"\| +(torch|numpy|scipy|matplotlib|tiktoken|datasets)$", heavy.stderr, re.MULTILINE)
-    wrong = subprocess.run(
-        [sys.executable, script, "--nonsense"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert wrong.returncode == 2
+    assert not re.search(r"\| +(torch|numpy|scipy|matplotlib|tiktoken|datasets)$", shown.stderr, re.MULTILINE)
+    assert execute(sys.executable, script, "--nonsense").returncode == 2
 
 
 def test_training_needs_none_of_the_optional_packages() -> None:
@@ -98,7 +92,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
         "import training.job, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
         "import tokens.prepare.writer, tokens.hub.download"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    execute(sys.executable, "-c", code).check_returncode()
 
 
 def test_every_key_of_train_json_is_documented_with_its_default() -> None:
@@ -140,8 +134,8 @@ def test_the_readmes_map_names_every_folder_of_code() -> None:
     readme = (ROOT / "README.md").read_text()
     named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## Map")[1], re.MULTILINE)}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
     two_deep = ("tokens", "training")  # rooms that the map opens
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
-    assert folders - named == set()
+    assert folders and folders - named == set()

@@ -1,6 +1,7 @@
-"""launch/: what SkyPilot and Kubernetes start on two machines, with their variables; statuses, and odd paths."""
+"""Commands of docs/nodes.md and of launch/, as SkyPilot and Kubernetes start them; statuses, and odd paths."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,12 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT, metrics, train
-from tests.long.test_node_kills import end
-from tests.machines import Machine
+from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.machines import Machine, Machines
 from tests.training.supervision.runs import wait_for_step
-from tests.training.supervision.test_nodes import starts
-from tests.walks import children, kill
+from tests.walks import children, end, kill, starts
 
 SECONDS = 200  # a hang
 KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
@@ -51,46 +50,63 @@ def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[s
     return machine.start(command.replace("/lockstep", str(ROOT)), str(run), *options, environment=environment)
 
 
+def end_as_one_process_does(nodes: list[subprocess.Popen[str]], run: Path, alone: Path, interval: str = "100") -> None:
+    """Wait for the nodes of a run, and compare its hashes with those of a run in one process."""
+    outputs = [node.communicate(timeout=SECONDS) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert train(alone, "--hash-every", interval).returncode == 0
+    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_skypilots_machines_go_on_after_a_rank_is_lost(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
-) -> None:
+def test_two_machines_train_by_the_commands_of_the_page(make_run: MakeRun, machines: Machines) -> None:
+    [block] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "nodes.md").read_text(), flags=re.DOTALL)
+    set_up, firewall, addresses, *torchruns = block.splitlines()
+    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith("sudo ufw allow ")  # not for a test machine
+    alone, run = make_run("alone"), make_run("run")
+    environment = {"PATH": f"{ROOT}/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+    told = machines[0].start("bash", "-c", addresses).communicate(timeout=60)[0]
+    assert machines[0].address in told.split()
+    nodes: list[subprocess.Popen[str]] = []
+    for machine, command in zip(machines, torchruns, strict=True):
+        here = command.replace("10.0.0.1", machines[0].address).replace("runs/8xa100", f"{run} --hash-every 1")
+        here = here.replace("--nproc_per_node=8", "--nproc_per_node=1")
+        disk = None if machine is machines[0] else run
+        nodes.append(machine.start("bash", "-c", here, own_disk=disk, environment=environment))
+    end_as_one_process_does(nodes, run, alone, "1")
+    assert (machines[1].disk / "checkpoints" / "latest").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_skypilots_machines_go_on_after_a_rank_is_lost(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     nodes = [skypilot(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, nodes[0])
     [node_script] = children(children(nodes[1])[0])
     [torchrun] = children(node_script)
     kill(children(torchrun)[0])
-    outputs = [node.communicate(timeout=SECONDS) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outputs
+    end_as_one_process_does(nodes, run, alone)
     assert starts(run) == [2, 2]
-    assert train(alone, "--hash-every", "100").returncode == 0
-    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_pod_that_is_drained_saves_and_asks_for_another_start(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
-) -> None:
+def test_a_pod_that_is_drained_saves_and_asks_for_another_start(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     pods = [kubernetes(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, pods[0])
     os.kill(children(pods[1])[0], signal.SIGTERM)
     outputs = [pod.communicate(timeout=SECONDS) for pod in pods]
     assert [pod.returncode for pod in pods] == [75, 75], outputs
-    pods = [kubernetes(machine, run, "--hash-every", "100") for machine in machines]
-    outputs = [pod.communicate(timeout=SECONDS) for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], outputs
-    assert train(alone, "--hash-every", "100").returncode == 0
-    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
+    end_as_one_process_does([kubernetes(machine, run, "--hash-every", "100") for machine in machines], run, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [skypilot, kubernetes])
 def test_an_error_asks_for_no_other_start(
-    engine: Callable[..., subprocess.Popen[str]], make_run: Callable[..., Path], machines: tuple[Machine, Machine]
+    engine: Callable[..., subprocess.Popen[str]], make_run: MakeRun, machines: Machines
 ) -> None:
     run = make_run("run")
     nodes = [engine(machine, run, "--set", "dataset=absent") for machine in machines]
@@ -109,7 +125,7 @@ ALONE = os.environ | {"PET_NPROC_PER_NODE": "1", "PET_STANDALONE": "1"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_error_that_no_restart_mends_asks_for_none(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_error_that_no_restart_mends_asks_for_none(make_run: MakeRun, tmp_path: Path) -> None:
     run, broken = make_run(), make_run("broken")
     (broken / "train.json").write_text("{")
     moved = tmp_path / "clone" / "launch" / "node.sh"  # without an environment
@@ -144,7 +160,7 @@ def test_an_error_that_no_restart_mends_asks_for_none(make_run: Callable[..., Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: MakeRun, tmp_path: Path) -> None:
     ssh = tmp_path / "bin" / "ssh"  # to this machine, where dash is the user's shell
     ssh.parent.mkdir()
     ssh.write_text('#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')

@@ -5,24 +5,28 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
-def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
-    for output, said in (
-        ("/dev/null", "/dev/null: is no folder; pass another --output"),
-        (source / "out", "cannot be written: Not a directory; a file stands where a folder is wanted"),
-        (tmp_path / ("x" * 300), "cannot be written: File name too long; choose a shorter name"),
-    ):
-        done = run(PREPARE, source, "--output", output, "--tokenizer", "bytes")
-        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-        assert said in done.stderr and "kept" not in done.stderr
-
-
-def test_a_missing_source_is_told_before_the_tokenizer_is_looked_for(tmp_path: Path) -> None:
-    done = run(PREPARE, tmp_path / "nothing", "--output", tmp_path / "out", "--tokenizer", "unknown")
-    assert done.returncode == 1 and "nothing: no such file, folder or glob" in done.stderr
+@pytest.mark.parametrize(
+    ("source", "output", "tokenizer", "said"),
+    [
+        ("a.jsonl", "/dev/null", "bytes", "/dev/null: is no folder; pass another --output"),
+        ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file stands where a folder is wanted"),
+        ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
+        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # told before the tokenizer
+        ("x" * 300, "out", "bytes", "cannot be read: "),
+    ],
+)
+def test_places_that_cannot_be_are_one_line_that_promises_nothing(
+    tmp_path: Path, source: str, output: str, tokenizer: str, said: str
+) -> None:
+    jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    done = run(PREPARE, tmp_path / source, "--output", tmp_path / output, "--tokenizer", tokenizer)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert said in done.stderr and "kept" not in done.stderr
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -35,8 +39,6 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr
         assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
-    long = run(PREPARE, "x" * 300, "--output", tmp_path / "long", "--tokenizer", "bytes")
-    assert "cannot be read: " in long.stderr and len(long.stderr.splitlines()) == 1
 
 
 def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:

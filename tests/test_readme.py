@@ -9,18 +9,20 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
 
-from tests.conftest import ROOT, metrics
+from tests.conftest import metrics
 from tests.hub_server import Hub, serve
+from tests.hub_server import environment as at_hub
+from tests.launch import ROOT, execute
 
 HANG_SECONDS = 1200  # ten times what it takes on two quiet cores
 FINEWEB_CARD = """---
@@ -36,8 +38,7 @@ def clone(tmp_path: Path) -> Path:
     """Return a copy of the tracked files with a small quickstart, and this Python's packages as its `.venv`."""
     if not Path(sys.prefix, "installed-test").exists():
         pytest.skip("runs in the .venv that `make test` makes: it would install into this one")
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in tracked:
+    for name in execute("git", "ls-files").stdout.split():
         target = tmp_path / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
@@ -80,26 +81,13 @@ def as_it_can_run_here(command: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(clone / "cache"),
-        "HF_HUB_DISABLE_XET": "1",
-        "PYTHON": sys.executable,
-    }
+    hub.new = clone / "cache"
     assert len(commands()) >= 10
     script = "set -euo pipefail\n"
     for command in dict.fromkeys(map(as_it_can_run_here, commands())):
         script += f"echo {json.dumps('+ ' + command)}\n{command}\n"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=clone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    environment = at_hub(hub, None) | {"PYTHON": sys.executable}
+    done = execute("bash", "-c", script, cwd=clone, seconds=HANG_SECONDS, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(metrics(clone / "runs" / "quickstart", "validation_loss")) == [0, 3, 6]
     assert "--resume never: earlier results are now in" in done.stdout  # its second start
@@ -114,9 +102,7 @@ def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
     old.chmod(0o755)
     (clone / ".venv").unlink()
     for python, version in ((str(old), "Python 3.8.18"), ("absent-python", "")):
-        done = subprocess.run(
-            ["make", "train", f"PYTHON={python}"], cwd=clone, capture_output=True, text=True, check=False
-        )
+        done = execute("make", "train", f"PYTHON={python}", cwd=clone)
         assert done.returncode == 2
         first = done.stderr.splitlines()[0]
         assert first.startswith(f"Python 3.10 or newer is missing: {python} is")
@@ -142,16 +128,14 @@ ctypes.CDLL = lambda name, *rest, **options: fake.get(name) or plain(name, *rest
 """
 
 
-def set_up_with_a_driver(clone: Path, tools: Path) -> subprocess.CompletedProcess[str]:
+def set_up_with_a_driver(clone: Path, tools: Path) -> Any:
     tools.mkdir()
     for name, text in (("nvidia-smi", "#!/bin/sh\n"), ("gcc", "#!/bin/sh\n"), ("sitecustomize.py", DRIVER)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(tools)}
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(tools)}
     environment |= {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "0"}
-    return subprocess.run(
-        ["./setup_lambda.sh"], cwd=clone, env=environment, capture_output=True, text=True, check=False
-    )
+    return execute("./setup_lambda.sh", cwd=clone, **environment)
 
 
 def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Path, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from tests import launch
-from tests.conftest import ROOT, metrics, train, train_command
+from tests.conftest import ROOT, MakeRun, metrics, train, train_command
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.verification import find
 from training.telemetry.metrics_log import METRICS, read_metrics
@@ -44,7 +45,7 @@ class Layout:
 
 
 def kill_again_and_again(
-    make_run: Callable[..., Path], layouts: list[Layout], kills: int, *, steps: int, as_user: bool
+    make_run: MakeRun, layouts: list[Layout], kills: int, *, steps: int, as_user: bool
 ) -> tuple[list[str], set[str]]:
     """Kill runs until enough kills have hit; let each run end. Return a log, a line a kill, and all final hashes.
 
@@ -85,10 +86,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     start_seconds = 4.0 if as_user else 0.6
     at_start = draw.random() < 0.2
     if not at_start:  # in training: some time after the first new step
-        deadline = time.monotonic() + 120
-        while size_of(run) == before[1] and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: size_of(run) != before[1] or process.poll() is not None, 120)
     time.sleep(draw.uniform(0, start_seconds if at_start else 1.5))
     workers = children(process) if layout.ranks > 1 else [process.pid]
     if process.poll() is not None:
@@ -104,7 +102,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     for pid in chosen:
         kill(pid)
     process.communicate(timeout=90)
-    wait_for_nobody(run)
+    wait_for(lambda: not processes(run), 60)  # a rank that outlives torchrun stops by itself
     step, _ = last_step(run)
     durable = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
     intact = find(checkpoints_of(run), "auto")
@@ -144,29 +142,43 @@ def size_of(run: Path) -> int:
     return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
 
 
+def starts(run: Path) -> list[int]:
+    """Return the world size of each start."""
+    return [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
+
+
 def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:
     """Return what a process has started, in order: the ranks of torchrun, the workers of a preparation."""
     if isinstance(process, launch.Process):
         return process.children()
-    pid = process if isinstance(process, int) else process.pid
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
-    return [int(word) for word in found.split()]
+    return _found("-P", str(process if isinstance(process, int) else process.pid))
+
+
+def processes(run: Path) -> list[int]:
+    """Return the process ids of a run's torchruns and ranks, by their command lines: no forked ones."""
+    return _found("-f", f"train.py {run}( |$)")
+
+
+def _found(*options: str) -> list[int]:
+    return [int(word) for word in launch.execute("pgrep", *options).stdout.split()]
 
 
 def kill(pid: int) -> None:
     """Kill a process that may have ended by itself."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def wait_for_nobody(run: Path) -> None:
-    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself.
+def end(machine: subprocess.Popen[str]) -> None:
+    """Kill a machine's processes: those of its namespace die with the first, of which unshare is the parent."""
+    for pid in children(machine):
+        kill(pid)
+    machine.kill()
 
-    Finds processes by their command line; of forked ones `communicate` has seen the last.
-    """
-    deadline = time.monotonic() + 60
-    while subprocess.run(["pgrep", "-f", f"train.py {run} "], capture_output=True, check=False).returncode == 0:
-        assert time.monotonic() < deadline, "a process is left"
-        time.sleep(0.05)
+
+def wait_for(reached: Callable[[], bool], seconds: float) -> None:
+    """Wait until something is so; a hang fails the test."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -16,7 +16,7 @@ from common import remote_files as remote
 from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
-from tests.file_server import FileServer, serve_files
+from tests.loopback import FileServer, serve_files
 from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, succeed, write
 from tokens.documents.sources import resolve_sources
 

@@ -4,13 +4,13 @@ The driver computes nothing, so losses are noise: asserted is what a run promise
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.conftest import MakeRun
 from tests.cuda import emulated
 
 FOLDER = Path(__file__).parent
@@ -35,7 +35,7 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def make_small_run(make_run: Callable[..., Path]) -> Callable[..., Path]:
+def make_small_run(make_run: MakeRun) -> MakeRun:
     """Return a function that writes a run directory of a small network; keywords override train.json.
 
     It is not compiled, and not validated, which compiles another graph: where that matters, tests say so.

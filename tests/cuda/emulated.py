@@ -2,22 +2,39 @@
 
 import json
 import os
-import signal
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from common.errors import EXIT_DONE
 from common.json_files import read_json
 from tests import launch
 from tests.conftest import ROOT
 
 CACHES = "LOCKSTEP_COMPILED"  # environment variable: where caches are kept
 TIMEOUT_SECONDS = 540  # of a process that compiles the largest network, beside others
+ATOMIC_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:atom|red)\.", re.MULTILINE)
+ATOMIC_SOURCE = "tl.atomic"
 
 
 def cache_of(gpu: str, determinism: str) -> Path:
     """Return the folder of compiled kernels for a GPU and a level of determinism."""
     return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
+
+
+def compiled_for(cache: Path) -> set[str]:
+    """Return the architectures that kernels in a cache were compiled for, such as sm_90a."""
+    return {
+        found[1] for path in cache.rglob("*.ptx") if (found := re.search(r"^\.target (\w+)", path.read_text(), re.M))
+    }
+
+
+def atomic_kernels(cache: Path) -> list[str]:
+    """Return the names of the kernels in a cache that add up in no fixed order."""
+    machine = [path.stem for path in cache.rglob("*.ptx") if ATOMIC_PTX.search(path.read_text())]
+    source = [path.name for path in cache.rglob("*.py") if ATOMIC_SOURCE in path.read_text()]
+    return sorted({*machine, *source})
 
 
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
@@ -35,19 +52,23 @@ def start(script: Path, *arguments: object, ranks: int = 1, **variables: str) ->
 
 def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script to its end; parameters of `start`."""
-    process = start(script, *arguments, ranks=ranks, **variables)
-    try:
-        output, errors = process.communicate(TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode is not None
-    return subprocess.CompletedProcess([str(script)], process.returncode, output, errors)
+    return launch.finish(start(script, *arguments, ranks=ranks, **variables), TIMEOUT_SECONDS)
 
 
 def train(run_directory: Path, *options: object, **how: Any) -> subprocess.CompletedProcess[str]:
     """Run train.py to its end; `how`: keywords of `start`."""
     return run(ROOT / "train.py", run_directory, *options, **how)
+
+
+def disturbed(name: str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a function of disturbed.py to its end; `how`: keywords of `start`."""
+    return run(ROOT / "tests" / "cuda" / "disturbed.py", name, *arguments, **how)
+
+
+def finished(done: Any) -> str:
+    """Return what a job printed that ended well."""
+    assert done.returncode == EXIT_DONE, done.stdout + done.stderr
+    return done.stdout
 
 
 def records(run_directory: Path) -> list[dict[str, Any]]:

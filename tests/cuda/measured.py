@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 import attrs
@@ -34,6 +35,13 @@ class Layout:
         return "-".join([self.size, shape, self.parallel, self.determinism, *self.settings, self.gpu])
 
 
+SIZES = {"124M": 16, "1.5B": 4}  # micro-batch
+EIGHT_RANKS = [
+    Layout(size=size, microbatch=SIZES[size], world_size=8, parallel=parallel, determinism=determinism)
+    for size, parallel, determinism in product(SIZES, ("ddp", "fsdp"), ("off", "elastic"))
+]
+
+
 def case(layout: Layout, *others: object, oldest: bool = False) -> object:
     """Return the parameters of a test on a layout. `oldest`: on the oldest supported torch as well."""
     return pytest.param(layout, *others, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
@@ -55,18 +63,11 @@ def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
 
 def _measure(layout: Layout, steps: int) -> str:
     """Measure a layout's steps; return them as JSON."""
-    options: dict[str, object] = {
-        "--sizes": layout.size,
-        "--microbatch": layout.microbatch,
-        "--accumulation": layout.accumulation,
-        "--world-size": layout.world_size,
-        "--parallel": layout.parallel,
-        "--determinism": layout.determinism,
-        "--steps": steps,
-    }
-    words = [word for pair in options.items() for word in pair]
+    words = ["--as-json", f"--sizes={layout.size}", f"--steps={steps}"]
+    for name in ("microbatch", "accumulation", "world_size", "parallel", "determinism"):
+        words.append(f"--{name.replace('_', '-')}={getattr(layout, name)}")
+    words += ["--set", *layout.settings] if layout.settings else []
     script = ROOT / "benchmarks" / "emulated_steps.py"
-    overrides = ["--set", *layout.settings] if layout.settings else []
-    done = run(script, "--as-json", *words, *overrides, gpu=layout.gpu, determinism=layout.determinism)
+    done = run(script, *words, gpu=layout.gpu, determinism=layout.determinism)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]

@@ -1,15 +1,14 @@
 """The emulated driver is honest: what it cannot emulate ends with a reason, and its record is what torch asked for."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests import launch
 from tools.fakegpu.recorder import Kind, record
 
 M, N, K, BATCH = 8, 24, 40, 3
@@ -19,16 +18,9 @@ MEMORY = 1000 << 20  # of 20 MiB each, which expandable segments are made of
 pytestmark = pytest.mark.oldest_torch  # a driver is built for each torch
 
 
-def execute(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def execute(program: str, **variables: str) -> Any:
     """Run a Python program on emulated GPUs."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return launch.execute(sys.executable, "-c", program, **variables)
 
 
 def test_a_host_read_of_device_memory_crashes_and_names_the_allocation() -> None:

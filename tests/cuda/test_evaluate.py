@@ -9,7 +9,7 @@ import pytest
 from common.errors import EXIT_DONE, EXIT_ERROR
 from tests.conftest import ROOT, write_run
 from tests.cuda.conftest import SMALL
-from tests.cuda.emulated import run, train
+from tests.cuda.emulated import disturbed, finished, run, train
 from tests.evaluation.comparison.stored import results
 from tests.evaluation.harness.test_harness import OFFLINE, tasks  # noqa: F401  # a fixture
 from tests.evaluation.hellaswag.written_items import write_items
@@ -20,27 +20,21 @@ from tests.evaluation.instruct.instructions import RECORDS
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("evaluate") / "run"
     write_run(directory, token_files, SMALL | {"context_length": 128}, compile=False, min_train_tokens=8 * 128)
-    done = train(directory)
-    assert done.returncode == EXIT_DONE, done.stderr
+    finished(train(directory))
     return directory
 
 
 def evaluated(trained: Path, ranks: int, command: str, *options: object, statuses: Any = (EXIT_DONE,)) -> str:
     """Run a command of evaluate.py, check that it stored its result, and return its output."""
-    script = ROOT / "tests" / "cuda" / "finite_noise.py"
-    done = run(script, ROOT / "evaluate.py", command, trained, *options, ranks=ranks)
+    done = disturbed("finite_noise", ROOT / "evaluate.py", command, trained, *options, ranks=ranks)
     assert done.returncode in statuses, done.stderr
     assert results(trained)[-1]["evaluation"] == command
     return done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_held_out_loss(trained: Path, ranks: int) -> None:
+def test_held_out_loss_and_hellaswag(trained: Path, ranks: int, tmp_path: Path) -> None:
     assert "nats" in evaluated(trained, ranks, "loss", "--count", "1000")
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_hellaswag(trained: Path, ranks: int, tmp_path: Path) -> None:
     write_items(tmp_path / "items.jsonl")
     assert "acc_norm" in evaluated(trained, ranks, "hellaswag", "--data", tmp_path / "items.jsonl")
 
@@ -60,6 +54,5 @@ def test_samples_are_generated(trained: Path) -> None:
 
 def test_tasks_of_the_harness(trained: Path, tasks: Path) -> None:  # noqa: F811
     options = ("our_choices,our_rolling,our_spoken", trained, "--include-path", tasks, "--limit", "2")
-    done = run(ROOT / "evaluate.py", "harness", *options, ranks=2, **OFFLINE)
-    assert done.returncode == EXIT_DONE, done.stderr
+    finished(run(ROOT / "evaluate.py", "harness", *options, ranks=2, **OFFLINE))
     assert results(trained)[-1]["tasks"].keys() == {"our_choices", "our_rolling", "our_spoken"}

@@ -1,64 +1,72 @@
 """Preflight on emulated drivers: too old, with fewer usable GPUs than seen, without a compiler, and in order."""
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from common.errors import EXIT_ERROR
+from tests.conftest import ROOT, MakeRun, one_line
 from tests.cuda import emulated
+from tests.cuda.emulated import finished
 from training.hardware.driver import TORCH_CUDA
 
-Run = Callable[..., Path]
-FIND = ROOT / "find_batch_size.py"
+TRAIN, FIND = ROOT / "train.py", ROOT / "find_batch_size.py"
+OLD = {"FAKEGPU_COUNT": "2", "FAKEGPU_OLD_DRIVER": "1"}
+OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
+FEWER = {"FAKEGPU_COUNT": "4", "FAKEGPU_USABLE": "3"}
+THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, CUDA can use 3: see nvidia-smi; "
+NO_COMPILER = "torch.compile.* a C compiler and Python's headers: /absent/cc"
+DIVIDED = {"gpu": "a100-mig"}
+TWO_SLICES = DIVIDED | {"CUDA_VISIBLE_DEVICES": "MIG-0000aaaa,MIG-0000bbbb"}
+NO_ATTENTION = r"model\.json: no fused attention kernel supports 2 heads of width 64 in bf16 on Tesla T4 \(flash: "
+REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
+    (FIND, 1, OLD, OLD_DRIVER),
+    (TRAIN, 1, FEWER, THREE_OF_FOUR),
+    (FIND, 1, FEWER, THREE_OF_FOUR),
+    (TRAIN, 1, {"CC": "/absent/cc"}, NO_COMPILER),
+    (FIND, 1, {"CC": "/absent/cc"}, NO_COMPILER),
+    (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
+    (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, CUDA can use 1: see nvidia-smi; "),
+    (
+        TRAIN,
+        2,
+        DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"},
+        "GPU 1 cannot be used: .* invalid device ordinal; see n",
+    ),
+    (TRAIN, 1, {"gpu": "t4"}, NO_ATTENTION),
+]
+REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
+    (TRAIN, 1, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
+    (TRAIN, 2, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
+    (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, CUDA can use 1"),
+    (TRAIN, 2, {"FAKEGPU_COUNT": "1"}, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
+]
 
 
-@pytest.mark.oldest_torch
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_old_driver_never_trains_on_the_cpu(make_small_run: Run, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "ranks", "variables", "line"),
+    [*REFUSED, *(pytest.param(*case, marks=pytest.mark.oldest_torch) for case in REFUSED_ON_OLDEST_TORCH)],
+)
+def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
+    make_small_run: MakeRun, script: Path, ranks: int, variables: dict[str, str], line: str
+) -> None:
+    run = make_small_run(compile=True, precision="bf16", dataset="nobody/has-this")
+    assert re.match(f"{script.name}: {line}", one_line(emulated.run(script, run, ranks=ranks, **variables)))
+    assert not (run / "metrics.jsonl").exists() and not (run / "checkpoints").exists()
+    assert script == FIND or emulated.exit_status(run) == EXIT_ERROR
+
+
+@pytest.mark.parametrize("variables", [{}, {"FAKEGPU_OLD_DRIVER": "1"}], ids=["usable GPUs", "old driver"])
+def test_the_cpu_is_used_where_it_is_asked_for(make_small_run: MakeRun, variables: dict[str, str]) -> None:
     run = make_small_run()
-    done = emulated.train(run, ranks=ranks, FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
-    assert done.returncode == 1
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    assert line.startswith(
-        "train.py: the NVIDIA driver has 2 GPUs, CUDA can use none: The NVIDIA driver on your system"
-    )
-    assert "(found version 12080)" in line and line.endswith("; --device cpu uses the CPU")
-    assert not (run / "metrics.jsonl").exists() and emulated.exit_status(run) == 1
+    assert "2 x CPU, ddp, fp32, not compiled" in finished(emulated.train(run, "--device", "cpu", ranks=2, **variables))
+    assert emulated.logged_steps(run) == [1, 2, 3, 4]
 
 
-def test_an_old_driver_is_no_matter_on_a_cpu_that_was_asked_for(make_small_run: Run) -> None:
-    run = make_small_run()
-    done = emulated.train(run, "--device", "cpu", "--max-steps", "1", FAKEGPU_OLD_DRIVER="1")
-    assert done.returncode == 0, done.stderr
-    assert emulated.logged_steps(run) == [1]
-
-
-def test_fewer_usable_gpus_than_the_driver_has_are_an_error(make_small_run: Run) -> None:
-    for script in (ROOT / "train.py", FIND):
-        done = emulated.run(script, make_small_run(script.stem), FAKEGPU_COUNT="4", FAKEGPU_USABLE="3")
-        assert done.returncode == 1
-        [line] = done.stderr.splitlines()
-        assert line.startswith(f"{script.name}: the NVIDIA driver has 4 GPUs, CUDA can use 3: see nvidia-smi; ")
-
-
-def test_a_missing_compiler_ends_a_run_before_its_tokens_are_read(make_small_run: Run) -> None:
-    run = make_small_run(compile=True, dataset="nobody/has-this")
-    for script in (ROOT / "train.py", FIND):
-        done = emulated.run(script, run, CC="/absent/cc")
-        assert done.returncode == 1
-        [line] = done.stderr.splitlines()
-        assert (
-            line.startswith(f"{script.name}: torch.compile")
-            and " a C compiler and Python's headers: /absent/cc" in line
-        )
-
-
-def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: Run) -> None:
-    done = emulated.train(make_small_run(compile=True), "--preflight", FAKEGPU_COUNT="8")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: MakeRun) -> None:
+    lines = finished(emulated.train(make_small_run(compile=True), "--preflight", FAKEGPU_COUNT="8")).splitlines()
     names = ["GPUs", "GPUs tried", "compiler", "disk", "shared memory", "open files"]
     assert [line[:15].strip() for line in lines] == names
     assert lines[0].startswith("GPUs           ok       8 usable; driver for CUDA ")
@@ -75,7 +83,7 @@ def test_set_up_refuses_a_driver_older_than_torch_before_it_downloads_that() -> 
         assert ("the NVIDIA driver is too old: it supports CUDA 12.8, " in done.stderr) == (old == "1")
 
 
-def test_set_up_reports_an_old_driver_and_everything_else(make_small_run: Run) -> None:
+def test_set_up_reports_an_old_driver_and_everything_else(make_small_run: MakeRun) -> None:
     done = emulated.run(Path("-m"), "training.hardware.preflight", FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
     assert done.returncode == 1
     first, *others = done.stdout.splitlines()

@@ -1,13 +1,11 @@
 """Kernel of the exact gradient norm: its values in Triton's interpreter on a CPU, and no atomics when compiled."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.cuda.kernel_sources import ATOMIC_PTX
+from tests.cuda.emulated import ATOMIC_PTX
+from tests.launch import execute
 
 VALUES = """
 import torch
@@ -39,10 +37,7 @@ assert torch.equal(shard, torch.cat([sums[6:8], vectors[0][2:].square()]))
 
 @pytest.mark.oldest_torch
 def test_sums_are_those_of_each_row_in_order() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}  # read when triton is imported
-    done = subprocess.run(
-        [sys.executable, "-c", VALUES], env=environment, text=True, capture_output=True, check=False, cwd=ROOT
-    )
+    done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # read when triton is imported
     assert done.returncode == 0, done.stderr
 
 

@@ -1,9 +1,7 @@
-"""train.py on emulated GPUs: each branch to its end, from the first step to resumption, failures and refusals."""
+"""train.py on emulated GPUs: each branch to its end, from the first step to resumption and failures; other GPUs."""
 
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +9,28 @@ import pytest
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.json_files import read_json
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun, one_line
 from tests.cuda.emulated import (
+    atomic_kernels,
     cache_of,
     checkpoint_step,
+    compiled_for,
+    disturbed,
     events,
     exit_status,
+    finished,
     logged_steps,
     records,
     run,
     start,
     train,
 )
-from tests.cuda.kernel_sources import atomic_kernels, compiled_for
+from tests.walks import wait_for
 
-MakeRun = Callable[..., Path]
+TRAIN = ROOT / "train.py"
 WAIT_SECONDS = 120
-
-
-def finished(done: Any) -> str:
-    """Return what a job printed that ended well."""
-    assert done.returncode == EXIT_DONE, done.stdout + done.stderr
-    return done.stdout
-
-
-def refused(done: Any) -> str:
-    """Return the one line of an error."""
-    assert done.returncode == EXIT_ERROR, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith(("train.py: ", "find_batch_size.py: "))]
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"  # of a divided GPU, with its own memory and no known peak
+ON_A_SLICE = {"gpu": "a100-mig", "CUDA_VISIBLE_DEVICES": "MIG-0000aaaa"}
 
 
 @pytest.mark.oldest_torch
@@ -87,7 +77,7 @@ def test_elastic_tests_itself_and_compiles_no_atomics(make_small_run: MakeRun, p
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_self_test_that_fails_warns_and_the_run_goes_on(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(determinism="run", precision="fp16", parallel=parallel)
-    done = run(ROOT / "tests" / "cuda" / "disturbed_gradients.py", directory, ranks=2)
+    done = disturbed("differing_gradients", TRAIN, directory, ranks=2)
     assert finished(done)
     assert "gradients of the same step differ between two runs (first: final_norm.weight; 1 of 28" in done.stderr
     [tested] = [record for record in records(directory) if record.get("event") == "self-test"]
@@ -99,26 +89,20 @@ def test_a_self_test_that_fails_warns_and_the_run_goes_on(make_small_run: MakeRu
     [
         {"compile": "model"},
         {"compile": True, "recompute_blocks": True, "loss_chunks": 2},
-        {"precision": "fp16"},
         {"precision": "fp32"},
-        {"optimizer": "muon"},
         {"determinism": "run", "model": {"drop_rate": 0.1}},
         {"compile": True, "precision": "fp16", "model": {"drop_rate": 0.1}, "determinism": "run"},
     ],
     ids="-".join,
 )
-def test_every_setting_trains(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
+def test_other_settings_train(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
     directory = make_small_run(**settings)
     level = settings.get("determinism", "off")
     finished(train(directory, ranks=2, determinism=level))
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"precision": "fp16"}, {"optimizer": "muon"}],
-    ids="-".join,
-)
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"optimizer": "muon"}], ids="-".join)
 def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
     directory = make_small_run(**settings)
     finished(train(directory, "--max-steps", "2", ranks=2))
@@ -130,18 +114,16 @@ def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict
 
 def test_a_bad_step_ends_the_run(make_small_run: MakeRun) -> None:
     directory = make_small_run()
-    done = run(ROOT / "tests" / "cuda" / "judged_steps.py", directory, ranks=2)
+    done = disturbed("bad_step", TRAIN, directory, ranks=2)
     assert "step 2: loss is not finite on rank 1; the update was not applied" in done.stdout + done.stderr
     assert exit_status(directory) == EXIT_DIVERGED and events(directory)[-1] == ("diverged", 2)
 
 
 def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
     directory = make_small_run(min_train_tokens=4000 * 8 * 64, max_epochs=100)
-    process = start(ROOT / "train.py", directory, ranks=2)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not ((directory / "metrics.jsonl").exists() and len(logged_steps(directory)) > 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    process = start(TRAIN, directory, ranks=2)
+    log = directory / "metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (log.exists() and len(logged_steps(directory)) > 3), WAIT_SECONDS)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(WAIT_SECONDS)
     assert exit_status(directory) == EXIT_STOPPED, errors
@@ -154,35 +136,11 @@ def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_rank_without_memory_ends_the_run_with_advice(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=4)
-    script = ROOT / "tests" / "cuda" / "small_second_gpu.py"
-    done = run(script, "train.py", directory, ranks=2, SECOND_GPU_GIB="0.022")
+    done = disturbed("small_second_gpu", TRAIN, directory, ranks=2, SECOND_GPU_GIB="0.022")
     assert done.returncode == EXIT_ERROR
     advice = "rank 1: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
     assert advice in done.stderr
     assert not (directory / "checkpoints").exists()
-
-
-def test_the_cpu_is_used_where_it_is_asked_for(make_small_run: MakeRun) -> None:
-    directory = make_small_run()
-    assert "2 x CPU, ddp, fp32, not compiled" in finished(train(directory, "--device", "cpu", ranks=2))
-
-
-@pytest.mark.oldest_torch
-@pytest.mark.parametrize(
-    ("variables", "ranks", "problem"),
-    [
-        ({"FAKEGPU_COUNT": "8", "FAKEGPU_OLD_DRIVER": "1"}, 2, "the NVIDIA driver has 8 GPUs, CUDA can use none"),
-        ({"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, 1, "the NVIDIA driver has 2 GPUs, CUDA can use 1"),
-        ({"FAKEGPU_COUNT": "1"}, 2, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
-    ],
-    ids=["old driver", "fewer usable", "more ranks than GPUs"],
-)
-def test_gpus_that_cannot_be_used_are_refused_before_anything_is_paid_for(
-    make_small_run: MakeRun, variables: dict[str, str], ranks: int, problem: str
-) -> None:
-    directory = make_small_run()
-    assert problem in refused(train(directory, ranks=ranks, **variables))
-    assert not (directory / "metrics.jsonl").exists() and not (directory / "checkpoints").exists()
 
 
 def test_a_machine_without_a_compiler_trains_what_is_not_compiled(make_small_run: MakeRun, tmp_path: Path) -> None:
@@ -198,7 +156,7 @@ def test_idle_gpus_are_named(make_small_run: MakeRun) -> None:
 def test_steps_between_logs_never_wait_for_the_gpu_and_are_timed(make_small_run: MakeRun, parallel: str) -> None:
     steps = {"min_train_tokens": 120 * 8 * 64, "log_interval": 200, "checkpoint_interval": 200}
     directory = make_small_run(**steps, parallel=parallel)
-    done = run(ROOT / "tests" / "cuda" / "recorded_loop.py", directory, ranks=2)
+    done = disturbed("recorded_loop", TRAIN, directory, ranks=2)
     assert finished(done).count("waits: {}, pageable copies: []") == 2
     assert finished(done).count("timed: 115 steps, own work in each") == 2
 
@@ -216,3 +174,32 @@ def test_more_layers_than_torch_compiles_variants_of_one_function_train(make_sma
     directory = make_small_run(model=model, compile=True, validation_interval=4)
     finished(train(directory))
     assert logged_steps(directory) == [1, 2, 3, 4]
+
+
+@pytest.mark.oldest_torch
+def test_a_slice_trains_without_mfu(make_small_run: MakeRun) -> None:
+    directory = make_small_run()
+    assert f"1 x {SLICE}, one process, bf16" in finished(train(directory, **ON_A_SLICE))
+    assert logged_steps(directory) == [1, 2, 3, 4]
+    assert {record["mfu"] for record in records(directory) if "train_loss" in record} == {None}
+
+
+def test_preflight_reports_the_memory_of_the_slice(make_small_run: MakeRun) -> None:
+    assert f"1 x {SLICE}, 19.5 GiB" in finished(train(make_small_run(), "--preflight", **ON_A_SLICE))
+
+
+@pytest.mark.oldest_torch
+def test_a_slice_that_is_too_small_is_an_error_of_memory(make_small_run: MakeRun) -> None:
+    directory = make_small_run(microbatch_size=4)  # torch raises no OutOfMemoryError there
+    line = one_line(train(directory, FAKEGPU_GIB="0.022", **ON_A_SLICE))
+    assert "rank 0: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2" in line
+    line = one_line(run(ROOT / "find_batch_size.py", directory, FAKEGPU_GIB="0.03", **ON_A_SLICE))
+    assert "not even one sequence of 64 tokens fits" in line
+
+
+@pytest.mark.parametrize("settings", [{}, {"determinism": "elastic", "compile": True}], ids=["off", "compiled elastic"])
+def test_a_gpu_too_old_for_bf16_trains_in_fp16(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
+    directory = make_small_run(**settings)
+    done = train(directory, gpu="t4", determinism=settings.get("determinism", "off"))
+    assert "1 x Tesla T4, one process, fp16" in finished(done)
+    assert {record["mfu"] for record in records(directory) if "train_loss" in record} == {None}

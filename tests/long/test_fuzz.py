@@ -1,19 +1,47 @@
-"""Every bad input gets one clear line: generated ones, over the four scripts. `make test-long`."""
+"""Every bad input gets one clear line: generated ones, over the four scripts. `make test-long`.
 
+What a command did with a bad input, in a damaged copy of a folder of good ones:
+
+    clear      refused in one line with a non-zero status, or survived with the result of good input
+    traceback  a Python traceback, a death by a signal, or an error that is no single printable line
+    hang       no end within HANG_SECONDS
+    silent     status 0 although the input is bad, or another result than that of good input
+    lost       a checkpoint, token file or answer that was there before is nowhere afterwards
+"""
+
+import hashlib
+import json
 import os
 import queue
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import attrs
 import pytest
 
+from tests import launch
+from tests.conftest import ROOT, write_run
 from tests.long.fuzz.cases import cases
-from tests.long.fuzz.workspace import CLASSES, Case, Outcome, Workspace
+from tests.long.fuzz.damage import Case
+from tests.model.architectures import QWEN3
 
 SEED = os.environ.get("FUZZ_SEED", "0")
 ONLY = os.environ.get("FUZZ_ONLY", "")  # a part of "AREA: NAME": to see one again
 WORKERS = 2
+HANG_SECONDS = 90
+MEMORY_BYTES = 6 << 30  # of a command
+CLASSES = ("clear", "traceback", "hang", "silent", "lost")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # folders whose files must never be lost
+STEPS = 8  # of the run; it stands at step 4, with checkpoints at 2 and 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -47,3 +75,138 @@ def test_no_bad_input_is_a_traceback_a_hang_silence_or_a_loss(tmp_path: Path) ->
         if outcome.verdict != "clear"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@attrs.frozen
+class Outcome:
+    """What a command did with it."""
+
+    verdict: str  # one of CLASSES
+    status: int | None
+    said: str
+
+
+class Workspace:
+    """A folder that is made anew for each case: files in it name each other by their absolute paths."""
+
+    def __init__(self, directory: Path):
+        self._here, self._template = directory, directory.with_name(f"{directory.name}-template")
+        _fill(self._here)
+        self._here.rename(self._template)
+        self._renew()
+        _run("train.py", str(self._here / "run"), "--device", "cpu")
+        self._good_state = self._final_state()
+        assert self._good_state is not None
+        self._good_outputs: dict[tuple[str, ...], str] = {}
+
+    def attempt(self, case: Case, seed: str) -> Outcome:
+        """Damage a fresh copy, run the command, and say what it did."""
+        if case.survives and not _trains(case) and case.command not in self._good_outputs:
+            self._renew()
+            self._good_outputs[case.command] = self._start(case.command).communicate(HANG_SECONDS)[0]
+        self._renew()
+        case.damage(self._here, random.Random(seed))
+        before = self._contents()
+        process = self._start(case.command)
+        with suppress(ProcessLookupError):  # a file that is read without an end must not take the machine's memory
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        try:
+            output, errors = process.communicate(HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            for pid in (process.pid, *process.children()):
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            return Outcome("hang", None, "")
+        status = process.returncode
+        assert status is not None
+        verdict = "clear"
+        if before - self._contents():
+            verdict = "lost"
+        elif not _is_clear(case.command[0], status, output, errors):
+            verdict = "traceback"
+        elif status == 0 and not (case.survives and self._same_result(case, output)):
+            verdict = "silent"
+        return Outcome(verdict, status, output + errors)
+
+    def _start(self, command: tuple[str, ...]) -> launch.Process:
+        script, *arguments = (part.replace("{}", str(self._here)) for part in command)
+        environment = {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "sk-fuzz", "HF_HOME": str(self._here / "hub")}
+        return launch.start(ROOT / script, *arguments, environment=environment)
+
+    def _renew(self) -> None:
+        shutil.rmtree(self._here, ignore_errors=True)
+        shutil.copytree(self._template, self._here, symlinks=True)
+
+    def _contents(self) -> set[str]:
+        """Return the sha256 of every file that must be somewhere afterwards."""
+        files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
+        return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
+
+    def _same_result(self, case: Case, output: str) -> bool:
+        if _trains(case):
+            return self._final_state() == self._good_state
+        return _results(output) == _results(self._good_outputs[case.command])
+
+    def _final_state(self) -> str | None:
+        state = self._here / "run" / "checkpoints" / f"step-{STEPS:08d}" / "state.json"
+        return json.loads(state.read_text())["state_sha256"] if state.is_file() else None
+
+
+def _trains(case: Case) -> bool:
+    return case.command[0] == "train.py" and "--replay" not in case.command
+
+
+def _results(output: str) -> list[str]:
+    return [line for line in output.splitlines() if not line.startswith("NOTE: ")]
+
+
+def _is_small(path: Path) -> bool:
+    return path.stat().st_size < 1 << 30
+
+
+def _is_clear(script: str, status: int, output: str, errors: str) -> bool:
+    """Tell whether a command ended as promised: no traceback, no control characters, and one line that says why."""
+    if status < 0 or "Traceback" in output + errors or CONTROL.search(output + errors):
+        return False
+    if status == 0:
+        return True
+    reasons = [line for line in errors.splitlines() if line.startswith(f"{script}: ") or ": error: " in line]
+    return len(reasons) == 1
+
+
+def _run(script: str, *arguments: str) -> None:
+    done = launch.run(ROOT / script, *arguments)
+    assert done.returncode == 0, (script, arguments, done.stdout, done.stderr)
+
+
+def _fill(here: Path) -> None:
+    """Make texts, tokens, a run under way, exports of two classes, answers, records, items, and lists of prices."""
+    texts, tokens, run = here / "texts", here / "tokens", here / "run"
+    texts.mkdir(parents=True)
+    words = random.Random(0)
+    lines = [" ".join(words.choices(["step", "token", "loss", "rank", "data", "a"], k=12)) for _ in range(4000)]
+    (texts / "a.txt").write_text("\n".join(lines))
+    (texts / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:500]))
+    _run(
+        *("prepare_data.py", str(texts / "b.jsonl"), "--output", str(tokens), "--tokenizer", "bytes"),
+        *("--validation-fraction", "0.1", "--executor", "inline"),
+    )
+    write_run(run, tokens, checkpoint_interval=2, keep_checkpoints=20)
+    _run("train.py", str(run), "--device", "cpu", "--max-steps", "4")
+    _run("evaluate.py", "export", str(run), str(here / "export"))
+    rotary = write_run(
+        here / "rotary", tokens, model=QWEN3 | {"vocab_size": 257, "tie_weights": False, "n_kv_heads": 1}
+    )
+    _run("train.py", str(rotary), "--device", "cpu", "--max-steps", "1")
+    _run("evaluate.py", "export", str(rotary), str(here / "rotary-export"))
+    records = [{"instruction": f"say {n}", "input": "", "output": f"{n}"} for n in range(20)]
+    (here / "records.json").write_text(json.dumps(records))
+    (here / "answers").mkdir()
+    for model in ("one", "two"):
+        answers = [{**record, "answer": f"{model}!", "reference_loss": 1.0} for record in records[:3]]
+        whole = {"model": model, "home": None, "seed": 0, "settings": {}, "answers": answers}
+        (here / "answers" / f"{model}.json").write_text(json.dumps(whole))
+    items = [{"ind": n, "ctx": "the step", "endings": ["a", "b", "c", "d"], "label": n % 4} for n in range(4)]
+    (here / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    for origin in (ROOT / "training" / "planning" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
+        shutil.copy(origin, here)

@@ -17,6 +17,7 @@ from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import quality, read_store, write
 from tests.judge_server import MIXTURE, Judge, serve
+from tests.walks import wait_for
 
 Setting = tuple[int, str, int, float]
 QUESTIONS, ORDERS = 60, 3
@@ -91,11 +92,8 @@ def walk(folder: Path, setting: Setting) -> tuple[str, int]:
 
 def wait_for_requests(server: Judge, process: Any, count: int) -> bool:
     """Wait until so many have come; False: the session has ended before."""
-    while len(server.requests) < count:
-        if process.poll() is not None:
-            return False
-        time.sleep(0.005)
-    return True
+    wait_for(lambda: len(server.requests) >= count or process.poll() is not None, 600)
+    return process.poll() is None
 
 
 def settle(server: Judge) -> None:

@@ -1,21 +1,48 @@
-"""What takes a quarter of an hour: `make test-long`."""
+"""What takes a quarter of an hour, random walks over layouts and kills of all kinds: `make test-long`."""
 
+import os
 import random
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import metrics, train
+from common.bucket import Bucket
+from tests import launch
+from tests.bucket_server import BucketServer
+from tests.conftest import MakeRun, metrics, start_training, train
+from tests.machines import Machines
 from tests.model.architectures import MUON_RECIPE, NANOCHAT
+from tests.training.checkpoints.conftest import IMPATIENT
 from tests.training.parallel.test_layouts import VARIANTS, numbers_of, train_on
-from tests.walks import Layout, kill_again_and_again, walk
+from tests.walks import Layout, end, final_hash, kill_again_and_again, last_step, wait_for, walk
+from training.checkpoints.bucket_checkpoints import complete_steps, fetch
+from training.checkpoints.directory import checkpoints_of
+from training.telemetry.metrics_log import read_metrics
 
 STEPS = 16
 LAYOUTS = [Layout(ranks=ranks, parallel=parallel) for ranks, parallel in product(range(1, 9), ("ddp", "fsdp"))]
 SMALL = [layout for layout in LAYOUTS if layout.ranks <= 2]
+KILLS, NODE_INTERVAL, TIMEOUT = 20, 10, 60
+FAULTS = ("power cut", "processes killed", "cable pulled", "a disk lost")
+NODE_KEYS = {
+    "min_train_tokens": 4000 * 8 * 32,
+    "checkpoint_interval": NODE_INTERVAL,
+    "validation_interval": None,
+    "log_interval": 1,
+    "timeout_seconds": TIMEOUT,
+    "keep_checkpoints": 2,
+    "max_epochs": 100,
+}
+IN_BUCKET = {"min_train_tokens": 6 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
+PATIENTLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60"}}  # the machine is busy
+SLOWLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60", "SLOW_STEP": "0.1"}}
+SECONDS = 120  # a hang
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -35,7 +62,7 @@ def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(tmp_path: Path, token_
     ("model", "recipe"), [({"drop_rate": 0.1}, {}), (NANOCHAT, MUON_RECIPE)], ids=["gpt2", "nanochat"]
 )
 def test_ten_random_walks_end_where_the_straight_run_does(
-    make_run: Callable[..., Path], model: dict[str, Any], recipe: dict[str, Any]
+    make_run: MakeRun, model: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     settings = recipe | {"global_batch_size": 16, "min_train_tokens": STEPS * 16 * 32, "checkpoint_interval": 3}
     straight = make_run("straight", model, **settings)
@@ -49,8 +76,92 @@ def test_ten_random_walks_end_where_the_straight_run_does(
         assert same
 
 
-def test_a_hundred_kills_change_nothing(make_run: Callable[..., Path]) -> None:
+def test_a_hundred_kills_change_nothing(make_run: MakeRun) -> None:
     log, hashes = kill_again_and_again(make_run, [*SMALL * 4, *LAYOUTS], kills=100, steps=800, as_user=True)
     assert len(log) == 100
     assert len(hashes) == 1
     print(f"100 kills, one final state: {hashes}", flush=True)
+
+
+def test_nodes_are_killed_at_random_and_the_bits_stay(make_run: MakeRun, machines: Machines) -> None:
+    draw = random.Random(KILLS)
+    alone, run = make_run("alone", **NODE_KEYS), make_run("run", **NODE_KEYS)
+    for number in range(KILLS):
+        print(f"{number + 1:3}  {kill_one(machines, run, draw)}", flush=True)
+    last = ("--max-steps", str(last_step(run)[0] + NODE_INTERVAL))
+    nodes = start_both(machines, run, *last)
+    outputs = [node.communicate(timeout=600) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert train(alone, *last).returncode == 0
+    assert final_hash(run) == final_hash(alone)
+
+
+def start_both(machines: Machines, run: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """Start both machines, the second one with a disk of its own."""
+    disks = zip(machines, (None, run), strict=True)
+    return [machine.train(run, *options, master=machines[0].address, own_disk=disk) for machine, disk in disks]
+
+
+def kill_one(machines: Machines, run: Path, draw: random.Random) -> str:
+    """Start both machines, let a fault come to one, see that the other ends; return a line about it."""
+    before = last_step(run)[0]
+    nodes = start_both(machines, run)
+    wait_for(lambda: last_step(run)[0] > before or any(node.poll() is not None for node in nodes), 180)
+    assert all(node.poll() is None for node in nodes), nodes[0].communicate()[1]
+    time.sleep(draw.uniform(0, 3))
+    fault, struck = draw.choice(FAULTS), draw.randrange(2)
+    at = last_step(run)[0]
+    began = time.monotonic()
+    if fault in {"power cut", "cable pulled"}:
+        machines[struck].plug(cable=False)
+    if fault != "cable pulled":
+        end(nodes[struck])
+    others = nodes if fault == "cable pulled" else [nodes[1 - struck]]
+    for node in others:
+        node.communicate(timeout=TIMEOUT / 2 + 30)
+        assert node.returncode != 0
+    seconds = time.monotonic() - began
+    nodes[struck].communicate()
+    machines[struck].plug(cable=True)
+    disks = [run, machines[1].disk]
+    if fault == "a disk lost":
+        shutil.rmtree(disks[struck] / "checkpoints", ignore_errors=True)
+    durable = max((record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"), default=0)
+    held = [int(path.name[5:]) for folder in disks for path in folder.glob("checkpoints/step-*")]
+    assert max(held, default=0) >= durable and at - max(held, default=0) <= 2 * NODE_INTERVAL
+    return f"{fault} on {machines[struck].name} at step {at}, the rest ended in {seconds:.0f} s, resumes at {max(held)}"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
+    make_run: MakeRun, bucket_server: BucketServer, moment: str
+) -> None:
+    straight = make_run("straight", **IN_BUCKET)
+    assert train(straight, **PATIENTLY).returncode == 0
+    killed, number = True, 0
+    while killed:
+        number += 1
+        prefix = f"s3://runs/killed-{moment}-{number}"
+        run, blank = (make_run(f"{name}-{number}", **IN_BUCKET, checkpoints=prefix) for name in ("killed", "blank"))
+        bucket_server.calm()
+        process = start_training(run, **SLOWLY)
+
+        def kill(request: int, process: launch.Process = process, number: int = number) -> None:
+            if request == number:
+                os.killpg(process.pid, signal.SIGKILL)
+
+        setattr(bucket_server, moment, kill)
+        killed = process.wait(SECONDS) == -signal.SIGKILL
+        bucket_server.calm()
+        bucket = Bucket(prefix)
+        held = complete_steps(bucket)
+        for name in held:
+            assert fetch(bucket, checkpoints_of(run.with_name(f"fetched-{number}")) / name) is None
+        resumed = train(blank, **PATIENTLY)
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"downloading {held[-1]}" in resumed.stdout if held else "downloading" not in resumed.stdout
+        assert final_hash(blank) == final_hash(straight), number
+        names = {path.partition("/")[0] for path in bucket.sizes()}
+        assert names <= {"latest", "best", *complete_steps(bucket)}, number  # nothing is left behind
+        print(f"{moment} request {number}: {'killed' if killed else 'not reached'}, {held[-1] if held else 'nothing'}")
+    assert number > 20

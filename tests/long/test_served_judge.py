@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from evaluation.judging.prompt import make_prompts
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import JUDGE, ORDERS, QUESTIONS, result, write
+from tests.walks import wait_for
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
@@ -37,19 +37,10 @@ def teach(folder: Path, texts: list[str]) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=512,
-        n_embd=64,
-        n_layer=2,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.eos_token_id,
-    )
-    model = GPT2LMHeadModel(config)
+    shape = {"vocab_size": len(tokenizer), "n_positions": 512, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    ends = dict.fromkeys(("eos_token_id", "bos_token_id"), tokenizer.eos_token_id)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = GPT2LMHeadModel(GPT2Config(**shape, **ends, **dropout))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     said = tokenizer(f"<|verdict|>{VERDICT}<|end|>")["input_ids"]
     for step in range(STEPS):
@@ -79,15 +70,14 @@ def served(folder: Path) -> Iterator[str]:
     log = folder.with_name("serve.log")
     with log.open("w") as file:
         server = subprocess.Popen([command, "serve", str(folder), *options], env=environment, stdout=file, stderr=file)
+
+    def answers() -> bool:
+        assert server.poll() is None, f"pip install 'transformers[serving]' and see: {log.read_text()[-2000:]}"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert server.poll() is None, f"pip install 'transformers[serving]' and see: {log.read_text()[-2000:]}"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        wait_for(answers, 120)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()

@@ -62,15 +62,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
     """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py."""
     if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
         return launch.run(ROOT / command[1], *map(str, options), environment=environment)
-    return subprocess.run(
-        [*command, *map(str, options)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
-    )
+    return launch.execute(*command, *options, seconds=120, **{"PYTHONPATH": PYTHONPATH} | environment)
 
 
 def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":

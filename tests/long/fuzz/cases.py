@@ -18,6 +18,7 @@ from tests.long.fuzz.damage import (
     NO_FILE,
     NO_JSON,
     NO_OBJECT,
+    Case,
     Damage,
     at,
     cut,
@@ -25,7 +26,6 @@ from tests.long.fuzz.damage import (
     none,
     with_keys,
 )
-from tests.long.fuzz.workspace import Case
 from training.config.foreign_keys import FOREIGN_KEYS
 from training.config.train_config import KEYS
 

@@ -1,4 +1,4 @@
-"""Ways to damage a file: as JSON, as bytes, or as an entry of its folder."""
+"""Bad inputs: a command, and a file that is damaged as JSON, as bytes, or as an entry of its folder."""
 
 import json
 import os
@@ -7,12 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 Damage = Callable[[Path, random.Random], None]  # of the file or folder at a path
 
 DEEP = '{"a": ' * 100_000
 HUGE = 10**30
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 SPARSE_BYTES = 1 << 33
+
+
+@attrs.frozen
+class Case:
+    """One bad input."""
+
+    area: str
+    name: str
+    command: tuple[str, ...]  # script and arguments; {} stands for the workspace
+    damage: Damage  # of a workspace
+    survives: bool = False  # status 0 is right as well, if the result is that of good input
 
 
 def none(_: Path, __: random.Random) -> None:

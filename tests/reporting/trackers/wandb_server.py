@@ -101,15 +101,10 @@ def serve_wandb() -> Iterator[WandbServer]:
 
     class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            body = self.received()
             takes = self.path == "/graphql" or self.path.startswith("/files/")
             answer = server.answer(self.path, json.loads(body) if takes else {})
-            content = b"" if answer is None else json.dumps(answer).encode()
-            self.send_response(200 if answer is not None else 400)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.send_content(*((b"", 400) if answer is None else (json.dumps(answer).encode(), 200)))
 
         do_PUT = do_POST
 

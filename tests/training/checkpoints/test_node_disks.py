@@ -9,21 +9,11 @@ import pytest
 
 from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
-from tests.machines import Machine
+from tests.machines import Machines
 from tests.training.checkpoints.conftest import MakeRun
 from training.checkpoints.directory import MANIFEST, WEIGHTS
 
-Machines = tuple[Machine, Machine]
 SECONDS = 300  # a hang
-
-
-def own_disk(run: Path, machine: Machine) -> Path:
-    """Return what a machine has in the place of the run directory, and bring the configuration there."""
-    disk = machine.folder / f"disk-{machine.name}"
-    disk.mkdir(exist_ok=True)
-    for name in ("model.json", "train.json"):
-        shutil.copy(run / name, disk)
-    return disk
 
 
 def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, status: int = 0) -> tuple[str, str]:
@@ -46,7 +36,7 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
-    other = own_disk(run, machines[1])
+    other = machines[1].disk
     assert train(alone, "--hash-every", "1").returncode == 0
 
     def continue_until(step: int) -> str:
@@ -82,7 +72,7 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run: MakeRun, machines: Machines) -> None:
     keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
     other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
-    disk = own_disk(run, machines[1])
+    disk = machines[1].disk
     assert train(other_run, "--max-steps", "4").returncode == 0
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     assert train(run, "--max-steps", "6").returncode == 0
@@ -100,7 +90,7 @@ def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run:
 @pytest.mark.timeout(600)
 def test_what_nodes_apart_cannot_do_is_one_line(make_run: MakeRun, machines: Machines) -> None:
     run = make_run()
-    disk = own_disk(run, machines[1])
+    disk = machines[1].disk
     _, errors = train_on(machines, run, "--set", "parallel=fsdp", status=1)
     where = f"train.py: {run}: it is not one directory on all nodes, a, b"
     assert f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint' in errors
@@ -126,7 +116,6 @@ def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
     for name, last_step in (("begun", "4"), ("resumed", "8")):
         run = make_run(name, **keys, checkpoints="s3://runs/nodes")
         shutil.rmtree(machines[1].folder / "disk-b", ignore_errors=True)
-        own_disk(run, machines[1])
         bucket_server.calm()
         train_on(machines, run, "--hash-every", "1", "--max-steps", last_step, ranks=2)
         hashes |= metrics(run, "state_sha256")

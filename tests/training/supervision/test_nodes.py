@@ -10,17 +10,11 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
-from tests.walks import children, kill
-from training.telemetry.metrics_log import read_metrics
+from tests.walks import children, kill, starts
 
 SECONDS = 300  # a hang
 STEPS = {"min_train_tokens": 100 * 8 * 32}
 SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
-
-
-def starts(run: Path) -> list[int]:
-    """Return the world size of each start."""
-    return [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
 
 
 @pytest.mark.slow

@@ -1,19 +1,19 @@
-"""launch/slurm.sbatch on a real Slurm of two machines: an error, a power cut, a notice before the time limit."""
+"""Launchers on real systems: slurm.sbatch on a Slurm of two machines, two_boxes.sh over ssh; power cuts, Ctrl-C."""
 
+import os
 import shutil
+import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 import pytest
 
-from tests.conftest import train
-from tests.long.test_node_kills import end
-from tests.machines import Machine
-from tests.walks import final_hash, last_step
+from tests.conftest import MakeRun, train
+from tests.machines import Machine, Machines
+from tests.walks import children, end, final_hash, last_step, processes, starts, wait_for
 from training.telemetry.metrics_log import read_metrics
 
 TIMEOUT = 20
@@ -52,7 +52,7 @@ PartitionName=all Nodes=a,b Default=YES
 class Cluster:
     """Slurm on two machines; its controller on the first."""
 
-    machines: tuple[Machine, Machine]
+    machines: Machines
     environment: dict[str, str]
     daemons: list[subprocess.Popen[str]] = attrs.field(factory=list)
 
@@ -79,9 +79,7 @@ class Cluster:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
-) -> None:
+def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     with slurm(machines) as cluster:
         wait_for(lambda: cluster.call("sinfo", "--noheader", "--format=%D %t") == "2 idle", 60)
@@ -107,8 +105,45 @@ def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(
     assert final_hash(run) == final_hash(alone)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_boxes_that_answer_go_on_without_the_first_and_without_the_loop(
+    make_run: MakeRun, machines: Machines
+) -> None:
+    keys = KEYS | {"min_train_tokens": 2000 * 8 * 32}
+    alone, run, disk = make_run("alone", **keys), make_run("run", **keys), machines[1].disk
+    write_ssh_files(machines[0].folder)
+    servers = [serve_ssh(machine, run) for machine in machines]
+    loops = [loop(machines[1], run)]
+    try:
+        wait_for(lambda: last_step(run)[0] > 20, 180)
+        machines[0].plug(cable=False)
+        end(servers[0])
+        wait_for(lambda: not processes(run), TIMEOUT / 2 + 30)
+        wait_for(lambda: last_step(disk)[0] > 20, 180)
+        end(loops[0])
+        machines[0].plug(cable=True)
+        servers[0] = serve_ssh(machines[0], run)
+        loops.append(loop(machines[1], run))
+        assert loops[1].stdout is not None and "running: 10.77.0.2," in loops[1].stdout.readline()
+        # as Ctrl-C, which a shell ignores where its parent does
+        os.kill(children(loops[1])[0], signal.SIGTERM)
+        output = loops[1].communicate(timeout=120)
+        assert loops[1].returncode == 75 and not processes(run), output
+        loops.append(loop(machines[1], run))
+        output = loops[2].communicate(timeout=300)
+        assert loops[2].returncode == 0, output
+    finally:
+        for process in (*servers, *loops):
+            if process.poll() is None:
+                end(process)
+    assert train(alone).returncode == 0
+    assert starts(run) == [2, 2] and starts(disk) == [1]
+    assert final_hash(run) == final_hash(disk) == final_hash(alone)
+
+
 @contextmanager
-def slurm(machines: tuple[Machine, Machine]) -> Iterator[Cluster]:
+def slurm(machines: Machines) -> Iterator[Cluster]:
     """Run Slurm on both machines, or skip the test."""
     absent = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
     if absent:
@@ -131,18 +166,27 @@ def slurm(machines: tuple[Machine, Machine]) -> Iterator[Cluster]:
                 end(process)
 
 
-def wait_for(reached: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def write_ssh_files(folder: Path) -> None:
+    """Write a key and an `ssh` that has it; without sshd, skip the test."""
+    if shutil.which("sshd") is None or not shutil.which("ssh-keygen"):
+        pytest.skip("needs sshd: apt-get install openssh-server")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(folder / "key")], check=True)
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    options = "-F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} -i {folder}/key "$@"\n')
+    ssh.chmod(0o755)
 
 
-def processes(run: Path) -> str:
-    """Return the process ids of the run's torchruns and ranks."""
-    return subprocess.run(["pgrep", "-f", f"train.py {run}"], capture_output=True, text=True, check=False).stdout
+def serve_ssh(machine: Machine, run: Path) -> subprocess.Popen[str]:
+    """Start sshd, which all processes of the machine are children of; the second machine has its own disk."""
+    key = machine.folder / "key"
+    options = ("-h", str(key), "-o", f"AuthorizedKeysFile={key}.pub", "-o", "StrictModes=no", "-o", "PidFile=none")
+    sshd = (str(shutil.which("sshd")), "-D", "-e", "-f", "/dev/null", *options)
+    return machine.start(*sshd, own_disk=run if machine.name == "b" else None)
 
 
-def starts(run: Path) -> list[int]:
-    """Return the world size of each start."""
-    return [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
+def loop(machine: Machine, run: Path) -> subprocess.Popen[str]:
+    environment = {"PATH": f"{machine.folder}/bin:{os.environ['PATH']}", "RANKS": "1"}
+    return machine.start("launch/two_boxes.sh", str(run), "10.77.0.1", "10.77.0.2", environment=environment)
