@@ -58,16 +58,6 @@ class Handler(QuietHandler):
 
     do_HEAD = do_GET = do_POST = do_PUT = answer
 
-    def received(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return super().received()
-        data = b""
-        while length := int(self.rfile.readline(), 16):
-            data += self.rfile.read(length)
-            self.rfile.readline()
-        self.rfile.readline()
-        return data
-
     def store(self, name: str, data: bytes) -> None:
         if not self.hub.before_upload(len(data)):
             return self.reply({"error": "Out of order"}, 400)
