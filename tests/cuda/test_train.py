@@ -203,3 +203,8 @@ def test_a_gpu_too_old_for_bf16_trains_in_fp16(make_small_run: MakeRun, settings
     done = train(directory, gpu="t4", determinism=settings.get("determinism", "off"))
     assert "1 x Tesla T4, one process, fp16" in finished(done)
     assert {record["mfu"] for record in records(directory) if "train_loss" in record} == {None}
+
+
+def test_a_precision_without_fused_attention_is_refused(make_small_run: MakeRun) -> None:
+    line = one_line(train(make_small_run(precision="bf16"), gpu="t4"))
+    assert "model.json: no fused attention kernel supports 2 heads of width 64 in bf16 on Tesla T4 (flash: " in line
