@@ -16,7 +16,7 @@ from tqdm import tqdm
 from common.errors import BadInput
 from common.json_files import parse_json
 from evaluation.judging.cost import money
-from evaluation.judging.judgement import Failure, Judgement, one_line
+from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Asked, Reply, Usage
 
@@ -116,7 +116,7 @@ class Asker:
         while not judgement.is_settled(prompt):
             async with self._slots:
                 outcome = None if judgement.stopping else await self._send(prompt)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, PromptVerdict):
                 judgement.failed[prompt.key] = outcome
             if not isinstance(outcome, Reply):
                 return
@@ -124,8 +124,8 @@ class Asker:
                 self._at_once += 1
                 self._slots.release()
 
-    async def _send(self, prompt: Prompt) -> Reply | Failure | None:
-        """Return the outcome of a request; None: nothing more is to be sent."""
+    async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:
+        """Return the reply to a request, or why there is none; None: nothing more is to be sent."""
         judgement = self._judgement
         asked, body = judgement.request(prompt)
         # A server that knows this header answers a repeated request with the reply that it has billed already.
@@ -138,15 +138,15 @@ class Asker:
         except NotSentError:
             return None
         except APIConnectionError as error:
-            return Failure(one_line(f"{error}: {error.__cause__}"))
+            return PromptVerdict("missing", one_line(f"{error}: {error.__cause__}"))
         except APIStatusError as error:
             judgement.unanswered_in_a_row += 1
             return self._explained(error, attrs.evolve(asked, id=error.request.headers[ID]))
         except ValueError as error:
             judgement.unanswered_in_a_row += 1
-            return Failure(f"half a reply, or none: {error}")
+            return PromptVerdict("missing", f"half a reply, or none: {error}")
 
-    def _explained(self, error: APIStatusError, asked: Asked) -> Reply | Failure:
+    def _explained(self, error: APIStatusError, asked: Asked) -> Reply | PromptVerdict:
         """Return the refusal or failure that an error is; one that all requests would get ends the session."""
         said = error.body.get("message") if isinstance(error.body, dict) else None
         why = f"{error.status_code}: {one_line(self._hidden(str(said or error)))}"
@@ -154,7 +154,7 @@ class Asker:
             return Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=why, usage=Usage(input=0, output=0))
         if error.status_code in UNUSABLE or error.status_code < 400 or error.code == NO_CREDIT:
             self._judgement.fail(BadInput(f"{self._judgement.judge.base_url}: {why}"))
-        return Failure(why, rejected=error.status_code in REJECTED)
+        return PromptVerdict("not taken" if error.status_code in REJECTED else "missing", why)
 
     def _hidden(self, text: str) -> str:
         return text.replace(self._key, "[secret]") if self._key else text

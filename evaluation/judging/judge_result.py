@@ -70,10 +70,10 @@ def keep_results(
     """
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
-    for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, reference_scores, strict=True):
+    for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
         if candidate.home is None:
             continue
-        own = {"candidate": standing.title, "score": attrs.asdict(standing.score)}
+        own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
         values = as_read({**own, "free": [attrs.asdict(seed) for seed in seeds], **shared})
         earlier = results_of(candidate.home, candidate.model, "judge")
         same = [old for old in earlier if _identity(old) == _identity(values)]
@@ -141,8 +141,8 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "seeds": panel.slots,
         "anchor": scores.anchor,
         "candidates": [
-            {"model": one.title, "score": one.score.value, "low": one.score.low, "high": one.score.high}
-            for one in scores.standings
+            {"model": title, "score": mean.value, "low": mean.low, "high": mean.high}
+            for title, mean in zip(panel.titles, scores.means, strict=True)
         ],
         "differences": [
             {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}

@@ -31,14 +31,6 @@ class PromptVerdict:
     grades: list[Grade] | None = None  # by position
 
 
-@attrs.frozen
-class Failure:
-    """Last request of a prompt, which got no reply."""
-
-    why: str
-    rejected: bool = False  # by the server: this prompt, or all
-
-
 class Judgement:
     """The prompts of a panel for a judge, and the outcomes of requests in this session and earlier ones."""
 
@@ -55,7 +47,7 @@ class Judgement:
         self.interrupted = asyncio.Event()
         self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd has no room
         self.fatal: Exception | None = None  # the first error that ended the session
-        self.failed: dict[str, Failure] = {}  # by key, of prompts whose last request in this session got no reply
+        self.failed: dict[str, PromptVerdict] = {}  # by key: the last request in this session got no reply
         self.unanswered_in_a_row = 0
 
     @property
@@ -86,19 +78,15 @@ class Judgement:
         left, most_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
         if left and not self.options.retry_wrong:
             self._check_last_replies()
-        requests = [self.request(prompt)[0] for prompt in left]
-        guesses = [
-            expected_usage(one.most.input, prompt.answers, self.judge)
-            for prompt, one in zip(left, requests, strict=True)
-        ]
-        usd = sum(map(self.price.of, guesses))
+        requests = [(prompt.answers, self.request(prompt)[0].most) for prompt in left]
+        usd = sum(self.price.of(expected_usage(most.input, answers, self.judge)) for answers, most in requests)
         if left and most_usd is not None and paid + usd > most_usd:
             before = f", beside {money(paid)} that earlier sessions paid" if paid else ""
             raise BadInput(
                 f"--max-usd: got {most_usd:g}, and {len(left):,} requests may cost about {money(usd)}{before}; "
                 "nothing was sent: allow more, or pass fewer --orders or answers"
             )
-        most = money(sum(self.price.of(one.most) for one in requests))
+        most = money(sum(self.price.of(most) for _, most in requests))
         estimate = f"about {money(usd)} at prices of {self.price.date}, {most} if every reply is as long as allowed"
         return (
             f"{len(left):,} requests, {len(self.by_key) - len(left):,} already answered, "
@@ -110,9 +98,7 @@ class Judgement:
         cut = sum(reply.cut for reply in self.history(prompt).replies)
         limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
         body = request_body(self.judge, prompt, limit)
-        sent = len(
-            json.dumps(body, ensure_ascii=False).encode()
-        )  # a tokenizer of bytes makes at most one token of each
+        sent = len(json.dumps(body, ensure_ascii=False).encode())  # no tokenizer makes more than a token of each byte
         most = Usage(input=sent, cache_write=sent, output=limit)
         return Asked(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
 
@@ -158,17 +144,16 @@ class Judgement:
         return sorted({reply.model for reply in replies if reply.model is not None})
 
     def _verdict(self, prompt: Prompt) -> PromptVerdict:
-        history, failed = self.history(prompt), self.failed.get(prompt.key)
+        history = self.history(prompt)
         grades = history.verdict(prompt.answers)
         if grades is not None:
             return PromptVerdict("judged", grades=grades)
         if history.refusal is not None:
             return PromptVerdict("refused", f"refused: {history.refusal}")
-        state: State = "invalid" if self.is_settled(prompt) else "missing"
-        if failed is not None:
-            return PromptVerdict("not taken" if failed.rejected else state, failed.why)
+        if prompt.key in self.failed:
+            return self.failed[prompt.key]
         problem = f"an invalid verdict: {history.replies[-1].problem(prompt.answers)}" if history.replies else NOT_ASKED
-        return PromptVerdict(state, problem)
+        return PromptVerdict("invalid" if self.is_settled(prompt) else "missing", problem)
 
     def _problem(self, reply: Reply) -> str | None:
         """Return the fault of a reply; None for a verdict and a refusal."""

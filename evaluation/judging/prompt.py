@@ -70,50 +70,38 @@ def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int, *, rotated
 
     `rotated`: in the orders of version 2996586, whose verdicts are paid for.
     """
-    repeats = repeats if rotated else min(repeats, most_orders(len(panel.candidates) + 1))
-    make = rotations if rotated else orders
+    answers = len(panel.candidates) + 1
+    repeats = repeats if rotated else min(repeats, most_orders(answers))
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
-    for index, order in enumerate(make(len(panel.candidates) + 1, len(items), repeats, seed)):
+    for index, order in enumerate(orders(answers, len(items), repeats, seed, rotated=rotated)):
         slot, question = items[index // repeats]
         text = prompt_text(panel.questions[question], [panel.text(question, slot, answer) for answer in order])
-        key = prompt_key(judge, text, len(order))
+        key = prompt_key(judge, text, answers)
         prompts.append(Prompt(question=question, slot=slot, order=order, text=text, key=key))
     return prompts
 
 
-def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int, ...]]:
+def orders(answers: int, items: int, repeats: int, seed: int, *, rotated: bool = False) -> list[tuple[int, ...]]:
     """Return the order of answers in each of `items` x `repeats` prompts, item by item; of most_orders at most.
 
     They are rows of Williams squares (Australian Journal of Scientific Research A 2, 1949) with shuffled answers: over
     the prompts of an item, and over those of all items, every answer stands at every position equally often, within
-    one; over all items it also follows each other answer equally often. The orders of an item differ.
+    one; over all items it also follows each other answer equally often. The orders of an item differ. `rotated`: rows
+    of cyclic squares instead, as in version 2996586.
     """
     first = [place // 2 + 1 if place % 2 else -(place // 2) % answers for place in range(answers)]
+    first = list(range(answers)) if rotated else first
     items_of_square = answers // gcd(answers, repeats)  # after so many all its rows have been used
     result = []
     for item in range(items):
         group, place = divmod(item, items_of_square)
         labels = list(range(answers))
-        random.Random(f"{seed} {group // 2}").shuffle(labels)
+        random.Random(f"{seed} {group if rotated else group // 2}").shuffle(labels)
         for repeat in range(repeats):
             row = [labels[(one + place * repeats + repeat) % answers] for one in first]
-            mirrored = (group + repeat // answers) % 2  # an odd number of answers needs both
+            mirrored = not rotated and (group + repeat // answers) % 2  # an odd number of answers needs both
             result.append(tuple(reversed(row)) if mirrored else tuple(row))
-    return result
-
-
-def rotations(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int, ...]]:
-    """Return the orders of version 2996586: rotations of shuffled arrangements."""
-    items_of_arrangement = answers // gcd(answers, repeats)
-    result = []
-    for item in range(items):
-        group, place = divmod(item, items_of_arrangement)
-        arrangement = list(range(answers))
-        random.Random(f"{seed} {group}").shuffle(arrangement)
-        for repeat in range(repeats):
-            shift = (place * repeats + repeat) % answers
-            result.append((*arrangement[shift:], *arrangement[:shift]))
     return result
 
 

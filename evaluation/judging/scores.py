@@ -1,5 +1,6 @@
 """Scores of a judgement, means with intervals and ranks, and their report for people."""
 
+from itertools import combinations
 from statistics import fmean
 
 import attrs
@@ -22,21 +23,18 @@ OF_ONE_SEED = (
 
 
 @attrs.frozen(kw_only=True)
-class Standing:
-    """One candidate's score over the questions that were judged."""
-
-    title: str
-    score: Interval
-    ranks: tuple[int, int] | None  # best and worst that the intervals allow; None: one seed, which gives no rank
-
-
-@attrs.frozen(kw_only=True)
 class Scores:
     """Scores of all candidates, and of the reference answers as a check of the judge."""
 
-    standings: list[Standing]  # in the panel's order
+    means: list[Interval]  # of the candidates, in the panel's order, over the questions that were judged
     differences: dict[tuple[int, int], Interval]  # of candidates a - b, by their numbers
     anchor: float  # mean score of the reference answers
+
+    def ranks(self, number: int) -> tuple[int, int]:
+        """Return the best and worst rank of a candidate: those that are surely better or worse are counted."""
+        pairs = self.differences.items()
+        ours = [one if a == number else -one for (a, b), one in pairs if number in (a, b) and one.apart]
+        return 1 + sum(one.value < 0 for one in ours), len(self.means) - sum(one.value > 0 for one in ours)
 
 
 def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> Scores:
@@ -47,17 +45,9 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None
         if verdict is not None:
             place = prompt.slot, prompt.question, index % repeats
             cells[(list(prompt.order), *place)] = [grade.score for grade in verdict]
-    means = np.ma.masked_invalid(cells).mean(3)  # (models + 1, seeds, questions)
-    intervals, differences = two_way_intervals(means[:models].filled(np.nan))
-    standings = [
-        Standing(
-            title=title,
-            score=intervals[number],
-            ranks=_ranks(differences, number, models) if panel.slots > 1 else None,
-        )
-        for number, title in enumerate(panel.titles)
-    ]
-    return Scores(standings=standings, differences=differences, anchor=float(means[models].mean(0).mean()))
+    by_question = np.ma.masked_invalid(cells).mean(3)  # (models + 1, seeds, questions)
+    means, differences = two_way_intervals(by_question[:models].filled(np.nan))
+    return Scores(means=means, differences=differences, anchor=float(by_question[models].mean(0).mean()))
 
 
 def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
@@ -98,38 +88,25 @@ def cost_line(judgement: Judgement) -> str:
 
 
 def describe(panel: Panel, scores: Scores) -> str:
-    """Return standings, differences, and the check of the judge."""
-    several = panel.slots > 1
-    order = sorted(range(len(scores.standings)), key=lambda number: -scores.standings[number].score.value)
-    rows = []
-    for standing in (scores.standings[number] for number in order):
-        ranks = [] if standing.ranks is None else ["-".join(map(str, dict.fromkeys(standing.ranks)))]
-        rows.append([*ranks, standing.title, standing.score.text(1)])
-    parts = [tabulate(rows, ["rank", "model", "score"][not several :], disable_numparse=True)]
-    if scores.differences:
-        heads = ["difference", "", ""][: 3 if several else 2]
-        parts.append(tabulate(_differences(scores, order), heads, disable_numparse=True))
+    """Return the scores and their differences as tables, the highest first, and the check of the judge.
+
+    Of one fine-tuning each there are no ranks, and none is told apart.
+    """
+    several, titles = panel.slots > 1, panel.titles
+    order = sorted(range(len(titles)), key=lambda number: -scores.means[number].value)
+    ranking, differences = [["rank", "model", "score"]], [["difference", "", ""]]
+    for number in order:
+        ranks = "-".join(map(str, dict.fromkeys(scores.ranks(number))))
+        ranking.append([ranks, titles[number], scores.means[number].text(1)])
+    for a, b in combinations(order, 2):
+        one = scores.differences.get((a, b)) or -scores.differences[b, a]
+        differences.append([f"{titles[a]} - {titles[b]}", one.text(1, "+"), "" if one.apart else "not told apart"])
+    if not several:
+        ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
+    tables = [rows for rows in (ranking, differences) if len(rows) > 1]
     anchor = f"reference answers, shown to the judge among the others: {scores.anchor:.1f}"
-    return "\n\n".join([*parts, "\n".join([anchor, OF_SEEDS if several else OF_ONE_SEED, CAVEAT])])
-
-
-def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: int) -> tuple[int, int]:
-    """Return the best and the worst rank: those that are surely better or worse are counted."""
-    ours = [one if a == number else -one for (a, b), one in differences.items() if number in (a, b) and one.apart]
-    return 1 + sum(one.value < 0 for one in ours), models - sum(one.value > 0 for one in ours)
-
-
-def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
-    """Return a row for each pair, the higher score first; only several seeds can tell models apart."""
-    rows = []
-    for place, a in enumerate(order):
-        for b in order[place + 1 :]:
-            difference = scores.differences.get((a, b)) or -scores.differences[b, a]
-            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", difference.text(1, "+")]
-            if scores.standings[a].ranks is not None:
-                row.append("" if difference.apart else "not told apart")
-            rows.append(row)
-    return rows
+    about = "\n".join([anchor, OF_SEEDS if several else OF_ONE_SEED, CAVEAT])
+    return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
 
 
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
