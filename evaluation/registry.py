@@ -51,6 +51,6 @@ COMMANDS = {  # in the order of the comparison's columns
     "instruct": RegisteredCommand(
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
     ),
-    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.judge_result"),
+    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
     "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
 }

@@ -110,11 +110,8 @@ def most_output(answers: int, judge: Judge) -> int:
     """Return the token limit of a reply, reasoning included."""
     by_default = "low" if judge.model.startswith(SILENT_BY_DEFAULT) else "medium"
     allowed = REASONING.get(judge.effort or by_default, MOST_REASONING)[1]
-    return (
-        MOST_TOKENS_AROUND
-        + answers * MOST_TOKENS_PER_GRADE
-        + (0 if judge.model.startswith(NEVER_REASONING) else allowed)
-    )
+    reasoning = 0 if judge.model.startswith(NEVER_REASONING) else allowed
+    return MOST_TOKENS_AROUND + answers * MOST_TOKENS_PER_GRADE + reasoning
 
 
 def expected_usage(sent_bytes: int, answers: int, judge: Judge) -> Usage:

@@ -1,17 +1,27 @@
-"""Scores of a judgement, means with intervals and ranks, and their report for people."""
+"""Scores of a judgement: means with intervals and ranks, their report, stored results and their measure, comments."""
 
+import hashlib
+import json
+import re
+from collections import defaultdict
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 import attrs
 import numpy as np
 from tabulate import tabulate
 
+from common.errors import printable
+from common.files import replace_file, writing
 from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Prompt
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.results import append_result, as_read, results_of
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
+from training.telemetry.metrics_log import ANSWERS
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
@@ -20,6 +30,8 @@ OF_ONE_SEED = (
     "another seed can move a difference by more, so no rank is given and no model is\n"
     "called better. instruct --seeds 2 or more is what tells."
 )
+SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # of results that are comparable
+IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,9 +121,174 @@ def describe(panel: Panel, scores: Scores) -> str:
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
 
 
+@attrs.frozen(kw_only=True)
+class JudgedCandidate:
+    """One candidate of a session."""
+
+    name: str  # in that session, which gives models of one title different ones
+    differences: dict[tuple[str, str], Interval]  # a - b and b - a of all pairs of the session, by name
+
+
+def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
+    """Return the session's own difference, whose intervals are simultaneous over all its pairs.
+
+    Of several candidates a side it is the mean of their differences, with an interval as wide as theirs on average.
+    """
+    found = [one.differences[pair] for one in a for other in b if (pair := (one.name, other.name)) in one.differences]
+    if not found:
+        return None
+    value = fmean(pair.value for pair in found)
+    bounds = [(pair.low, pair.high) for pair in found if pair.low is not None and pair.high is not None]
+    if len(bounds) < len(found):
+        return Interval(value=value)
+    low, high = map(fmean, zip(*bounds, strict=True))
+    return Interval(value=value, low=low, high=high)
+
+
+JUDGED = Measure(
+    name="judge's score",
+    unit="points",
+    digits=2,
+    difference=judged_difference,
+    published=Published(
+        values={"OpenAI GPT-2 small": "22.98", "OpenAI GPT-2 medium": "38.53"},
+        source="gilesthomas.com, 9 January 2026, part 30: score of another judge, in another session",
+    ),
+)
+
+
+def keep_results(
+    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
+) -> list[str]:
+    """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
+
+    It is left out if the newest result of the same judgement is as complete.
+    """
+    shared = _shared_values(judgement, verdicts, scores)
+    notes = []
+    for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
+        if candidate.home is None:
+            continue
+        own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
+        values = as_read({**own, "free": [attrs.asdict(seed) for seed in seeds], **shared})
+        earlier = results_of(candidate.home, candidate.model, "judge")
+        same = [old for old in earlier if _identity(old) == _identity(values)]
+        if same and same[-1]["left_out"] <= values["left_out"]:
+            notes.append(
+                f"{candidate.title}: no result was added: that of {same[-1]['time']} leaves out "
+                f"{same[-1]['left_out']:,} prompts, this one {values['left_out']:,}"
+            )
+        else:
+            append_result(candidate.home, candidate.model, "judge", values)
+    return notes
+
+
+def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+    """Write the judge's comments beside the answers of every model that has a home; return notes. Raises BadInput."""
+    panel, judge, options = judgement.panel, judgement.judge, judgement.options
+    subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
+    digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
+    name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
+    homes = dict.fromkeys(candidate.home for candidate in panel.candidates if candidate.home is not None)
+    paths = [home / ANSWERS / name for home in homes]
+    for path in paths:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, _comments(judgement, verdicts))
+    return [f"the judge's comments: {path}" for path in paths]
+
+
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return a stored result of `evaluate.py judge`."""
+    count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
+    missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
+    one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
+    covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
+    differences = {(entry["a"], entry["b"]): _interval(entry) for entry in record["differences"]}
+    differences |= {(b, a): -difference for (a, b), difference in differences.items()}
+    candidate = JudgedCandidate(name=record["candidate"], differences=differences)
+    score = _interval(record["score"])
+    result = EvaluationResult.of(
+        record,
+        subject=json.dumps([record[key] for key in SUBJECT]),
+        description=f"{count} questions in one session of {record['judge']}{missing}; 95 % intervals over {covered}",
+        measurements=[Measurement(measure=JUDGED, value=score.value, interval=score, sample=candidate)],
+        ranks_models=seeds > 1,
+        left_out=left_out,
+        session=record["judge"],
+    )
+    return [result]
+
+
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
     """Return a mean over seeds; empty if one has none. Seeds have the same questions: errors do not average out."""
     means, errors = ([one for one in column if one is not None] for column in zip(*values, strict=True))
     if len(means) < len(values):
         return ""
     return plus_minus(fmean(means), fmean(errors) if len(errors) == len(values) else None, digits)
+
+
+def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
+    panel, judge, cost, priced = judgement.panel, judgement.judge, judgement.cost, bool(judgement.price.date)
+    states = [verdict.state for verdict in verdicts]
+    return {
+        "judge": judge.model,
+        "judge_snapshots": judgement.snapshots(),
+        "effort": judge.effort,
+        "base_url": judge.base_url,
+        "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
+        "orders": judgement.options.orders,
+        "seeds": panel.slots,
+        "anchor": scores.anchor,
+        "candidates": [
+            {"model": title, "score": mean.value, "low": mean.low, "high": mean.high}
+            for title, mean in zip(panel.titles, scores.means, strict=True)
+        ],
+        "differences": [
+            {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}
+            for (a, b), difference in scores.differences.items()
+        ],
+        "left_out": len(states) - states.count("judged"),
+        "refused": states.count("refused"),
+        "usd": cost.usd if priced else None,
+        "usd_uncounted": cost.uncounted if priced else None,
+    }
+
+
+def _identity(result: dict[str, Any]) -> list[Any]:
+    """Return the values that are equal in results of one judgement."""
+    panel = [candidate["model"] for candidate in result.get("candidates", [])]
+    return [panel, *(result.get(key) for key in IDENTITY)]
+
+
+def _sha256(panel: Panel) -> str:
+    questions = [attrs.astuple(record) for record in panel.questions]
+    return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
+
+
+def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
+    """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
+    panel = judgement.panel
+    said: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed, number of the answer
+    for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
+        for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
+            said[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
+    lines = [f"# Comments of {printable(judgement.judge.model)}", ""]
+    for question, record in enumerate(panel.questions):
+        lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
+        lines += [*_quoted(record.input), ""] if record.input else []
+        for slot in range(panel.slots):
+            for answer, title in enumerate([*panel.titles, "reference"]):
+                is_model = answer < len(panel.candidates)
+                seed = f", seed {panel.candidates[answer].seeds[slot].seed}" if is_model else ""
+                lines += [f"**{printable(title)}**{seed}", "", *_quoted(panel.text(question, slot, answer)), ""]
+                lines += [*(said[question, slot, answer] or ["- no verdict"]), ""]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"> {printable(line)}".rstrip() for line in text.splitlines() or [""]]
+
+
+def _interval(entry: dict[str, Any]) -> Interval:
+    return Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))

@@ -15,7 +15,7 @@ import pytest
 from evaluation.comparison.compare import Comparison, compare
 from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import Group, Pair, seed_note, verdict
-from evaluation.judging.judge_result import JUDGED
+from evaluation.judging.scores import JUDGED
 from evaluation.loss.loss_measures import HELD_OUT, LossSample
 from evaluation.shared.measure import Measure, Measurement
 from evaluation.shared.significance import Interval, SeedNoise, student_quantile, two_way_intervals

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from evaluation.comparison.compare import compare
-from evaluation.judging.judge_result import JudgedCandidate, judged_difference
+from evaluation.judging.scores import JudgedCandidate, judged_difference
 from evaluation.shared.significance import Interval
 from tests.evaluation.comparison.stored import judged, rows_of
 from tests.evaluation.judging.sessions import PROMPTS, Sessions
