@@ -31,8 +31,8 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 
 def commands() -> "dict[str, RegisteredCommand]":
     """Return the commands by name."""
+    from evaluation.command_line import ExportCommand
     from evaluation.comparison.command import CompareCommand
-    from evaluation.export.command import ExportCommand
     from evaluation.registry import COMMANDS, RegisteredCommand
 
     return {

@@ -1,4 +1,4 @@
-"""Options of the commands of `evaluate.py` that measure or judge models. Importing this is quick: no torch."""
+"""Options of the commands of `evaluate.py` that measure, judge or export models. Importing this is quick: no torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -164,6 +164,22 @@ class HarnessCommand(MeasureOptions):
     fewshot: Annotated[int | None, option("examples in the context; default: the task's", "N", check=integer(0))] = None
     limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=integer(1))] = None
     batch_size: Annotated[int, option("requests per batch", "N", check=integer(1))] = 16
+
+
+@attrs.frozen(kw_only=True)
+class ExportCommand:
+    """Export a model to a directory that Hugging Face's libraries load as a class of their own."""
+
+    model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
+    directory: Annotated[Path, option("output directory; must not exist yet, or be empty", name="DIR")] = attrs.field(
+        kw_only=False
+    )
+    checkpoint: Checkpoint = None
+    tokenizer: Tokenizer = None
+    dtype: Annotated[Literal["float32", "bfloat16"], option("precision of the weights")] = "float32"
+    push: Annotated[str | None, option("upload to the hub as well", "OWNER/NAME")] = None
+    private: Annotated[bool, option("create a private repository")] = False
+    license: Annotated[str | None, option("license identifier for the model card, such as mit", "NAME")] = None
 
 
 def check_alone(command: str) -> None:

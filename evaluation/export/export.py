@@ -19,8 +19,7 @@ from common.file_lock import lock
 from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
-from evaluation.command_line import check_alone
-from evaluation.export.command import ExportCommand
+from evaluation.command_line import ExportCommand, check_alone
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT, unpadded

@@ -75,7 +75,11 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     else:
         (where, values), weights = _read_config(path, run), _read_weights(path)
         if isinstance(kind := values.get("model_type"), str) and kind in ROTARY:
-            return _load_rotary(weights, values, where)
+            try:
+                config = config_of_stock(values, kind)
+                return with_parameters(config, from_stock(weights, config, kind))
+            except ValueError as error:
+                raise BadInput(f"{where}: {error}") from error
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
         raise BadInput(
@@ -98,8 +102,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
             norm_eps=values.get("layer_norm_epsilon", config.norm_eps),
             scale_attention_by_inverse_layer=values.get("scale_attn_by_inverse_layer_idx", False),
         )
-        network = GPT(config)
-        load_plain(network, plain)
+        network = with_parameters(config, plain)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
@@ -107,15 +110,10 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     return network
 
 
-def _load_rotary(weights: dict[str, Tensor], values: dict[str, Any], where: Path) -> GPT:
-    """Load a model of a class with RoPE. Raises BadInput."""
-    try:
-        config = config_of_stock(values, values["model_type"])
-        plain = from_stock(weights, config, values["model_type"])
-        network = GPT(config)
-        load_plain(network, plain)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}") from error
+def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
+    """Return a network with these parameters. Raises ValueError where they are another's."""
+    network = GPT(config)
+    load_plain(network, plain)
     return network
 
 

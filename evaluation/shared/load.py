@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from common.errors import BadInput, printable
 from common.hub_client import download_snapshot
 from common.json_files import read_json
-from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
+from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
-from model.gpt import GPT, load_plain
+from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
@@ -165,12 +165,11 @@ def _best(directory: Path) -> str:
 
 
 def _own(path: Path) -> GPT:
-    network = GPT(ModelConfig(**read_state(path).config.model))
+    config = ModelConfig(**read_state(path).config.model)
     try:
-        load_plain(network, load_file(path / WEIGHTS))
+        return with_parameters(config, load_file(path / WEIGHTS))
     except ValueError as error:
         raise BadInput(f"{path / WEIGHTS}: {error}") from error
-    return network
 
 
 def _download(reference: str) -> Path:
