@@ -140,7 +140,7 @@ def _partial_directory(directory: Path) -> Iterator[Path]:
             lock(descriptor, partial, overtaken)
             if not _is_there(partial, descriptor):
                 raise BadInput(overtaken)  # and has renamed it before it was locked here
-            stack.callback(_remove_own, partial, descriptor)
+            stack.callback(lambda: _is_there(partial, descriptor) and shutil.rmtree(partial, ignore_errors=True))
             for left in partial.iterdir():  # by an export that was killed
                 left.unlink()
             yield partial
@@ -153,11 +153,6 @@ def _is_there(partial: Path, descriptor: int) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), partial.lstat())
     return False
-
-
-def _remove_own(partial: Path, descriptor: int) -> None:
-    if _is_there(partial, descriptor):
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:

@@ -12,7 +12,6 @@ from model.stock import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
-from training.config.key_groups import OptimizationOptions
 from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
@@ -76,8 +75,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
 def _shape(trained: Trained, config: ModelConfig, stock: str) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
     for row in rows(type(config)).values():
-        fact = row.card and row.card(config, stock)
-        if fact:
+        if fact := row.card and row.card(config, stock):
             yield fact
 
 
@@ -98,24 +96,22 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state.position.step:,} of {config.steps:,}"
     options = config.optimization
-    yield "optimizer", _optimizer(options)
+    betas = f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
+    yield "optimizer", f"{describe_optimizer(options)}; {betas}"
     yield "learning rate", describe_schedule(config.schedule(config.steps or state.position.step))
-    group_rates = describe_group_rates(options)
-    if group_rates is not None:
+    if (group_rates := describe_group_rates(options)) is not None:
         yield "learning rates", group_rates
     for change in describe_changes(config.changes):
         yield "settings", change
-    origin = config.initial_weights
-    if origin is None:
-        yield "initial weights", "random"
-    else:
+    initial = "random"
+    if origin := config.initial_weights:
         source = Path(origin.source)
         name = source.resolve().name if source.exists() else origin.source
-        yield "initial weights", f"`{name}`, sha256 of their values `{origin.sha256}`"
+        initial = f"`{name}`, sha256 of their values `{origin.sha256}`"
+    yield "initial weights", initial
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)
-    environment = place.record.get("environment", {})
-    if environment:
+    if environment := place.record.get("environment"):
         yield "machine", f"{environment['world_size']} x {environment['device']}"
         yield "precision", str(config.numerics.get("precision", train["precision"]))
         yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
@@ -131,13 +127,5 @@ def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str
     losses = [one["train_loss"] for one in records if "train_loss" in one and one["step"] <= position.step]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
-    loss = position.validation_loss
-    if loss is not None:
+    if (loss := position.validation_loss) is not None:
         yield "validation loss", f"{loss:.4f} nats per token (perplexity {perplexity(loss):,.2f})"
-
-
-def _optimizer(options: OptimizationOptions) -> str:
-    return (
-        f"{describe_optimizer(options)}; "
-        f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
-    )

@@ -47,19 +47,6 @@ class Accuracy:
         return f"acc {acc}, acc_norm {acc_norm}"
 
 
-@attrs.frozen(kw_only=True)
-class HellaSwag:
-    """A model's accuracy on a set of items."""
-
-    items: int
-    cut: int  # items longer than the model's context
-    completion: Accuracy
-
-    def __str__(self) -> str:
-        cut = f"; {self.cut:,} items were cut to the context" if self.cut else ""
-        return f"{self.completion}{cut}"
-
-
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
     """Return the difference of accuracies, paired by item (McNemar, Psychometrika 12, 1947).
 
@@ -92,8 +79,11 @@ def run(command: HellaSwagCommand) -> None:
     measure_each(command, "hellaswag", partial(_read, command), _measured)
 
 
-def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
-    """Return a model's accuracy; call it on every rank. Raises BadInput for likelihoods that are not finite."""
+def measure(trained: Trained, items: list[Item], ranks: Ranks) -> tuple[Accuracy, int]:
+    """Return a model's accuracy, and how many items are longer than its context; call it on every rank.
+
+    Raises BadInput for likelihoods that are not finite.
+    """
     length = trained.network.config.context_length
     choices = [choice for item in items for choice in completion(item, trained.tokenizer)]
     cut = {index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1}
@@ -101,8 +91,7 @@ def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
     likelihoods = log_likelihoods(trained, choices, ranks)
     if not np.isfinite(likelihoods).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    found = accuracy(likelihoods, choices, [int(item.label) for item in items])
-    return HellaSwag(items=len(items), cut=len(cut), completion=found)
+    return accuracy(likelihoods, choices, [int(item.label) for item in items]), len(cut)
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
@@ -171,8 +160,10 @@ def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
 
 
 def _measured(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
-    result = measure(trained, data.items, ranks)
-    return {"data": {"file": data.file, "sha256": data.sha256}, **attrs.asdict(result)}, f" {result}"
+    found, cut = measure(trained, data.items, ranks)
+    source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
+    told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
+    return {"data": source, **counts, "completion": attrs.asdict(found)}, told
 
 
 def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:

@@ -63,8 +63,8 @@ def prompt_text(record: Record) -> str:
 def make_example(trained: Trained, record: Record) -> Example:
     """Return a record as tokens. To fit the context, the prompt is cut at its start, then the answer at its end."""
     room = trained.network.config.context_length + 1
-    prompt = encode(trained, prompt_text(record))
-    answer = [*encode(trained, record.output), trained.tokenizer.end_of_text_id]
+    prompt = trained.tokenizer.encode(prompt_text(record)).tolist()
+    answer = [*trained.tokenizer.encode(record.output).tolist(), trained.tokenizer.end_of_text_id]
     kept = prompt[-max(room - len(answer), room // 2) :]
     tokens = (kept + answer)[:room]
     return Example(tokens, len(kept), len(prompt) + len(answer) > room)
@@ -120,11 +120,6 @@ def answer_losses(network: nn.Module, example: Example) -> Tensor:
     ids = torch.tensor(example.tokens, device=next(network.parameters()).device)
     logits = network(ids[None, :-1])[0, example.first_target - 1 :]  # (A, V)
     return F.cross_entropy(logits.float(), ids[example.first_target :], reduction="none")
-
-
-def encode(trained: Trained, text: str) -> list[int]:
-    """Return the ids of a text."""
-    return [int(token) for token in trained.tokenizer.encode(text)]
 
 
 class _Tuner:

@@ -14,7 +14,7 @@ from common.json_files import read_json
 from common.structure import structured
 from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
-from evaluation.instruct.fine_tuning import FineTuned, answer_losses, encode, fine_tune, make_example, prompt_text
+from evaluation.instruct.fine_tuning import FineTuned, answer_losses, fine_tune, make_example, prompt_text
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.load import ModelLocation, Trained, load_on_all
 from evaluation.shared.measuring import TIMEOUT_SECONDS, locate_all, share
@@ -187,7 +187,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     longest = min(settings.longest_answer, max(1, context // 2))
 
     def answer(record: Record) -> str:
-        prompt = encode(trained, prompt_text(record))[-max(1, context - longest) :]
+        prompt = trained.tokenizer.encode(prompt_text(record)).tolist()[-max(1, context - longest) :]
         end = trained.tokenizer.end_of_text_id
         try:
             chosen = generate(trained.network, prompt, longest, Sampling(temperature=0), stop=end)

@@ -116,7 +116,13 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
 
 def load_network(place: ModelLocation) -> GPT:
     """Load a model without its tokenizer, onto the CPU. Raises BadInput naming what is damaged."""
-    return _own(place.path) if place.is_own else load_foreign(place.path, place.run)
+    if not place.is_own:
+        return load_foreign(place.path, place.run)
+    config = ModelConfig(**read_state(place.path).config.model)
+    try:
+        return with_parameters(config, load_file(place.path / WEIGHTS))
+    except ValueError as error:
+        raise BadInput(f"{place.path / WEIGHTS}: {error}") from error
 
 
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
@@ -162,14 +168,6 @@ def _best(directory: Path) -> str:
     raise BadInput(
         f"{best}: the best checkpoint, {missing}, is not on this disk; copy it here, or name another one: {newest}"
     )
-
-
-def _own(path: Path) -> GPT:
-    config = ModelConfig(**read_state(path).config.model)
-    try:
-        return with_parameters(config, load_file(path / WEIGHTS))
-    except ValueError as error:
-        raise BadInput(f"{path / WEIGHTS}: {error}") from error
 
 
 def _download(reference: str) -> Path:

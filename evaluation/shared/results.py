@@ -70,8 +70,5 @@ def tell(lines: JsonLines) -> None:
 def _is_sound(record: dict[str, Any]) -> bool:
     """Tell whether a result names its model and evaluation, and its numbers are within arithmetic, or not finite."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
-    return named and all(is_number(one) or _is_not_finite(one) for one in numbers_in(record))
-
-
-def _is_not_finite(value: float) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    numbers = (one for one in numbers_in(record) if type(one) is int or math.isfinite(one))
+    return named and all(map(is_number, numbers))

@@ -74,7 +74,7 @@ def smoke(
 
     def work(job: tuple[str, Sampling]) -> Continuation:
         prompt, way = job
-        ids = [int(token) for token in trained.tokenizer.encode(prompt)]
+        ids = trained.tokenizer.encode(prompt).tolist()
         try:
             chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
         except ValueError as error:

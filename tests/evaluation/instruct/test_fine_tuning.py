@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from evaluation.command_line import FineTuneSettings
 from evaluation.instruct import fine_tuning
-from evaluation.instruct.fine_tuning import encode, fine_tune, make_example, prompt_text, validation_loss
+from evaluation.instruct.fine_tuning import fine_tune, make_example, prompt_text, validation_loss
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records
 from training.parallel.process_group import Ranks
@@ -27,8 +27,8 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
     optimizer = torch.optim.AdamW(theirs.network.parameters(), lr=1e-2, weight_decay=0.1)
     losses = []
     for record in records()[:4]:
-        prompt = encode(theirs, prompt_text(record))
-        tokens = torch.tensor([*prompt, *encode(theirs, record.output), theirs.tokenizer.end_of_text_id])
+        prompt, answer = (theirs.tokenizer.encode(text) for text in (prompt_text(record), record.output))
+        tokens = torch.tensor([*prompt, *answer, theirs.tokenizer.end_of_text_id])
         loss = F.cross_entropy(theirs.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
         losses.append(loss if prompt_loss else loss[len(prompt) - 1 :])
     torch.cat(losses).mean().backward()
