@@ -22,6 +22,14 @@ def evaluate(*arguments: str | Path, ranks: int = 1, environment: dict[str, str]
     return launch.run(ROOT / "evaluate.py", *map(str, arguments), ranks=ranks, environment=environment)
 
 
+def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
+    """Return the one line by which evaluate.py refuses."""
+    done = evaluate(*arguments, "--device", "cpu", ranks=ranks, environment=environment)
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
+    return str(line)
+
+
 def compared(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
     """Return what `evaluate.py compare` prints."""
     done = evaluate("compare", *arguments, environment=environment)

@@ -28,7 +28,6 @@ from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
-VARIANTS = [(tied, bias) for tied in (True, False) for bias in (True, False)]
 
 
 def trained(reference: str) -> Trained:
@@ -42,46 +41,21 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield server
 
 
-@pytest.mark.parametrize(("tied", "bias"), VARIANTS)
-def test_transformers_loads_it_and_speaks_the_same(
-    make_run: Callable[..., Path], tmp_path: Path, *, tied: bool, bias: bool
-) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
-
-    run = make_run(model={"tie_weights": tied, "qkv_bias": bias})
-    assert train(run, "--max-steps", "3").returncode == 0
-    done = evaluate("export", run, tmp_path / "exported")
-    assert done.returncode == 0, done.stderr
-    ours = trained(str(run))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=False).eval()
-    assert type(theirs).__name__ == "GPT2LMHeadModel"
-    assert theirs.dtype == torch.float32
-    tokens = torch.randint(TINY_MODEL["vocab_size"], (3, TINY_MODEL["context_length"]))
-    with torch.no_grad():
-        assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-4
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
-    prompt = [int(token) for token in ours.tokenizer.encode("def ")]
-    assert tokenizer("def ")["input_ids"] == prompt
-    spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-    assert spoken[0, len(prompt) :].tolist() == generate(ours.network, prompt, 12, Sampling(temperature=0))
-    said = pipeline("text-generation", str(tmp_path / "exported"))("def ")  # as much as it likes: the context is short
-    assert said[0]["generated_text"].startswith("def ")
-    back = trained(str(tmp_path / "exported"))  # and home again
-    assert back.network.config.tie_weights == tied
-    with torch.no_grad():
-        assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
+def gpt2(*, tied: bool, bias: bool) -> dict[str, Any]:
+    return {"tie_weights": tied, "qkv_bias": bias}
 
 
 @pytest.mark.parametrize(
     ("options", "name"),
     [
+        *((gpt2(tied=tied, bias=bias), "GPT2LMHeadModel") for tied in (True, False) for bias in (True, False)),
         (NANOCHAT | {"logit_softcap": 15.0}, "NanoChatForCausalLM"),
         pytest.param(SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM", marks=pytest.mark.slow),
         pytest.param(QWEN3, "Qwen3ForCausalLM", marks=pytest.mark.slow),
         pytest.param(ARCEE, "ArceeForCausalLM", marks=pytest.mark.slow),
     ],
 )
-def test_a_modern_run_is_exported_as_its_class_in_either_precision(
+def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_the_same(
     make_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -89,7 +63,9 @@ def test_a_modern_run_is_exported_as_its_class_in_either_precision(
     run = make_run(model=options)
     assert train(run, "--max-steps", "3").returncode == 0
     ours = trained(str(run))
-    prompt = [int(token) for token in ours.tokenizer.encode("def ")]
+    prompt = ours.tokenizer.encode("def ").tolist()
+    tokens = torch.randint(TINY_MODEL["vocab_size"], (3, TINY_MODEL["context_length"]))
+    stored = {}
     for dtype in ("float32", "bfloat16"):
         done = evaluate("export", run, tmp_path / dtype, "--dtype", dtype)
         assert done.returncode == 0, done.stderr
@@ -97,20 +73,22 @@ def test_a_modern_run_is_exported_as_its_class_in_either_precision(
         assert (type(theirs).__name__, theirs.dtype) == (name, getattr(torch, dtype))
         card = (tmp_path / dtype / "README.md").read_text()
         assert f"Face's own `{name}`" in card
-        assert "gpt2" not in card.partition("# ")[0].lower()
-        weights = load_file(tmp_path / dtype / "model.safetensors")
-        assert {value.dtype for value in weights.values()} == {getattr(torch, dtype)}
-        said = pipeline("text-generation", str(tmp_path / dtype))("def ")
+        assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
+        stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
+        assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
+        said = pipeline("text-generation", str(tmp_path / dtype))("def ")  # as much as it likes: the context is short
         assert said[0]["generated_text"].startswith("def ")
         if dtype == "float32":
-            plain = weights
-            tokens = torch.tensor([prompt])
             with torch.no_grad():
                 assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-5
-            spoken = theirs.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)
+            spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
             assert spoken[0, len(prompt) :].tolist() == generate(ours.network, prompt, 12, Sampling(temperature=0))
-    assert all(torch.equal(value, plain[key].bfloat16()) for key, value in weights.items())
+    assert all(torch.equal(value, stored["float32"][key].bfloat16()) for key, value in stored["bfloat16"].items())
     assert AutoTokenizer.from_pretrained(tmp_path / "float32")("def ")["input_ids"] == prompt
+    back = trained(str(tmp_path / "float32"))  # and home again
+    assert back.network.config == ours.network.config
+    with torch.no_grad():
+        assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])

@@ -12,7 +12,7 @@ from evaluation.harness.harness import REQUIREMENT, harness_model
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT, train, write_run
-from tests.evaluation.comparison.stored import evaluate, results, rows_of, write
+from tests.evaluation.comparison.stored import evaluate, refused, results, rows_of, write
 from tests.evaluation.hellaswag.written_items import write_items
 
 pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
@@ -109,20 +109,16 @@ def test_the_model_in_memory_scores_as_the_exported_one(
 
 @pytest.mark.slow
 def test_what_the_harness_cannot_run_is_one_line(trained: Path, tasks: Path) -> None:
-    def refused(*arguments: str | Path, ranks: int = 1) -> str:
-        done = harness(*arguments, "--include-path", tasks, ranks=ranks)
-        assert done.returncode == 1
-        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
-        assert len(said) == 1
-        return said[0]
+    def why(task: str, ranks: int) -> str:
+        return refused("harness", task, trained, "--include-path", tasks, ranks=ranks, environment=OFFLINE)
 
-    assert "task helaswag: unknown to lm-evaluation-harness; did you mean hellaswag" in refused("helaswag", trained)
-    assert "tasks hellaswag: " in refused("hellaswag", trained, ranks=2)  # its data are on the hub
+    assert "task helaswag: unknown to lm-evaluation-harness; did you mean hellaswag" in why("helaswag", 1)
+    assert "tasks hellaswag: " in why("hellaswag", 2)  # its data are on the hub
     long = tasks / "items.jsonl"
     rows = [json.loads(line) for line in long.read_text().splitlines()]
     rows[20]["endings"][1] = "word " * CONTEXT
     long.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert f"an answer is longer than the context, {CONTEXT} tokens" in refused("our_choices", trained, ranks=2)
+    assert f"an answer is longer than the context, {CONTEXT} tokens" in why("our_choices", 2)
 
 
 def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None:

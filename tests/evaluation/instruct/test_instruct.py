@@ -17,7 +17,7 @@ from evaluation.shared.load import ModelLocation, Trained, load, locate
 from evaluation.shared.records import read_answers, read_records
 from tests import launch
 from tests.conftest import ROOT, shared, train
-from tests.evaluation.comparison.stored import evaluate, results
+from tests.evaluation.comparison.stored import evaluate, refused, results
 from tests.evaluation.instruct.instructions import RECORDS, records
 from tokens.tokenizer.tokenizer import load_tokenizer
 
@@ -99,19 +99,11 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
 
 
 def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_path: Path) -> None:
-    run = copied
-
-    def refused(*arguments: str | Path, ranks: int = 1) -> str:
-        done = instruct(run, *arguments, ranks=ranks)
-        assert done.returncode == 1
-        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
-        assert len(said) == 1
-        return said[0]
-
-    assert "got 3 ranks, wanted at most that many" in refused("--data", data, "--batch-size", "2", ranks=3)
-    assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
-    file = ("--data", data, "--output", data / "answers")
-    assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)
+    command = ("instruct", copied, "--data")
+    assert "got 3 ranks, wanted at most that many" in refused(*command, data, "--batch-size", "2", ranks=3)
+    assert "no/such.json: cannot be read" in refused(*command, "no/such.json", ranks=2)
+    file = (data, "--output", data / "answers")
+    assert "answers: cannot be written: Not a directory; pass another --output" in refused(*command, *file)
     for content, message in (
         (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output: missing"),
         (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more"),
@@ -119,9 +111,10 @@ def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_p
     ):
         (tmp_path / "bad.json").write_text(content)
         options = ("--batch-size", "16") if "smaller" in message else ()
-        assert message in refused("--data", tmp_path / "bad.json", *options)
-    assert "MODEL: got run step-00000008, run step-00000008, wanted each once" in refused(run, "--data", data)
-    assert not (run / "evaluations.jsonl").exists()
+        assert message in refused(*command, tmp_path / "bad.json", *options)
+    twice = refused("instruct", copied, copied, "--data", data)
+    assert "MODEL: got run step-00000008, run step-00000008, wanted each once" in twice
+    assert not (copied / "evaluations.jsonl").exists()
 
 
 def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Path) -> None:

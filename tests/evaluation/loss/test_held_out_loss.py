@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import seal_again, shared, train
-from tests.evaluation.comparison.stored import evaluate, results
+from tests.evaluation.comparison.stored import evaluate, refused, results
 from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
@@ -185,26 +186,18 @@ def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
 
 
 def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
-    def refused(*arguments: str | Path, ranks: int = 1) -> str:
-        done = loss(*arguments, ranks=ranks)
-        assert done.returncode == 1
-        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
-        assert len(said) == 1
-        return said[0]
-
-    assert "wanted 99,999,999 tokens to predict after 0" in refused(trained, "--from", "0", "--count", "99999999")
-    assert "no test.safetensors" in refused(trained, "--split", "test")
-    assert "no such directory" in refused(trained, tmp_path / "absent", ranks=2)
+    too_many = ("--from", "0", "--count", "99999999")
+    assert "wanted 99,999,999 tokens to predict after 0" in refused("loss", trained, *too_many)
+    assert "no test.safetensors" in refused("loss", trained, "--split", "test")
+    assert "no such directory" in refused("loss", trained, tmp_path / "absent", ranks=2)
     (tmp_path / "a.txt").write_text("text of another tokenizer " * 100)
     other = (tmp_path / "a.txt", "--output", tmp_path / "gpt2", "--tokenizer", shared("gpt2.tiktoken"))
     assert run(PREPARE, *other).returncode == 0
-    said = refused(trained, "--tokens", tmp_path / "gpt2", "--split", "train")
+    said = refused("loss", trained, "--tokens", tmp_path / "gpt2", "--split", "train")
     assert "its tokens are of tokenizer gpt2.tiktoken, but" in said
-    from safetensors.torch import load_file, save_file
-
     checkpoint = trained / "checkpoints" / "latest"
     weights = load_file(checkpoint / WEIGHTS)
     weights["final_norm.bias"].fill_(torch.nan)
     save_file(weights, checkpoint / WEIGHTS)
     seal_again(checkpoint)
-    assert "its loss is not finite" in refused(trained, "--checkpoint", "latest", "--count", "100", ranks=2)
+    assert "its loss is not finite" in refused("loss", trained, "--checkpoint", "latest", "--count", "100", ranks=2)

@@ -16,7 +16,7 @@ from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
 from tests.conftest import train
-from tests.evaluation.comparison.stored import evaluate
+from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.foreign_files import write_llm_c
 
 
@@ -55,19 +55,12 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
-
-    def refused(*options: str) -> str:
-        done = evaluate("loss", run, "--range", "fineweb-val-10m", "--device", "cpu", *options)
-        assert done.returncode == 1
-        [line] = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
-        return str(line)
-
     write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
-    tokens = ("--tokens", str(tmp_path))
-    assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*tokens)
-    assert "tells split, start and count; leave out --split, --from, --count" in refused(*tokens, "--from", "5")
+    command = ("loss", run, "--range", "fineweb-val-10m", "--tokens", tmp_path)
+    assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*command)
+    assert "tells split, start and count; leave out --split, --from, --count" in refused(*command, "--from", "5")
     (tmp_path / "download.json").write_text(json.dumps({"dataset": "someone/else"}))
-    assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*tokens)
+    assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*command)
 
 
 def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
