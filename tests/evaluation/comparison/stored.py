@@ -30,11 +30,16 @@ def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] 
     return str(line)
 
 
+def said(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
+    """Return what evaluate.py prints that succeeds."""
+    done = evaluate(*arguments, ranks=ranks, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
 def compared(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
     """Return what `evaluate.py compare` prints."""
-    done = evaluate("compare", *arguments, environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return said("compare", *arguments, environment=environment)
 
 
 def rows_of(*homes: Path) -> list[Row]:

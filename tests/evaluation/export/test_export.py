@@ -17,7 +17,7 @@ from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
 from model.generate import Sampling, generate
 from tests.conftest import TINY_MODEL, shared, train
-from tests.evaluation.comparison.stored import evaluate
+from tests.evaluation.comparison.stored import evaluate, said
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
@@ -67,8 +67,7 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
     tokens = torch.randint(TINY_MODEL["vocab_size"], (3, TINY_MODEL["context_length"]))
     stored = {}
     for dtype in ("float32", "bfloat16"):
-        done = evaluate("export", run, tmp_path / dtype, "--dtype", dtype)
-        assert done.returncode == 0, done.stderr
+        said("export", run, tmp_path / dtype, "--dtype", dtype)
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / dtype, trust_remote_code=False).eval()
         assert (type(theirs).__name__, theirs.dtype) == (name, getattr(torch, dtype))
         card = (tmp_path / dtype / "README.md").read_text()
@@ -76,8 +75,8 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
         assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
         stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
         assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
-        said = pipeline("text-generation", str(tmp_path / dtype))("def ")  # as much as it likes: the context is short
-        assert said[0]["generated_text"].startswith("def ")
+        piped = pipeline("text-generation", str(tmp_path / dtype))("def ")  # as much as it likes: the context is short
+        assert piped[0]["generated_text"].startswith("def ")
         if dtype == "float32":
             with torch.no_grad():
                 assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-5
@@ -132,24 +131,18 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
 
 
 def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
-    run = copied
-    nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub, None))
-    assert nobody.returncode == 1
-    assert "no access token of the Hugging Face hub" in nobody.stderr
+    push = ("export", copied, tmp_path / "out", "--push", "owner/model")
+    nobody = evaluate(*push, environment=at_hub(hub, None))
+    assert (nobody.returncode, "no access token of the Hugging Face hub" in nobody.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
-    done = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
-    assert done.returncode == 0, done.stderr
-    assert f"{hub.url}/owner/model" in done.stdout
-    there = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
-    assert there == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    here, asked = (
-        evaluate("smoke", model, "--prompt", "def", environment=at_hub(hub)) for model in (run, "owner/model")
-    )
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.split(":\n", 1)[1] == here.stdout.split(":\n", 1)[1]
-    again = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
-    assert again.returncode == 0, again.stderr  # as after a push that failed
-    other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
+    assert f"{hub.url}/owner/model" in said(*push, environment=at_hub(hub))
+    uploaded = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
+    assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    where = at_hub(hub)
+    here, there = (said("smoke", model, "--prompt", "def", environment=where) for model in (copied, "owner/model"))
+    assert there.split(":\n", 1)[1] == here.split(":\n", 1)[1]
+    said(*push, environment=at_hub(hub))  # again, as after a push that failed
+    other = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert other.returncode == 1
     assert "You don't have the rights" in other.stderr
 

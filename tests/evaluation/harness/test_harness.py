@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from evaluation.harness.harness import REQUIREMENT, harness_model
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT, train, write_run
-from tests.evaluation.comparison.stored import evaluate, refused, results, rows_of, write
+from tests.evaluation.comparison.stored import refused, results, rows_of, said, write
 from tests.evaluation.hellaswag.written_items import write_items
 
 pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
@@ -41,10 +40,6 @@ generation_kwargs: {until: ["."], max_gen_toks: 16, do_sample: true, temperature
 metric_list: [{metric: chrf}]"""
 
 
-def harness(*arguments: str | Path, ranks: int = 1) -> Any:
-    return evaluate("harness", *arguments, "--device", "cpu", ranks=ranks, environment=OFFLINE)
-
-
 @pytest.fixture(scope="module")
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("harness") / "run"
@@ -69,16 +64,15 @@ def tasks(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_finds_the_same_on_any_number_of_ranks(trained: Path, tasks: Path) -> None:
+    command = ("harness", "our_choices,our_rolling,our_spoken", trained, "--include-path", tasks, "--batch-size", "2")
     for ranks in (1, 3):
-        names = "our_choices,our_rolling,our_spoken"
-        done = harness(names, trained, "--include-path", tasks, "--batch-size", "2", ranks=ranks)
-        assert done.returncode == 0, done.stderr
+        done = said(*command, "--device", "cpu", ranks=ranks, environment=OFFLINE)
     first, other = ({**result, "time": ""} for result in results(trained))
     assert first == other  # every bit
     assert first["tasks"]["our_choices"]["sample_len"] == 37
     assert first["tasks"]["our_rolling"]["byte_perplexity"] > 1
     assert first["tasks"]["our_spoken"]["chrf"] > 0
-    line = next(line.split() for line in done.stdout.splitlines() if line.startswith("our_choices"))
+    line = next(line.split() for line in done.splitlines() if line.startswith("our_choices"))
     assert line[:4] == ["our_choices", "37", "acc", f"{first['tasks']['our_choices']['acc']:.4f}"]
 
 
@@ -93,7 +87,7 @@ def test_the_model_in_memory_scores_as_the_exported_one(
     from lm_eval.tasks import TaskManager
 
     exported = tasks.parent / "exported"
-    assert evaluate("export", trained, exported).returncode == 0
+    said("export", trained, exported)
     model = load(locate(str(trained), None), None, torch.device("cpu"))
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     loaded = HFLM(pretrained=str(exported), batch_size=4, device="cpu")  # as its users load it, without code of ours

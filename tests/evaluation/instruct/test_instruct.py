@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +16,13 @@ from evaluation.shared.load import ModelLocation, Trained, load, locate
 from evaluation.shared.records import read_answers, read_records
 from tests import launch
 from tests.conftest import ROOT, shared, train
-from tests.evaluation.comparison.stored import evaluate, refused, results
+from tests.evaluation.comparison.stored import refused, results, said
 from tests.evaluation.instruct.instructions import RECORDS, records
 from tokens.tokenizer.tokenizer import load_tokenizer
 
 
-def instruct(*arguments: str | Path, ranks: int = 1) -> Any:
-    return evaluate("instruct", *arguments, "--device", "cpu", ranks=ranks)
+def instruct(*arguments: str | Path, ranks: int = 1) -> str:
+    return said("instruct", *arguments, "--device", "cpu", ranks=ranks)
 
 
 @pytest.fixture
@@ -51,8 +50,7 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(
     for ranks in (1, 2, 3):
         shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
         done = instruct(run, *options, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        assert "over 2 seeds, mean ± standard deviation: reference loss " in done.stdout
+        assert "over 2 seeds, mean ± standard deviation: reference loss " in done
         found.append({path.name: path.read_text() for path in (run / "answers").iterdir()})
     assert found == [found[0]] * 3
     first, second = (read_answers(path) for path in sorted((run / "answers").iterdir()))
@@ -72,8 +70,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
 
     def kept(*more: str | Path) -> list[bool]:
         done = instruct(run, "--data", data, "--epochs", "1", "--learning-rate", "3e-3", *more)
-        assert done.returncode == 0, done.stderr
-        return ["kept from an earlier session" in line for line in done.stdout.splitlines() if "seed " in line]
+        return ["kept from an earlier session" in line for line in done.splitlines() if "seed " in line]
 
     assert kept() == [False]
     answers = {path: path.read_bytes() for path in (run / "answers").iterdir()}
@@ -94,8 +91,8 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
     assert kept("--weight-decay", "0.2") == [False]  # other settings
     assert kept("--keep-weights", folder) == [False]  # of which the weights are
     (tuned / "fine_tuning.json").unlink()
-    refused = instruct(run, "--data", data, "--epochs", "1", "--keep-weights", folder)
-    assert f"{tuned}: exists, and holds no fine-tuned model; move it away" in refused.stderr
+    why = refused("instruct", run, "--data", data, "--epochs", "1", "--keep-weights", folder)
+    assert f"{tuned}: exists, and holds no fine-tuned model; move it away" in why
 
 
 def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_path: Path) -> None:
@@ -119,8 +116,7 @@ def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_p
 
 def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Path) -> None:
     run = copied
-    done = instruct(run, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
-    assert done.returncode == 0, done.stderr
+    instruct(run, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
     (file,) = (tmp_path / "elsewhere").iterdir()
     home = read_answers(file).home
     assert home is not None

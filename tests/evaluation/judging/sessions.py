@@ -86,6 +86,12 @@ class Sessions:
         """Run evaluate.py to its end, in this process."""
         return run(*self.command(*options, files=files))
 
+    def said(self, *options: str, files: list[Path] | None = None) -> str:
+        """Return what a session prints that succeeds."""
+        done = self.run(*options, files=files)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
     def result(self, number: int = 0) -> Result:
         return result(self.files[number])
 

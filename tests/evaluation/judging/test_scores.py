@@ -1,21 +1,104 @@
-"""Results and comments are kept once, never replaced by less, and compared as the session found them."""
+"""Scores are what the judge said, kept once, never replaced by less, and compared as the session found them."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from evaluation.comparison.compare import compare
-from evaluation.judging.scores import JudgedCandidate, judged_difference
+from evaluation.judging.prompt import make_prompts
+from evaluation.judging.scores import JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.evaluation.comparison.stored import judged, rows_of
-from tests.evaluation.judging.sessions import PROMPTS, Sessions
+from tests.evaluation.judging.sessions import (
+    JUDGE,
+    ORDERS,
+    PROMPTS,
+    QUESTIONS,
+    Result,
+    Sessions,
+    grades,
+    panel,
+    quality,
+    write,
+)
 from tests.judge_server import Judge
+
+
+def test_scores_are_those_that_the_judge_gave(faultless: Result) -> None:
+    good, poor = faultless["candidates"]
+    assert faultless["candidate"] == "good"  # which of them the line is of
+    assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
+    assert (poor["model"], poor["score"]) == ("poor", 42)
+    assert faultless["anchor"] == 95
+    (difference,) = faultless["differences"]
+    assert (difference["a"], difference["b"], difference["value"]) == ("good", "poor", 20)
+    assert difference["low"] == difference["high"] == 20  # the same for every question
+    assert faultless["questions"]["count"] == QUESTIONS
+    assert (faultless["left_out"], faultless["refused"], faultless["orders"]) == (0, 0, ORDERS)
+
+
+def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, sessions: Sessions) -> None:
+    def biased(asked: dict[str, Any]) -> dict[str, int]:
+        return {label: score + (5 if label == "A" else 0) for label, score in quality(asked).items()}
+
+    server.scorer = biased
+    sessions.said("--orders", "2")
+    found = sessions.result()
+    assert abs(found["differences"][0]["value"] - 20) < 1
+    alone = sessions.said(files=sessions.files[:1])
+    assert "\ndifference" not in alone
+    assert [row["model"] for row in sessions.result()["candidates"]] == ["good"]
+
+
+def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
+    more = [
+        write(tmp_path, "good", 64, seed=1),
+        write(tmp_path, "poor", 40, seed=1),
+        write(tmp_path, "poor", 0, seed=2),
+    ]
+    done = sessions.said("--orders", "1", files=[*sessions.files, *more])
+    assert "judged: the first 2 of each model's seeds" in done
+    assert len(server.requests) == 2 * QUESTIONS
+    good, poor = sessions.result()["candidates"]
+    assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
+    assert sessions.result()["seeds"] == 2
+    assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
+    models = panel(2, 4, slots=seeds)
+    prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
+    found = score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
+    assert seeds == 1 or [found.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
+    said = describe(models, found)
+    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
+    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
+    apart = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
+    assert ("not told apart" in describe(models, apart)) == (seeds > 1)
+
+
+def test_what_is_not_judged_counts_for_nobody() -> None:
+    models = panel(2, 4)
+    prompts = make_prompts(models, JUDGE, repeats=2, seed=0)
+    verdicts = [grades(p, *(score - 10 * p.question for score in (80, 30, 95))) for p in prompts]
+    full = score(models, prompts, verdicts)
+    assert [mean.value for mean in full.means] == [65, 15]
+    assert full.anchor == 80
+    without = [
+        None if p.question == 3 or n == 0 else verdict
+        for n, (p, verdict) in enumerate(zip(prompts, verdicts, strict=True))
+    ]
+    assert [mean.value for mean in score(models, prompts, without).means] == [70, 20]
 
 
 def test_a_judgement_adds_one_result_and_no_less_complete_one(server: Judge, sessions: Sessions) -> None:
     for effort in ("low", "none", "low", "none"):
-        done = sessions.run("--effort", effort)
-        assert done.returncode == 0, done.stderr
-    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 0", done.stdout)
+        done = sessions.said("--effort", effort)
+    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 0", done)
     complete = sessions.results.read_text()
     assert len(complete.splitlines()) == 2
     sessions.store.unlink()
@@ -25,9 +108,8 @@ def test_a_judgement_adds_one_result_and_no_less_complete_one(server: Judge, ses
     assert done.returncode == 1
     assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %: the result is not kept" in done.stderr
     server.every = "400"
-    done = sessions.run("--effort", "low", "--allow-left-out", "50")
-    assert done.returncode == 0, done.stderr
-    assert "leaves out 0 prompts, this one 7" in done.stdout
+    done = sessions.said("--effort", "low", "--allow-left-out", "50")
+    assert "leaves out 0 prompts, this one 7" in done
     assert sessions.results.read_text() == complete
 
 
@@ -43,7 +125,7 @@ def test_the_judges_snapshot_and_comments_are_kept(server: Judge, sessions: Sess
     assert text.count("- 95: follows the instruction closely") == PROMPTS
     assert "## 1. Instruction 0" in text
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
-    assert sessions.run("--orders", "2", "--effort", "low").returncode == 0
+    sessions.said("--orders", "2", "--effort", "low")
     assert len(list(sessions.files[0].parent.glob("judged-by-*.md"))) == 2
 
 

@@ -29,8 +29,7 @@ def test_no_fault_loses_or_doubles_a_verdict(
     server: Judge, sessions: Sessions, faultless: Result, faults: list[str]
 ) -> None:
     server.faults = dict(enumerate(faults, 1))
-    done = sessions.run("--concurrency", "15", "--timeout", "0.5", "--effort", "low")
-    assert done.returncode == 0, done.stderr
+    sessions.said("--concurrency", "15", "--timeout", "0.5", "--effort", "low")
     assert sessions.result() == faultless | {"effort": "low"}
     again = {"odd choices", "error in 200", *ANSWERED_AGAIN}
     sessions.check_paid_once(wrong=len(again.intersection(faults)))
@@ -40,9 +39,8 @@ def test_no_fault_loses_or_doubles_a_verdict(
 
 def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, sessions: Sessions) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
-    done = sessions.run("--allow-left-out", "20")
-    assert done.returncode == 0, done.stderr
-    assert "verdicts: 13 of 15, refused: 2" in done.stdout
+    done = sessions.said("--allow-left-out", "20")
+    assert "verdicts: 13 of 15, refused: 2" in done
     found = sessions.result()
     assert (found["left_out"], found["refused"]) == (2, 2)
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
@@ -77,7 +75,7 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     assert "15 verdicts are missing: 500: scripted 500; nothing is lost" in done.stderr
     assert not sessions.results.exists()
     server.every = None
-    assert sessions.run("--retry-wrong").returncode == 0
+    sessions.said("--retry-wrong")
     assert sessions.result() == faultless
     assert server.billed == 8 + PROMPTS
 
@@ -86,13 +84,12 @@ def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
     server: Judge, sessions: Sessions, faultless: Result
 ) -> None:
     server.faults, server.wrong_again = {2: "prose"}, True
-    done = sessions.run()
-    assert done.returncode == 0, done.stderr
-    assert "invalid verdicts only: 1 prompts, which are not paid for again unless --retry-wrong" in done.stdout
+    done = sessions.said()
+    assert "invalid verdicts only: 1 prompts, which are not paid for again unless --retry-wrong" in done
     assert sessions.result()["left_out"] == 1
     assert (sessions.run().returncode, server.billed) == (0, PROMPTS + 1)
     server.wrong_again = False
-    assert sessions.run("--retry-wrong").returncode == 0
+    sessions.said("--retry-wrong")
     assert (sessions.result(), server.billed) == (faultless, PROMPTS + 2)
 
 
@@ -111,13 +108,12 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
     store.write_bytes(content[: last_reply - 20])  # the last reply is torn as well
     asked = len(server.requests)
-    done = sessions.run()
-    assert done.returncode == 0, done.stderr
-    assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done.stdout
+    done = sessions.said()
+    assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done
     assert len(server.requests) - asked == PROMPTS - kept + 1
     assert len(server.replies) == PROMPTS  # what was paid for and lost is repeated, not billed again
     assert sessions.result() == faultless
-    assert printed(done.stdout) >= server.usd(PRICES)
+    assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
     assert len(server.requests) - asked == PROMPTS - kept + 1
@@ -144,11 +140,10 @@ def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     server: Judge, sessions: Sessions, faultless: Result
 ) -> None:
     server.faults = {0: "400", 4: "400"}
-    done = sessions.run("--allow-left-out", "20")
-    assert done.returncode == 0, done.stderr
-    assert "rejected by the server: 2 prompts, such as 'Instruction " in done.stdout
+    done = sessions.said("--allow-left-out", "20")
+    assert "rejected by the server: 2 prompts, such as 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    assert sessions.run().returncode == 0  # they are asked again, as the server may take it now
+    sessions.said()  # they are asked again, as the server may take it now
     assert sessions.result() == faultless
     server.every = "400"
     done = sessions.run("--effort", "high")
@@ -163,7 +158,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
     assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
     assert "verdicts.jsonl: cannot be written" in full.stderr
     assert 0 < len(server.said) < PROMPTS
-    assert sessions.run().returncode == 0
+    sessions.said()
     assert sessions.result() == faultless
     assert len(server.replies) == PROMPTS
 
@@ -174,14 +169,13 @@ def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessio
     failed = ["429", "500", "503", "400"]  # which the API itself says: they count as nothing
     server.idempotent, server.slow_seconds, server.faults = False, 3, dict(enumerate([*faults, *failed]))
     sessions.run(*SILENT, "--timeout", "1")
-    done = sessions.run(*SILENT)
-    assert done.returncode == 0, done.stderr
+    done = sessions.said(*SILENT)
     lost = len(faults)
     assert (server.billed, len(sessions.replies())) == (PROMPTS + lost, PROMPTS)
     assert sessions.unanswered() == set(server.bill) - {reply.asked for reply in sessions.replies()}
-    assert f"for {lost} requests without an answer or count, which may have been billed" in done.stdout
-    assert printed(done.stdout) >= server.usd(PRICES)
-    assert printed(sessions.run(*SILENT).stdout) == printed(done.stdout)
+    assert f"for {lost} requests without an answer or count, which may have been billed" in done
+    assert printed(done) >= server.usd(PRICES)
+    assert printed(sessions.run(*SILENT).stdout) == printed(done)
 
 
 def test_a_server_without_replies_is_asked_eight_times(server: Judge, sessions: Sessions) -> None:
@@ -229,7 +223,7 @@ def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
 
     monkeypatch.setattr(Judgement, "reserve", reserved)
     monkeypatch.setattr(Judgement, "take", taken)
-    assert sessions.run(*SILENT, "--concurrency", "4").returncode == 0
+    sessions.said(*SILENT, "--concurrency", "4")
     assert (most[:2], max(most)) == ([1, 1], 4) or (most[:3], max(most)) == ([1, 1, 2], 4)
 
 
@@ -251,7 +245,7 @@ def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultl
     again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
     assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
     assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
-    assert sessions.run(*silent, "--retry-wrong", "--max-usd", str(estimate * 3)).returncode == 0
+    sessions.said(*silent, "--retry-wrong", "--max-usd", str(estimate * 3))
     assert sessions.result() == faultless | {"effort": "none"}
 
 
@@ -272,9 +266,8 @@ def test_timeouts_and_long_replies_do_not_spend_more_than_allowed(server: Judge,
 
 def test_wrong_counts_of_tokens_never_print_less_than_the_bill(server: Judge, sessions: Sessions) -> None:
     server.faults = dict(enumerate(["more cached than read", *WRONG_USAGES]))
-    done = sessions.run(*SILENT)
-    assert done.returncode == 0, done.stderr
-    assert f"for {len(server.faults)} requests without an answer or count" in done.stdout
-    assert printed(done.stdout) >= server.usd(PRICES)
-    assert printed(sessions.run(*SILENT).stdout) == printed(done.stdout)
+    done = sessions.said(*SILENT)
+    assert f"for {len(server.faults)} requests without an answer or count" in done
+    assert printed(done) >= server.usd(PRICES)
+    assert printed(sessions.run(*SILENT).stdout) == printed(done)
     assert server.billed == PROMPTS

@@ -59,16 +59,15 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     for number, (key, said) in enumerate(direct):
         lines += [{"asked": asked(str(number), key)}, reply(str(number), key, said)]
     sessions.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = sessions.run()
-    assert again.returncode == 0, again.stderr
-    assert f"0 requests, {PROMPTS} already answered" in again.stdout
-    assert "NOTE" not in again.stdout
+    again = sessions.said()
+    assert f"0 requests, {PROMPTS} already answered" in again
+    assert "NOTE" not in again
     assert server.billed == 0
     assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
     most = (1539 * 100 + 680 * 1000) / 1e6
-    assert printed(again.stdout) == pytest.approx((len(direct) + 1) * dollars + 2 * most, abs=1e-4)
-    assert "for 2 requests without an answer or count" in again.stdout
+    assert printed(again) == pytest.approx((len(direct) + 1) * dollars + 2 * most, abs=1e-4)
+    assert "for 2 requests without an answer or count" in again
     price = read_price(sessions.folder / "prices.json", "scripted")
     assert len(cost_of_prompts(read_store(sessions.store).prompts.values(), price).open) == 2
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import seal_again, shared, train
-from tests.evaluation.comparison.stored import evaluate, refused, results
+from tests.evaluation.comparison.stored import refused, results, said
 from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
@@ -27,8 +26,8 @@ from training.checkpoints.directory import WEIGHTS
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
 
 
-def loss(*arguments: str | Path, ranks: int = 1) -> Any:
-    return evaluate("loss", *arguments, "--device", "cpu", ranks=ranks)
+def loss(*arguments: str | Path, ranks: int = 1) -> str:
+    return said("loss", *arguments, "--device", "cpu", ranks=ranks)
 
 
 @pytest.fixture
@@ -41,8 +40,7 @@ def trained(make_run: Callable[..., Path]) -> Path:
 def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, token_files: Path) -> None:
     for ranks in (1, 2, 3):
         done = loss(trained, "--from", "1000", "--count", "20000", ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        assert f"{token_files}: validation, tokens 1,000 to 21,000" in done.stdout
+        assert f"{token_files}: validation, tokens 1,000 to 21,000" in done
     first, *others = ({**result, "time": ""} for result in results(trained))
     assert [first] * 2 == others  # every bit
     model = load(locate(str(trained), None), None, torch.device("cpu"))
@@ -116,8 +114,7 @@ def test_bytes_of_tokens_are_those_of_their_text() -> None:
 
 
 def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Path) -> None:
-    done = loss(trained)
-    assert done.returncode == 0, done.stderr
+    loss(trained)
     length = open_split(token_files, "validation").length
     tokens = open_split(token_files, "validation").read(VALIDATED + 1, length - VALIDATED - 1)
     assert results(trained)[0]["range"] == {
@@ -128,14 +125,12 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
         "count": length - VALIDATED - 2,
         "sha256": hashlib.sha256(tokens.astype(np.uint32).tobytes()).hexdigest(),
     }
-    validated = loss(trained, "--from", "0", "--count", "100")
-    assert validated.returncode == 1
-    assert f"was validated on tokens 0 to {VALIDATED + 1:,} of it; pass another --from" in validated.stderr
-    assert loss(trained, "--from", str(VALIDATED), "--count", "100").returncode == 1
-    assert loss(trained, "--from", str(VALIDATED + 1), "--count", "100").returncode == 0
-    fresh = loss(trained, "--split", "train", "--from", "0", "--count", "100")
-    assert fresh.returncode == 1
-    assert "was trained on tokens 0 to" in fresh.stderr
+    command = ("loss", trained, "--count", "100")
+    validated = f"was validated on tokens 0 to {VALIDATED + 1:,} of it; pass another --from"
+    assert validated in refused(*command, "--from", "0")
+    assert validated in refused(*command, "--from", str(VALIDATED))
+    loss(trained, "--from", str(VALIDATED + 1), "--count", "100")
+    assert "was trained on tokens 0 to" in refused(*command, "--split", "train", "--from", "0")
     assert len(results(trained)) == 2
     state = trained / "checkpoints" / "best" / "state.json"
     values = json.loads(state.read_text())
@@ -143,16 +138,15 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
         values["config"][stream]["sha256"] = []  # as of tokens that were still being written
     state.write_text(json.dumps(values))
     seal_again(state.parent)
-    assert "was validated on tokens 0 to" in loss(trained, "--from", "0", "--count", "100").stderr
-    assert "was trained on tokens 0 to" in loss(trained, "--split", "train", "--from", "0", "--count", "100").stderr
+    assert "was validated on tokens 0 to" in refused(*command, "--from", "0")
+    assert "was trained on tokens 0 to" in refused(*command, "--split", "train", "--from", "0")
 
 
 def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
-    assert evaluate("export", trained, exported).returncode == 0
+    said("export", trained, exported)
     both = loss(trained, exported, "--count", "5000")
-    assert both.returncode == 0, both.stderr
-    _, ours, theirs = both.stdout.splitlines()
+    _, ours, theirs = both.splitlines()
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
@@ -162,8 +156,7 @@ def test_other_programs_token_files_are_measured_as_they_are(trained: Path, toke
     stream = open_split(token_files, "validation")
     write_llm_c(tmp_path / "tiny_val_000000.bin", stream.read(0, stream.length))
     for tokens in (token_files, tmp_path):
-        done = loss(trained, "--tokens", tokens, "--from", "1000", "--count", "3000")
-        assert done.returncode == 0, done.stderr
+        loss(trained, "--tokens", tokens, "--from", "1000", "--count", "3000")
     ours, theirs = results(trained)
     assert ours["range"] | {"tokens": str(tmp_path)} == theirs["range"]
     assert ours["nats_per_token"] == theirs["nats_per_token"]
@@ -181,8 +174,8 @@ def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
     assert train(run).returncode == 0
     write_llm_c(shards / "tiny_train_3.bin", stream.read(0, 2000))
     measured = ("--tokens", shards, "--split", "train", "--count", "100", "--tokenizer", "bytes")
-    assert "was trained on tokens 0 to 257 of it" in loss(run, *measured, "--from", "200").stderr
-    assert loss(run, *measured, "--from", "257").returncode == 0
+    assert "was trained on tokens 0 to 257 of it" in refused("loss", run, *measured, "--from", "200")
+    loss(run, *measured, "--from", "257")
 
 
 def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
