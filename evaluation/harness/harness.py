@@ -52,16 +52,11 @@ def run(command: HarnessCommand) -> None:
         raise BadInput(f'lm-evaluation-harness is not installed ({error}): pip install "{REQUIREMENT}"') from error
     if command.include_path is not None and not command.include_path.is_dir():
         raise BadInput(f"--include-path {command.include_path}: no such directory; wanted one with tasks as YAML files")
-    how = {
-        "lm_eval": lm_eval.__version__,
-        "fewshot": command.fewshot,
-        "limit": command.limit,
-        "batch_size": command.batch_size,
-    }
+    how = {name: getattr(command, name) for name in ("fewshot", "limit", "batch_size")}
 
     def measured(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
         found = measure(trained, command, ranks)
-        return {**how, "tasks": found}, f"\n{describe(found)}"
+        return {"lm_eval": lm_eval.__version__, **how, "tasks": found}, f"\n{describe(found)}"
 
     measure_each(command, "harness", lambda _: None, measured)
 

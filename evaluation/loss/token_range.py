@@ -52,8 +52,11 @@ class Range:
 def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
     """Return the range of a command line, unseen by all models, and its identity. Raises BadInput."""
     if command.name is None:
-        directory = command.tokens or token_directory(places)
-        span = choose_range(directory, command.split or "validation", command.start, command.count, places)
+        recorded = (place.record["token_files"] for place in places if "token_files" in place.record)
+        directory = command.tokens or next(recorded, None)
+        if not isinstance(directory, Path | str):  # several, or none
+            raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
+        span = choose_range(Path(directory), command.split or "validation", command.start, command.count, places)
     elif (command.split, command.start, command.count) != (None, None, None):
         raise BadInput(f"--range {command.name}: tells split, start and count; leave out --split, --from, --count")
     else:
@@ -62,14 +65,6 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
         check_unseen(place, span)
     print(printable(str(span)))
     return span, span.identity()
-
-
-def token_directory(places: list[ModelLocation]) -> Path:
-    """Return the token directory of the first run among models. Raises BadInput where it is not unique."""
-    known = next((place.record["token_files"] for place in places if "token_files" in place.record), None)
-    if not isinstance(known, str):
-        raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
-    return Path(known)
 
 
 def choose_range(

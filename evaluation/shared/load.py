@@ -19,9 +19,9 @@ from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
-from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS, name_of
+from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import read_state
+from training.checkpoints.saved_state import best_name, read_state
 from training.checkpoints.verification import verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
@@ -156,13 +156,12 @@ def _best(directory: Path) -> str:
 
     Raises BadInput where the best one is not on this disk.
     """
-    best, newest, missing = directory / "best", directory / "latest", None
+    best, newest = directory / "best", directory / "latest"
     if best.is_dir():
         return best.name
-    if best.is_symlink():
-        missing = best.readlink().name
-    elif (newest / STATE).is_file() and (step := read_state(newest).position.best_step) is not None:
-        missing = name_of(step)
+    missing = best.readlink().name if best.is_symlink() else None
+    if missing is None and (newest / STATE).is_file():
+        missing = best_name(newest)
     if missing is None or (directory / missing).is_dir():
         return missing or newest.name
     raise BadInput(

@@ -1,5 +1,6 @@
-"""HellaSwag is counted as build-nanogpt counts it, on any number of ranks, from a file as from the hub."""
+"""HellaSwag is counted as build-nanogpt counts it, on any number of ranks; items are read whole, or one is named."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from common.errors import BadInput
+from common.files import sha256
 from evaluation.comparison.compare import compare
-from evaluation.hellaswag.hellaswag import Choice, accuracy, completion
-from evaluation.hellaswag.items import Item
+from evaluation.hellaswag.hellaswag import Choice, Item, accuracy, completion, read_items
 from evaluation.shared.load import load, locate
 from tests.conftest import shared, train, write_run
 from tests.evaluation.comparison.stored import hellaswag as stored
@@ -134,3 +136,42 @@ def test_without_an_item_on_which_two_models_disagree_the_interval_still_has_a_w
     homes = [stored(tmp_path / name, set(range(300))) for name in "ab"]
     told = "HellaSwag, completion: a and b do not differ significantly: 0.0000 [-0.0020, 0.0020] of all items"
     assert told in compare(rows_of(*homes)).statements
+
+
+def test_items_are_those_of_the_file_up_to_a_count(tmp_path: Path) -> None:
+    data = tmp_path / "items.jsonl"
+    rows = write_items(data)
+    found = read_items(str(data), 9)
+    assert [(item.ctx, item.label) for item in found.items] == [(row["ctx"], str(row["label"])) for row in rows[:9]]
+    assert (found.file, found.sha256) == (str(data), sha256(data))
+    table = pyarrow.Table.from_pylist([{**row, "label": str(row["label"])} for row in rows])
+    pyarrow.parquet.write_table(table, tmp_path / "items.parquet")
+    assert read_items(str(tmp_path / "items.parquet"), 9).items == found.items
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([ITEM, '{"ind": 4, '], "line 2: not JSON"),
+        ([ITEM, ITEM | {"endings": ["a", "b", "c"]}], "item 2: endings: got 3, wanted 4 texts"),
+        ([ITEM | {"label": ""}], "item 1: label: got '', wanted 0 to 3; the test split has no labels"),
+        ([ITEM | {"ctx": None}], "item 1: ctx: got None, wanted a string"),
+        ([ITEM | {"ctx": " "}], "item 1: ctx: got ' ', wanted a text"),
+        ([], "holds no items"),
+        ([ITEM] * 4, "--count: got 5, but"),
+    ],
+    ids=["json", "endings", "label", "null", "ctx", "none", "count"],
+)
+def test_items_that_cannot_be_scored_are_named(tmp_path: Path, rows: list[Any], message: str) -> None:
+    data = tmp_path / "items.jsonl"
+    data.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    with pytest.raises(BadInput) as raised:
+        read_items(str(data), 5 if "count" in message else None)
+    assert message in str(raised.value)
+
+
+def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    (tmp_path / "items.parquet").write_bytes(b"PAR1")
+    for name, message in (("items.parquet", "items.parquet: damaged: "), ("a.jsonl", "a.jsonl: no such file; wanted")):
+        with pytest.raises(BadInput, match=message):
+            read_items(str(tmp_path / name), None)
