@@ -103,7 +103,7 @@ COMPLETION = Measure(
 
 def run(command: HellaSwagCommand) -> None:
     """Print and store each model's accuracy."""
-    measure_each(command, "hellaswag", partial(_read, command), _measured)
+    measure_each(command, "hellaswag", partial(_read, command), measure)
 
 
 def read_items(source: str, count: int | None) -> Items:
@@ -124,19 +124,22 @@ def read_items(source: str, count: int | None) -> Items:
     return Items(file=name, sha256=sha256(path), items=items)
 
 
-def measure(trained: Trained, items: list[Item], ranks: Ranks) -> tuple[Accuracy, int]:
-    """Return a model's accuracy, and how many items are longer than its context; call it on every rank.
+def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
+    """Return a model's accuracy, to store and as text; items are cut to the last tokens that its context holds.
 
-    Raises BadInput for likelihoods that are not finite.
+    Call it on every rank. Raises BadInput for likelihoods that are not finite.
     """
     length = trained.network.config.context_length
-    choices = [choice for item in items for choice in completion(item, trained.tokenizer)]
-    cut = {index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1}
-    choices = [fitted(choice, length) for choice in choices]
+    choices = [choice for item in data.items for choice in completion(item, trained.tokenizer)]
+    cut = len({index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1})
+    choices = [Choice(choice.tokens[-(length + 1) :], min(choice.scored, length)) for choice in choices]
     likelihoods = log_likelihoods(trained, choices, ranks)
     if not np.isfinite(likelihoods).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    return accuracy(likelihoods, choices, [int(item.label) for item in items]), len(cut)
+    found = accuracy(likelihoods, choices, [int(item.label) for item in data.items])
+    source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
+    told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
+    return {"data": source, **counts, "completion": attrs.asdict(found)}, told
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
@@ -144,13 +147,6 @@ def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
     context = tokenizer.encode(item.ctx)
     endings = [tokenizer.encode(f" {ending}") for ending in item.endings]
     return [Choice(np.concatenate([context, ending]), len(ending)) for ending in endings]
-
-
-def fitted(choice: Choice, context_length: int) -> Choice:
-    """Return a choice cut to the last tokens that the context holds."""
-    return attrs.evolve(
-        choice, tokens=choice.tokens[-(context_length + 1) :], scored=min(choice.scored, context_length)
-    )
 
 
 def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np.ndarray:
@@ -202,13 +198,6 @@ def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
     print(printable(f"{data.file}: {len(data.items):,} items"))
     print("GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042, by build-nanogpt's hellaswag.py")
     return data
-
-
-def _measured(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
-    found, cut = measure(trained, data.items, ranks)
-    source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
-    told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
-    return {"data": source, **counts, "completion": attrs.asdict(found)}, told
 
 
 def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:

@@ -62,14 +62,15 @@ class HeldOutLoss:
 
 def run(command: LossCommand) -> None:
     """Print and store each model's loss on a range of tokens."""
-    measure_each(command, "loss", partial(choose, command), _measured)
+    measure_each(command, "loss", partial(choose, command), measure)
 
 
-def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
-    """Return the model's loss on a range; call it on every rank.
+def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
+    """Return the model's loss on a range of that identity, to store and as text; call it on every rank.
 
     Raises BadInput for tokens of another tokenizer, and for a loss that is not finite.
     """
+    span, identity = chosen
     stream = open_split(span.directory, span.split)
     _check_tokenizer(trained, stream, span)
     targets = stream.read(span.start + 1, span.count)
@@ -78,7 +79,8 @@ def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
     losses = token_losses(trained, stream, span, ranks)
     if not np.isfinite(losses).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    return summary(losses, targets, trained.tokenizer)
+    result = summary(losses, targets, trained.tokenizer)
+    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
 
 def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
@@ -135,12 +137,6 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
     for token, number in tokenizer.ranks().items():
         lengths[number] = len(token)
     return lengths
-
-
-def _measured(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
-    span, identity = chosen
-    result = measure(trained, span, ranks)
-    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:
