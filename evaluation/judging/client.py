@@ -86,18 +86,31 @@ class Asker:
         self._slots, self._at_once = asyncio.Semaphore(1), 1
 
     async def ask(self) -> None:
-        """Send what is outstanding. `judgement.fatal` takes errors."""
+        """Send what is outstanding. `judgement.fatal` takes errors, `judgement.interrupted` a signal.
+
+        The first SIGINT, SIGTERM or SIGHUP stops sending, the second waiting.
+        """
         judgement, before = self._judgement, -1
-        async with self._client:
-            while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
-                before = len(judgement.store.replies)
-                judgement.over_budget = None  # replies have made room since
-                with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
-                    waiting = iter(prompts)
-                    workers = min(self._options.concurrency, len(prompts))
-                    await asyncio.gather(*(self._work(waiting, bar) for _ in range(workers)))
-                if judgement.over_budget is None:
-                    return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, asyncio.current_task())
+        with suppress(asyncio.CancelledError):
+            async with self._client:
+                while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
+                    before = len(judgement.store.replies)
+                    judgement.over_budget = None  # replies have made room since
+                    with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
+                        waiting = iter(prompts)
+                        workers = min(self._options.concurrency, len(prompts))
+                        await asyncio.gather(*(self._work(waiting, bar) for _ in range(workers)))
+                    if judgement.over_budget is None:
+                        return
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        if self._judgement.interrupted.is_set():
+            task.cancel()
+            return
+        self._judgement.interrupted.set()
+        print("stopping: waiting for requests in flight; press Ctrl-C again to abandon them", file=sys.stderr)
 
     async def _work(self, waiting: Iterator[Prompt], bar: tqdm) -> None:
         for prompt in waiting:
@@ -158,27 +171,6 @@ class Asker:
 
     def _hidden(self, text: str) -> str:
         return text.replace(self._key, "[secret]") if self._key else text
-
-
-async def ask(judgement: Judgement, key: str) -> None:
-    """Send what is outstanding. `judgement.fatal` takes errors, `judgement.interrupted` a signal.
-
-    The first SIGINT, SIGTERM or SIGHUP stops sending, the second waiting.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop() -> None:
-        if judgement.interrupted.is_set():
-            task.cancel()
-            return
-        judgement.interrupted.set()
-        print("stopping: waiting for requests in flight; press Ctrl-C again to abandon them", file=sys.stderr)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    with suppress(asyncio.CancelledError):
-        await Asker(judgement, key).ask()
 
 
 def read_reply(asked: Asked, body: Any) -> Reply:

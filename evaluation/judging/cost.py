@@ -5,7 +5,6 @@ Prices are dollars per million tokens, from a dated JSON file that people edit.
 
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from common.errors import BadInput, nearest
 from common.json_files import read_json
 from common.structure import structured
 from evaluation.judging.prompt import Judge
-from evaluation.judging.store import PromptHistory, Usage
+from evaluation.judging.store import Usage
 
 PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
@@ -94,16 +93,6 @@ def read_price(path: Path, model: str) -> Price:
 def money(usd: float) -> str:
     """Return dollars as text, rounded up: no printed cost is below the bill."""
     return f"${math.ceil(usd * 1e4 - 1e-6) / 1e4:.4f}"
-
-
-def cost_of_prompts(histories: Iterable[PromptHistory], price: Price) -> JudgeCost:
-    """Return the cost of all requests of some prompts; those without an outcome or a count count at their most."""
-    counted, open = 0.0, []
-    for history in histories:
-        uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
-        open += [price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
-        counted += sum(price.of(reply.usage) for reply in history.replies if reply.usage is not None)
-    return JudgeCost(counted, open)
 
 
 def most_output(answers: int, judge: Judge) -> int:

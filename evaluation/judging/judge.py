@@ -41,9 +41,9 @@ def run(command: JudgeCommand) -> int:
             print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
         print(judgement.plan(), flush=True)
         if judgement.outstanding():
-            from evaluation.judging.client import ask  # imports openai
+            from evaluation.judging.client import Asker  # imports openai
 
-            asyncio.run(ask(judgement, key))
+            asyncio.run(Asker(judgement, key).ask())
         if judgement.interrupted.is_set():
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
             print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")

@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from evaluation.command_line import JudgeCommand
-from evaluation.judging.cost import JudgeCost, Price, cost_of_prompts, expected_usage, money, most_output
+from evaluation.judging.cost import JudgeCost, Price, expected_usage, money, most_output
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts, request_body
 from evaluation.judging.store import Asked, PromptHistory, Reply, StoreLine, Usage, VerdictStore
@@ -58,8 +58,13 @@ class Judgement:
 
     @property
     def cost(self) -> JudgeCost:
-        """Cost of all sessions of this judgement."""
-        return cost_of_prompts((self.store.prompts[key] for key in self.by_key), self.price)
+        """Cost of all sessions of this judgement; requests without an outcome or a count count at their most."""
+        counted, open = 0.0, []
+        for history in map(self.history, self.by_key.values()):
+            uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
+            open += [self.price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
+            counted += sum(self.price.of(reply.usage) for reply in history.replies if reply.usage is not None)
+        return JudgeCost(counted, open)
 
     def history(self, prompt: Prompt) -> PromptHistory:
         return self.store.prompts[prompt.key]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evaluation.judging.cost import cost_of_prompts, read_price
 from evaluation.judging.panel import read_panel
 from evaluation.judging.prompt import Judge as WhoIsAsked
 from evaluation.judging.prompt import make_prompts
@@ -68,8 +67,6 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again) == pytest.approx((len(direct) + 1) * dollars + 2 * most, abs=1e-4)
     assert "for 2 requests without an answer or count" in again
-    price = read_price(sessions.folder / "prices.json", "scripted")
-    assert len(cost_of_prompts(read_store(sessions.store).prompts.values(), price).open) == 2
 
 
 def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
