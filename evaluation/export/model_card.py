@@ -6,7 +6,7 @@ from pathlib import Path
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measure import perplexity
 from evaluation.shared.run_cost import cost_of
-from model.config import ModelConfig, rows
+from model.config import rows
 from model.counts import parameter_count
 from model.stock import stock_class
 from tokens.hub.download import hub_name
@@ -49,15 +49,18 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     """Return the card with its front matter for the hub. `name`: OWNER/NAME or a folder's."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    stock = stock_class(trained.network.config)
+    config = trained.network.config
+    stock = stock_class(config)
     data = ModelCardData(
         license=license_name,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=[stock.config["model_type"], "lockstep"],
     )
+    tokenizer = f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
+    shape = [fact for row in rows(type(config)).values() if (fact := row.card and row.card(config, stock.model_type))]
     sections = [
-        ("Model", "", [*_shape(trained, trained.network.config, stock.model_type), ("weights", DTYPES[dtype])]),
+        ("Model", "", [("tokenizer", tokenizer), *shape, ("weights", DTYPES[dtype])]),
         ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(
@@ -66,17 +69,10 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
         title=name.rpartition("/")[2],
         name=name,
         stock=stock,
-        parameters=f"{parameter_count(trained.network.config):,}",
+        parameters=f"{parameter_count(config):,}",
         sections=sections,
     )
     return str(card)
-
-
-def _shape(trained: Trained, config: ModelConfig, stock: str) -> Iterator[tuple[str, str]]:
-    yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
-    for row in rows(type(config)).values():
-        if fact := row.card and row.card(config, stock):
-            yield fact
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:

@@ -89,7 +89,11 @@ def run(command: InstructCommand) -> None:
             if not is_newest(place.home, place.title, "instruct", values):
                 append_result(place.home, place.title, "instruct", values)
             if len(tuned) > 1:
-                print(f"  {describe_summary(values)}")
+                means = [
+                    f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
+                    for name in ("reference_loss", "chrf")
+                ]
+                print(f"  over {len(tuned)} seeds, mean ± standard deviation: {', '.join(means)}")
     stop()
 
 
@@ -162,26 +166,16 @@ def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneS
     }
 
 
-def describe_summary(summary: dict[str, Any]) -> str:
-    """Return means and spreads as text."""
-    parts = [
-        f"{name.replace('_', ' ')} {plus_minus(summary[name]['value'], summary[name]['spread'], 4)}"
-        for name in ("reference_loss", "chrf")
-    ]
-    return f"over {len(summary['seeds'])} seeds, mean ± standard deviation: {', '.join(parts)}"
-
-
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
     """Return the model's greedy answers, and its loss on the reference answers; ranks share the records.
 
     Afterwards the model is laid out for generation.
     """
-    losses = share(
-        ranks,
-        records,
-        lambda record: float(answer_losses(trained.network, make_example(trained, record)).mean()),
-        "record",
-    )
+
+    def reference_loss(record: Record) -> float:
+        return float(answer_losses(trained.network, make_example(trained, record)).mean())
+
+    losses = share(ranks, records, reference_loss, "record")
     lay_out_for_generation(trained.network)
     context = trained.network.config.context_length
     longest = min(settings.longest_answer, max(1, context // 2))
