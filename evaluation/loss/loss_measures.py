@@ -25,24 +25,16 @@ class NamedRange:
     split: str
     start: int
     count: int
-    validates: bool  # whether runs are meant to validate on it, and publish that loss
-
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that a stored result of it has."""
-        return {"dataset": self.dataset, "split": self.split, "start": self.start, "count": self.count}
 
 
 NAMED_RANGES: dict[RangeName, NamedRange] = {
     # The records of KellerJordan/modded-nanogpt are validated on it, in the tables of its README.
-    "fineweb-val-10m": NamedRange(
-        dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760, validates=True
-    ),
+    "fineweb-val-10m": NamedRange(dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760),
     # gpjt/ddp-base-model-from-scratch compares its models on it.
-    "gpjt-test": NamedRange(
-        dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800, validates=False
-    ),
+    "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-GPJT_RANGE = NAMED_RANGES["gpjt-test"].identity()
+VALIDATION_RANGES = ("fineweb-val-10m",)  # that runs are meant to validate on, and publish that loss
+GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # as stored results have it
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ import attrs
 from common.errors import BadInput, printable
 from common.files import sha256
 from evaluation.command_line import LossCommand, RangeName
-from evaluation.loss.loss_measures import NAMED_RANGES
+from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
@@ -115,7 +115,7 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
     """
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
-            if how == "validated" and span.name is not None and NAMED_RANGES[span.name].validates:
+            if how == "validated" and span.name in VALIDATION_RANGES:
                 print(printable(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
             raise BadInput(

@@ -47,7 +47,7 @@ def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
     span = token_range.choose_named("fineweb-val-10m", None, [])
     assert asked == [(named.dataset, 0)]  # nothing to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
-    assert named.identity().items() <= span.identity().items()
+    assert attrs.asdict(named).items() <= span.identity().items()
 
 
 def test_a_directory_that_does_not_hold_the_range_is_refused(
