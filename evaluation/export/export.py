@@ -97,10 +97,8 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
             raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-        files: dict[str, Path | bytes] = {
-            path.name: path for path in sorted(directory.iterdir()) if path.name not in OURS
-        }
-        upload(api, repository, files, "model", "A model trained by Lockstep")
+        paths = [path for path in sorted(directory.iterdir()) if path.name not in OURS]
+        upload(api, repository, {path.name: path for path in paths}, "model", "A model trained by Lockstep")
     return str(url)
 
 
@@ -140,10 +138,13 @@ def _partial_directory(directory: Path) -> Iterator[Path]:
             lock(descriptor, partial, overtaken)
             if not _is_there(partial, descriptor):
                 raise BadInput(overtaken)  # and has renamed it before it was locked here
-            stack.callback(lambda: _is_there(partial, descriptor) and shutil.rmtree(partial, ignore_errors=True))
-            for left in partial.iterdir():  # by an export that was killed
-                left.unlink()
-            yield partial
+            try:
+                for left in partial.iterdir():  # by an export that was killed
+                    left.unlink()
+                yield partial
+            finally:
+                if _is_there(partial, descriptor):
+                    shutil.rmtree(partial, ignore_errors=True)
     except SafetensorError as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
 

@@ -90,9 +90,10 @@ class Asker:
 
         The first SIGINT, SIGTERM or SIGHUP stops sending, the second waiting.
         """
-        judgement, before = self._judgement, -1
+        judgement, before, task = self._judgement, -1, asyncio.current_task()
+        assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop, asyncio.current_task())
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, task)
         with suppress(asyncio.CancelledError):
             async with self._client:
                 while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
