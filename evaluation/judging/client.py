@@ -139,7 +139,7 @@ class Asker:
                 self._slots.release()
 
     async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:
-        """Return the reply to a request, or why there is none; None: nothing more is to be sent."""
+        """Return the reply to a request, or its failure; None: nothing more is to be sent."""
         judgement = self._judgement
         asked, body = judgement.request(prompt)
         # A server that knows this header answers a repeated request with the reply that it has billed already.

@@ -31,7 +31,7 @@ def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] 
 
 
 def said(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
-    """Return what evaluate.py prints that succeeds."""
+    """Return the output of a command of evaluate.py that succeeds."""
     done = evaluate(*arguments, ranks=ranks, environment=environment)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)

@@ -87,7 +87,7 @@ class Sessions:
         return run(*self.command(*options, files=files))
 
     def said(self, *options: str, files: list[Path] | None = None) -> str:
-        """Return what a session prints that succeeds."""
+        """Return the output of a session that succeeds."""
         done = self.run(*options, files=files)
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
