@@ -42,7 +42,6 @@ COMMENT = "follows the instruction closely, but one of the facts that it names i
 class Billed:
     """One request, as billed."""
 
-    key: str
     input: int
     cached: int
     output: int
@@ -96,7 +95,7 @@ class Judge:
         (of_model,) = prices["usd_per_million_tokens"].values()
         return sum(one.usd(of_model) for one in self.bill.values())
 
-    def reply(self, asking: dict[str, Any], fault: str | None, id: str, key: str) -> dict[str, Any]:
+    def reply(self, asking: dict[str, Any], fault: str | None, id: str) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
         scores = self.scorer(json.loads(asking["messages"][1]["content"]))
         grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
@@ -109,7 +108,7 @@ class Judge:
         if cut:
             text, said = text[: len(text) // 2], min(said, limit)
         with self.lock:
-            self.bill[id] = Billed(key=key, input=read, cached=read // 2, output=said)
+            self.bill[id] = Billed(input=read, cached=read // 2, output=said)
         usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
         usage["prompt_tokens_details"] = {"cached_tokens": 10 * read if fault == "more cached than read" else read // 2}
         usage = WRONG_USAGES.get(fault or "", usage)
@@ -160,8 +159,7 @@ class Handler(QuietHandler):
     def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:
         assert "temperature" not in body and "seed" not in body
         key, id = self.headers["Idempotency-Key"], self.headers["X-Client-Request-Id"]
-        prompt = key.partition("-")[0]
-        fault = judge.fault_of(prompt, body)
+        fault = judge.fault_of(key.partition("-")[0], body)
         if fault in API_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
             return self.send_content(json.dumps(error).encode(), int(fault), {"Retry-After": judge.retry_after})
@@ -172,7 +170,7 @@ class Handler(QuietHandler):
             return self.drop()
         kept = key if judge.idempotent else id
         if kept not in judge.replies:
-            judge.replies[kept] = judge.reply(body, fault, id, prompt)
+            judge.replies[kept] = judge.reply(body, fault, id)
         if fault == "slow":
             judge.released.wait(judge.slow_seconds)
         if fault == "billed and dropped":
