@@ -27,7 +27,7 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
     optimizer = torch.optim.AdamW(theirs.network.parameters(), lr=1e-2, weight_decay=0.1)
     losses = []
     for record in records()[:4]:
-        prompt, answer = (theirs.tokenizer.encode(text) for text in (prompt_text(record), record.output))
+        prompt, answer = (theirs.tokenizer.encode(text).tolist() for text in (prompt_text(record), record.output))
         tokens = torch.tensor([*prompt, *answer, theirs.tokenizer.end_of_text_id])
         loss = F.cross_entropy(theirs.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
         losses.append(loss if prompt_loss else loss[len(prompt) - 1 :])
