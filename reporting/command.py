@@ -103,24 +103,20 @@ class ReportCommand:
             advance(last=True)
 
     def _write(self) -> None:
-        from reporting.samples.sample_recording import lacks_samples
-
-        if not self.no_samples and any(map(lacks_samples, self.runs)):
-            self._draw(record=False)  # what is known: to record the samples of a large model takes minutes
-        notes = self._draw(record=not self.no_samples)
-        print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
-
-    def _draw(self, *, record: bool) -> list[str]:
-        """Write the page; return notes."""
+        """Write the page, first with what is known: to record the samples of a large model takes minutes."""
         from reporting.report_page import report_page, write_report
         from reporting.run_history import read_history, run_names
+        from reporting.samples.sample_recording import lacks_samples
         from reporting.samples.sample_sections import sample_sections
 
-        named = zip(self.runs, run_names(self.runs), strict=True)
-        histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
-        sections, notes = sample_sections(self.runs, record=record)
-        write_report(self._file, report_page(self.runs, histories, sections))
-        return [note for history in histories for note in history.notes] + notes
+        lacking = not self.no_samples and any(map(lacks_samples, self.runs))
+        for record in (False, True) if lacking else (not self.no_samples,):
+            named = zip(self.runs, run_names(self.runs), strict=True)
+            histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
+            sections, notes = sample_sections(self.runs, record=record)
+            write_report(self._file, report_page(self.runs, histories, sections))
+        notes = [note for history in histories for note in history.notes] + notes
+        print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
 
 
 def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float) -> None:
@@ -150,16 +146,9 @@ def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float)
 
 def _version(run: Path) -> list[object]:
     """Return a value that changes when a run has something new to report."""
+    from tokens.format.token_file import version_of
     from training.checkpoints.directory import checkpoints_of, steps_in
     from training.supervision.exit_record import EXIT_FILE
     from training.telemetry.metrics_log import EVALUATIONS, METRICS
 
-    return [*(_size(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]
-
-
-def _size(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_size, found.st_mtime_ns
+    return [*(version_of(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]

@@ -1,23 +1,27 @@
-"""Page of a report: one HTML file that opens anywhere, without network, server or script."""
+"""Page of a report: one HTML file that opens anywhere, without network, server or script; facts of runs for people."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from common.clock import utc_now
 from common.errors import BadInput
 from common.files import replace_file, writing
 from common.web_page import render
 from reporting.run_charts import charted_axes, legend
-from reporting.run_facts import differing_settings, facts, headline, recipe, time_text
 from reporting.run_history import RunHistory
 from training.checkpoints.directory import checkpoints_of, steps_in
+from training.checkpoints.run_record import describe_changes
+from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
 
 
@@ -47,7 +51,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 def write_report(file: Path, page: str) -> None:
     """Write a page atomically; text that is not Unicode, such as a name of bytes, is escaped. Raises BadInput."""
     with writing(file):
-        replace_file(file, page.encode(errors="backslashreplace"))
+        replace_file(file, page)
 
 
 def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
@@ -61,6 +65,86 @@ def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
         if seconds:
             usd = "" if paid is None else f"${paid * seconds / total:,.{2 if paid >= 1 else 4}f}"
             yield name, time_text(seconds), usd, max(0.0, seconds) / positive
+
+
+def headline(history: RunHistory) -> list[str]:
+    """Return state, step, losses, tokens, time and dollars of a run."""
+    steps = None if history.record is None else history.record.steps
+    parts = [history.state, f"step {history.step:,}" + ("" if steps is None else f" of {steps:,}")]
+    for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
+        if name in history.curves:
+            parts.append(f"{text} {history.curves[name].last:.4f}")
+    tokens = history.axes["tokens"].last if history.step else 0
+    parts += [f"{tokens:,.0f} tokens", time_text(history.hours * 3600)]
+    return parts + ([] if history.usd is None else [f"${history.usd:,.2f}"])
+
+
+def facts(history: RunHistory) -> Iterator[Fact]:
+    """Yield network, data, machine and price of a run. Unknown facts are left out."""
+    from model.counts import parameter_count
+    from model.stock import stock_class
+
+    model, record, job = history.model, history.record, history.job
+    shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
+    yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
+    if history.train.get("require_stock_class"):
+        yield "class of transformers", stock_class(model, history.name).name
+    if record is None:
+        return
+    if record.initial_weights is not None:
+        yield "initial weights", record.initial_weights.source
+    yield from (("settings", change) for change in describe_changes(record.changes))
+    for source in record.sources or []:
+        tokens, epochs = source["tokens"], source["epochs"]
+        yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned, {epochs:.3g} epochs"
+    if job.tokenizer is not None:
+        yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
+    if job.environment.device is not None:
+        yield "machine", f"{job.environment.world_size} x {job.environment.device}"
+        yield "software", f"torch {job.environment.packages.get('torch')}, Python {job.environment.python}"
+    yield "numerics", f"{record.numerics.get('precision')}, determinism {record.numerics['determinism']}"
+    if record.git_commit:
+        yield "commit", record.git_commit
+    if job.price_per_hour is not None:
+        yield "price", f"${job.price_per_hour:,.2f} an hour"
+
+
+def recipe(history: RunHistory) -> list[Fact]:
+    """Return the keys of model.json and train.json that differ from their defaults, plumbing left out."""
+    chosen = []
+    for name, value in _settings(history).items():
+        section, _, key = name.partition(".")
+        if key not in PLUMBING_KEYS and value != KEYS[section][key].default:
+            chosen.append((name, shown(value)))
+    return chosen
+
+
+def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
+    """Return settings that differ between runs, of files, machine and software: name, plumbing, value in each run.
+
+    Plumbing changes no result by more than rounding.
+    """
+    every = [_settings(history) | _resolved(history) for history in histories]
+    found = []
+    for name in dict.fromkeys(name for values in every for name in values):
+        values = [shown(one[name]) if name in one else "unknown" for one in every]
+        if len(set(values)) > 1:
+            found.append((name, name.partition(".")[2] in PLUMBING_KEYS, values))
+    return found
+
+
+def time_text(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.2f} h"
+
+
+def shown(value: Any) -> str:
+    """Return a setting as it is written in JSON, in short."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
@@ -79,3 +163,32 @@ def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
     except BadInput as error:
         return None, " ".join(filter(None, [f"No comparison: {error}.", advice]))
     return compared, advice and f"No evaluations of {len(missing)} of {len(runs)} runs. {advice}"
+
+
+def _settings(history: RunHistory) -> dict[str, Any]:
+    """Return the settings of the run by the names of their keys."""
+    stored = {"model": attrs.asdict(history.model), "train": history.train}
+    return {
+        f"{section}.{key}": stored[section].get(key, definition.default)
+        for section, known in KEYS.items()
+        for key, definition in known.items()
+    }
+
+
+def _resolved(history: RunHistory) -> dict[str, Any]:
+    record, job = history.record, history.job
+    if record is None:
+        return {}
+    files = [str(sha256) for stream in record.train_streams for sha256 in stream.sha256]
+    found = {
+        "world size": record.world_size,
+        "steps": record.steps,
+        "commit": record.git_commit,
+        "device": job.environment.device,
+        "torch": job.environment.packages.get("torch"),
+        "tokenizer": None if job.tokenizer is None else job.tokenizer.name,
+        "token files": ", ".join(files) or None,
+        **{f"resolved {key}": value for key, value in record.numerics.items()},
+        "changes": "; ".join(describe_changes(record.changes)) or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

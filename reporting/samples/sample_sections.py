@@ -1,20 +1,36 @@
-"""Sections of a report on checkpoints: continuations of prompts, and log-probabilities of a held-out text."""
+"""Sections of a report on checkpoints: continuations of prompts, and the heat map of a held-out text.
 
+The heat map has the log-probability of each token, of one checkpoint and against another.
+"""
+
+import math
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.web_page import render
 from reporting.run_history import run_names
-from reporting.samples.heat_map import heat_map
-from reporting.samples.sample_log import CheckpointSample, read_counted_samples, spaced
+from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_counted_samples, spaced
 from reporting.samples.sample_recording import record_samples
+from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
+MOST_LISTED = 40  # checkpoints whose means are listed, of all runs together
+# Lower bounds of the colours, in nats: of a negative log-probability, and of a difference either way.
+NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
+# Why a run is left out.
+NOT_RECORDED = "no log-probabilities are recorded for it"
+OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context"
+NAMED = {"\n": "↵\n", "\t": "⇥\t", "\r": "␍", " ": " "}
+
+Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # with its label
+Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicted, or not finite
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, Markup], list[str]]":
@@ -35,19 +51,109 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, M
 
 def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
     """Return the continuations of named runs as HTML, by prompt; None where there are none."""
-    rows = []
-    for name, samples in runs:
-        said = [sample for sample in samples if sample.said]
-        for sample in spaced(said, max(2, MOST_SHOWN // len(runs))):
-            rows.append((f"{name}, step {sample.step:,}" if len(runs) > 1 else f"step {sample.step:,}", sample))
+    said = [_labelled(name, [sample for sample in samples if sample.said], len(runs)) for name, samples in runs]
+    rows = [row for of_run in said for row in spaced(of_run, max(2, MOST_SHOWN // len(runs)))]
     if not rows:
         return None
-    prompts = list(dict.fromkeys(one.prompt for _, sample in rows for one in sample.said))
-    shown = [
-        (prompt, [(label, [one for one in sample.said if one.prompt == prompt]) for label, sample in rows])
-        for prompt in prompts
-    ]
-    problems = [(name, sample) for name, samples in runs for sample in samples if sample.problem]
-    count = sum(len(samples) for _, samples in runs)
-    template = "reporting/templates/gallery.html"
-    return render(template, prompts=shown, problems=problems, count=count, shown=len(rows))
+    return render(
+        "reporting/templates/gallery.html",
+        prompts=list(dict.fromkeys(one.prompt for _, sample in rows for one in sample.said)),
+        rows=rows,
+        problems=[(name, sample) for name, samples in runs for sample in samples if sample.problem],
+        count=sum(len(samples) for _, samples in runs),
+    )
+
+
+def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
+    """Return the heat map of named runs as HTML; None where there is nothing to show.
+
+    Two views: the last checkpoint of the first run that has a text, and its difference from the first checkpoint, or
+    that of a second run on the same text from it. A line names the runs that are left out, and why.
+    """
+    usable = {name: [sample for sample in samples if sample.log_probabilities] for name, samples in runs}
+    text = next((samples[-1].held_out for samples in usable.values() if samples), None)
+    if text is None:
+        return None
+    same = {name: [one for one in samples if _is_same(one.held_out, text)] for name, samples in usable.items()}
+    first, *others = [_labelled(name, samples, len(runs)) for name, samples in same.items() if samples]
+    views = [(first[-1][0], _values(first[-1]))]
+    if others or len(first) > 1:
+        views.append(_difference(others[0][-1], first[-1]) if others else _difference(first[-1], first[0]))
+    return render(
+        "reporting/templates/heat_map.html",
+        text=text,
+        labels=[label for label, _ in views],
+        cells=[_cell(text, at, [values[at] for _, values in views]) for at in range(len(text.ids))],
+        left_out=[(name, OTHER_TEXT if usable[name] else NOT_RECORDED) for name in same if not same[name]],
+        legend=[(bound, math.exp(-bound)) for bound in NATS],
+        difference_nats=DIFFERENCE_NATS,
+        means=[
+            (label, sample.mean_nats)
+            for of_run in (first, *others)
+            for label, sample in spaced(of_run, max(2, MOST_LISTED // len(runs)))
+        ],
+    )
+
+
+def token_text(token: str) -> tuple[str, str]:
+    """Return a token, given as bytes in Latin-1, for people; and "text", "space", "bytes" (no UTF-8) or "end"."""
+    content = token.encode("latin-1")
+    if not content:
+        return END_OF_TEXT, "end"
+    try:
+        shown = "".join(map(_visible, content.decode()))
+    except UnicodeDecodeError:
+        return content.hex(" ").upper(), "bytes"
+    return (shown, "text") if content.decode().strip() else (shown.replace(" ", "·"), "space")
+
+
+def _labelled(name: str, samples: Sequence[CheckpointSample], runs: int) -> list[Checkpoint]:
+    return [(f"{name}, step {sample.step:,}" if runs > 1 else f"step {sample.step:,}", sample) for sample in samples]
+
+
+def _is_same(one: HeldOutText | None, other: HeldOutText) -> bool:
+    """Tell whether checkpoints predicted the same tokens, each from as many before it."""
+    return one is not None and (one.ids, one.tokens, one.window) == (other.ids, other.tokens, other.window)
+
+
+def _values(checkpoint: Checkpoint) -> Values:
+    return [None, *(checkpoint[1].log_probabilities or [])]  # nothing predicts the first token
+
+
+def _difference(one: Checkpoint, other: Checkpoint) -> tuple[str, Values]:
+    pairs = zip(_values(one), _values(other), strict=True)
+    values = [None if a is None or b is None else a - b for a, b in pairs]
+    return f"{one[0]} against {other[0]}", values
+
+
+def _cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
+    """Return a token as the page has it: its text, CSS classes, and words under the pointer with each view's value.
+
+    Colours: p0 (expected) to p8; a1 to a5 where the first checkpoint is better, b1 to b5 where it is worse.
+    """
+    shown, kind = token_text(text.tokens[at])
+    starts_window = (at - 1) % text.window == 0 and at > 0
+    about = [f"{shown.strip() or repr(shown)}  token {at} of {len(text.ids) - 1}, id {text.ids[at]}"]
+    about += ["not predicted: nothing is before it"] if at == 0 else []
+    about += [f"first of a window of {text.window}: predicted from one token"] if starts_window else []
+    classes = [*([] if kind == "text" else [kind]), *(["w"] if starts_window else [])]
+    for view, value in enumerate(values if at else ()):
+        if value is None:
+            about.append("not finite")
+        elif view == 0:
+            classes.append(f"p{sum(-value >= bound for bound in NATS)}")
+            probability = math.exp(value)
+            about.append(f"{value:.2f} nats, {probability:{'.1%' if probability >= 0.001 else '.1e'}}")
+        else:
+            classes.append(f"{'ab'[value < 0]}{sum(abs(value) >= bound for bound in DIFFERENCE_NATS)}")
+            about.append(f"difference {value:+.2f} nats")
+    return {"text": shown, "classes": " ".join(classes), "about": "\n".join(about)}
+
+
+def _visible(character: str) -> str:
+    if character in NAMED:
+        return NAMED[character]
+    if ord(character) < 0x20:
+        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+    invisible = unicodedata.category(character)[0] in "CZ" or unicodedata.combining(character)
+    return f"⟨U+{ord(character):04X}⟩" if invisible else character

@@ -7,21 +7,18 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from common.files import writing
 from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRun
 
 FOLDER = "tensorboard"
 CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies
 
 
-class TensorBoardEvents:
+class TensorBoardEvents(Store):
     """Event file of one run; a new file where data is written anew, because TensorBoard follows appends only."""
-
-    at_once: ClassVar[bool] = True
-    grows: ClassVar[bool] = True
 
     def __init__(self, run: TrackedRun):
         self._folder, self._config = run.directory / FOLDER, run.config
@@ -49,9 +46,6 @@ class TensorBoardEvents:
             values += [_text("events", "; ".join(row.events))] if row.events else []
             events.append(_event(row.step, row.time or 0.0, values))
         self._write(self._files()[-1], events)
-
-    def close(self) -> None:
-        pass
 
     def _files(self) -> list[Path]:
         """Return the files of replays: others in the folder are the user's."""

@@ -71,11 +71,8 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     epochs = record["epochs"] if isinstance(record.get("epochs"), list) else []
     for number, value in enumerate(epochs):
         found[f"epochs/{number}" if len(epochs) > 1 else "epochs"] = value
-    return {name: float(value) for name, value in found.items() if is_number(value) or _is_not_finite(value)}
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    infinite = {name for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: float(value) for name, value in found.items() if name in infinite or is_number(value)}
 
 
 def _event(record: Mapping[str, Any]) -> str:

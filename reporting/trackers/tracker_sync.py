@@ -52,11 +52,12 @@ class TrackedRun:
 class Store(Protocol):
     """A tracker's data of one run. Methods raise BadInput."""
 
-    at_once: ClassVar[bool]  # rows are stored for good when `append` returns; else when `close` does
+    at_once: ClassVar[bool] = True  # rows are stored for good when `append` returns; else when `close` does
 
     @property
     def grows(self) -> bool:
         """True where `append` can add to the data that is there."""
+        return True
 
     def held(self) -> Any:
         """Return a JSON value that differs for different amounts of data, and for data in another place."""
@@ -71,19 +72,10 @@ class Store(Protocol):
         """Store for good what was taken."""
 
 
-@attrs.frozen
-class Tracker:
-    """A tracker: the place of its Store, and the package it needs."""
-
-    module: str
-    kind: str
-    requirement: str  # as tested
-
-
-TRACKERS = {
-    "tensorboard": Tracker("reporting.trackers.tensorboard_events", "TensorBoardEvents", "tensorboard==2.21.0"),
-    "wandb": Tracker("reporting.trackers.wandb_run", "WandbRun", "wandb==0.31.0"),
-    "trackio": Tracker("reporting.trackers.trackio_run", "TrackioRun", "trackio==0.43.0"),
+TRACKERS = {  # by package: the tested version, module and class of the Store
+    "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
+    "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
+    "trackio": ("0.43.0", "reporting.trackers.trackio_run", "TrackioRun"),
 }
 
 
@@ -110,7 +102,12 @@ class TrackerSync:
         contention = f"{directory}: another report.py --to {name} is at work; wait for it"
         self._lock = open_locked(directory / f".tracker-{name}.lock", contention)
         self._store: Store | None = None
-        self._progress = self._read_state()
+        self._progress = Progress()
+        try:
+            if self._state.is_file():
+                self._progress = structured(read_json(self._state), Progress)
+        except (BadInput, ValueError) as error:
+            print(printable(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}"), file=sys.stderr)
 
     def advance(self) -> tuple[int, int]:
         """Send what the tracker lacks; return how many rows were sent, and how many it has.
@@ -167,13 +164,6 @@ class TrackerSync:
         store.begin(version)
         return 0
 
-    def _read_state(self) -> Progress:
-        try:
-            return structured(read_json(self._state), Progress) if self._state.is_file() else Progress()
-        except (BadInput, ValueError) as error:
-            print(printable(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}"), file=sys.stderr)
-            return Progress()
-
     def _write_state(self) -> None:
         with writing(self._state):
             replace_file(self._state, json.dumps(attrs.asdict(self._progress)))
@@ -195,12 +185,12 @@ class TrackerSync:
 
 def store_of(name: str) -> Callable[[TrackedRun], Store]:
     """Return the function that opens a tracker's store of a run. Raises BadInput where its package is missing."""
-    tracker = TRACKERS[name]
+    version, module, kind = TRACKERS[name]
     try:
         import_module(name)
     except ImportError as error:
-        raise BadInput(f"--to {name}: needs {name}: pip install {tracker.requirement}") from error
-    opener: Callable[[TrackedRun], Store] = getattr(import_module(tracker.module), tracker.kind)
+        raise BadInput(f"--to {name}: needs {name}: pip install {name}=={version}") from error
+    opener: Callable[[TrackedRun], Store] = getattr(import_module(module), kind)
     return opener
 
 

@@ -3,18 +3,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from common.errors import BadInput
 from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRun
 
 
-class TrackioRun:
+class TrackioRun(Store):
     """One run in trackio's database. Rows are written in one transaction each call."""
-
-    at_once: ClassVar[bool] = True
-    grows: ClassVar[bool] = True
 
     def __init__(self, run: TrackedRun):
         from trackio.sqlite_storage import SQLiteStorage
@@ -45,9 +42,6 @@ class TrackioRun:
                 config=self._run.config or None,
                 run_id=self._run.identity,
             )
-
-    def close(self) -> None:
-        pass
 
 
 @contextmanager

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from common.errors import BadInput
 from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
 SETTLE_SECONDS = 30.0  # for the server to show what it has taken
 
 
-class WandbRun:
+class WandbRun(Store):
     """One run of W&B. Online it is continued by its id, after the last step there.
 
     The server is asked for that step at the end: where it refuses data, W&B's client goes on and succeeds, and with

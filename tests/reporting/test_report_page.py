@@ -16,9 +16,8 @@ from evaluation.loss.loss_measures import HELD_OUT
 from reporting.command import ReportCommand
 from reporting.report_page import ledger_rows, report_page, write_report
 from reporting.run_history import read_history
-from reporting.samples.heat_map import heat_map
 from reporting.samples.sample_log import Said
-from reporting.samples.sample_sections import gallery, sample_sections
+from reporting.samples.sample_sections import gallery, heat_map, sample_sections
 from tests.reporting.samples.sampled import sample
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
 from training.telemetry.curves import Curve
@@ -159,6 +158,15 @@ def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Pat
                 page.locator(".along-steps svg").first.hover(position={"x": 180, "y": 50})
                 told = page.locator(".along-steps .values").first.inner_text()
                 assert ("training loss, average: " in told and "validation loss at 50: 3.1" in told) == (count == 1)
+                seen, cell = set(), page.locator(".heat > .text > span").nth(2)
+                for view in (0, 1):
+                    page.locator(f"label[for=heat-{view}]").click()
+                    seen.add(cell.evaluate("element => getComputedStyle(element).backgroundColor"))
+                    shown = [legend.is_visible() for legend in page.locator(".heat > .legend").all()]
+                    assert shown == [view == 0, view == 1]
+                cell.hover()
+                told = cell.evaluate("element => getComputedStyle(element, '::after').content")
+                assert len(seen) == 2 and "-3.67 nats, 2.6%" in told and "difference +" in told
             page.check("#axis-dollars")
             assert page.locator(".along-dollars").is_visible()
             assert not page.locator(".along-steps").is_visible()

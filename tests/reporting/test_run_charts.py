@@ -6,8 +6,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from reporting.report_page import differing_settings
 from reporting.run_charts import charted_axes, common_top, legend
-from reporting.run_facts import differing_settings
 from reporting.run_history import read_history
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
 from training.telemetry.curves import Curve
@@ -81,7 +81,7 @@ def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path:
     apart = titles(charted_axes([several[0], attrs.evolve(several[1], bits_per_nat=None)])[0].charts)
     assert len([title for title in apart if "(not comparable with other tokenizers" in title]) == 4
     assert "validation loss, nats per token of bpe (4,096 ids)" in apart[3]
-    assert differing_settings(several)[0].values == ["gpt2", "bpe"]
+    assert differing_settings(several)[0][2] == ["gpt2", "bpe"]
 
 
 def test_one_spike_does_not_flatten_a_long_curve() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from reporting.report_page import report_page, write_report
-from reporting.run_facts import differing_settings, facts, recipe
+from reporting.report_page import differing_settings, facts, recipe, report_page, write_report
 from reporting.run_history import read_history
 from reporting.samples.sample_recording import record_samples
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run

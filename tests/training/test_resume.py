@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from reporting.run_facts import facts
+from reporting.report_page import facts
 from reporting.run_history import read_history
 from tests.conftest import metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
