@@ -104,7 +104,8 @@ class ReportCommand:
 
     def _write(self) -> None:
         """Write the page, first with what is known: to record the samples of a large model takes minutes."""
-        from reporting.report_page import report_page, write_report
+        from common.files import replace_file, writing
+        from reporting.report_page import report_page
         from reporting.run_history import read_history, run_names
         from reporting.samples.sample_recording import lacks_samples
         from reporting.samples.sample_sections import sample_sections
@@ -114,7 +115,8 @@ class ReportCommand:
             named = zip(self.runs, run_names(self.runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
             sections, notes = sample_sections(self.runs, record=record)
-            write_report(self._file, report_page(self.runs, histories, sections))
+            with writing(self._file):
+                replace_file(self._file, report_page(self.runs, histories, sections))
         notes = [note for history in histories for note in history.notes] + notes
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
 

@@ -9,7 +9,6 @@ import attrs
 
 from common.clock import utc_now
 from common.errors import BadInput
-from common.files import replace_file, writing
 from common.web_page import render
 from reporting.run_charts import charted_axes, legend
 from reporting.run_history import RunHistory
@@ -46,12 +45,6 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         compared=compared,
         advice=advice,
     )
-
-
-def write_report(file: Path, page: str) -> None:
-    """Write a page atomically; text that is not Unicode, such as a name of bytes, is escaped. Raises BadInput."""
-    with writing(file):
-        replace_file(file, page)
 
 
 def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:

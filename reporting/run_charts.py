@@ -93,7 +93,13 @@ class _View:
     def charts(self) -> Iterator[LineChart]:
         """Yield the charts of losses, then the others; one without lines where no run has the curve."""
         if len(self.histories) == 1:
-            yield self._losses_of_one()
+            lines: list[Line] = []
+            found = losses(self.histories[0].curves)
+            for number, (name, curve) in enumerate(found.items()):
+                kind = "both" if name == TRAIN else "dotted"
+                lines += self._lines(self.histories[0], curve, name, number % len(PALETTE), kind)
+            top = common_top(list(found.values()), losses=True)
+            yield self._line_chart("loss, nats per token", lines, top)
         else:
             yield from self._losses("train_loss", TRAIN)
             yield from self._losses("validation_loss", VALIDATION)
@@ -102,15 +108,6 @@ class _View:
             tops = [float(np.nanmax(curve.values)) for curve in known.values()]
             uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops) > 0
             yield self._chart(title, key, known, logarithmic=uneven or key == "grad_norm")
-
-    def _losses_of_one(self) -> LineChart:
-        history, lines = self.histories[0], []
-        found = losses(history.curves)
-        for number, (name, curve) in enumerate(found.items()):
-            kind = "both" if name == TRAIN else "dotted"
-            lines += self._lines(history, curve, name, number % len(PALETTE), kind)
-        top = common_top(list(found.values()), losses=True)
-        return self._line_chart("loss, nats per token", lines, top)
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
         """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""

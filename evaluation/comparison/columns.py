@@ -8,7 +8,7 @@ from evaluation.comparison.rows import Row
 from evaluation.shared.measure import EvaluationResult, Measure
 
 NOT_COMPARED = "Published values have no interval: no model is ranked against them."
-FACTS: dict[str, Callable[[Row], str]] = {
+FACTS: dict[str, Callable[[Row], str]] = {  # columns before the measures
     "model": lambda row: row.label,
     "tokens": lambda row: f"{row.cost.tokens:,}" if row.cost else "",
     "hours": lambda row: f"{row.cost.hours:,.2f}" if row.cost else "",
@@ -33,11 +33,6 @@ class Column:
     name: str
     cells: list[Cell]
     measure: Measure | None = None
-
-
-def fact_columns(rows: list[Row]) -> list[Column]:
-    """Return each model's label, cost of training, and validation loss."""
-    return [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
 
 
 def measure_column(measure: Measure, results: list[EvaluationResult | None], marks: dict[str, str]) -> Column:

@@ -8,7 +8,7 @@ from collections import Counter
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.comparison.columns import Cell, fact_columns, measure_column, published_rows
+from evaluation.comparison.columns import FACTS, Cell, Column, measure_column, published_rows
 from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
@@ -48,13 +48,15 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     from these runs.
     """
     shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
-    if len(rows) > 1 and not any(_shares_data(results) for results in shown.values()):
+    subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
+    if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
         raise BadInput(
             f"{', '.join(row.label for row in rows)}: no overlap between result files: got no evaluation that two of "
             "them share on the same text or questions; measure them together: python evaluate.py loss MODEL MODEL"
         )
     marks, notes = _marks(shown)
-    columns, statements, noises = fact_columns(rows), [], []
+    columns = [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
+    statements, noises = [], []
     for results in shown.values():
         for measure in dict.fromkeys(one.measure for result in results if result for one in result.measurements):
             columns.append(measure_column(measure, results, marks))
@@ -69,6 +71,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
     published, sources = published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any("[" in line for line in statements) else [SCOPE]
+    changes = [f"{row.label}: {change}" for row in rows for change in row.changes]  # each makes it another recipe
     advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
@@ -76,8 +79,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=list(map(printable, statements)),
         notes=[
-            printable(note)
-            for note in (*notes, *_not_shown(rows, shown), *_changes(rows), *sources, *scope, *noises, *advice)
+            printable(note) for note in (*notes, *_not_shown(rows, shown), *changes, *sources, *scope, *noises, *advice)
         ],
     )
 
@@ -107,12 +109,6 @@ def _newest(row: Row, evaluation: str) -> dict[str, EvaluationResult]:
     return {result.subject: result for result in row.results if result.evaluation == evaluation}
 
 
-def _shares_data(results: list[EvaluationResult | None]) -> bool:
-    """Tell whether two models have a result on the same data."""
-    subjects = [result.subject for result in results if result is not None]
-    return len(set(subjects)) < len(subjects)
-
-
 def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
     """Return a footnote mark for each subject but the one that most models share, and a note for every subject."""
     marks: dict[str, str] = {}
@@ -126,11 +122,6 @@ def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
             only = f"{marks[subject]} not comparable with the others: " if subject in marks else ""
             notes.append(f"{only}{evaluation}: {descriptions[subject]}")
     return marks, notes
-
-
-def _changes(rows: list[Row]) -> list[str]:
-    """Return a note for each change of settings while a run was trained, which makes it another recipe."""
-    return [f"{row.label}: {change}" for row in rows for change in row.changes]
 
 
 def _not_shown(rows: list[Row], shown: Shown) -> list[str]:

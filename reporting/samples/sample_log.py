@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
 
 from common.errors import LARGEST_INTEGER
 from common.json_files import JsonLines, read_json_lines, read_regular
@@ -60,16 +61,11 @@ class CheckpointSample:
         return -math.fsum(known) / len(known) if known else None
 
 
-def read_samples(run: Path) -> list[CheckpointSample]:
+def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
     """Return the samples of a run as it stands, by step: the newest of each step, none of superseded steps.
 
-    Raises BadInput where the log or the metrics cannot be read at all.
+    And the log, with the lines that are left out. Raises BadInput where it or the metrics cannot be read at all.
     """
-    return read_counted_samples(run)[0]
-
-
-def read_counted_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
-    """Return the same, and the log with the lines that are left out."""
     lines = read_json_lines(run / SAMPLES)
     samples_of = {number: _parsed(record) for record, number in zip(lines.records, lines.numbers, strict=True)}
     parsed = [sample for sample in samples_of.values() if sample is not None]
@@ -87,9 +83,8 @@ def read_counted_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
 
 def spaced(items: Sequence[Item], most: int) -> list[Item]:
     """Return at most so many of the items, evenly spaced, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
+    chosen = np.linspace(0, len(items) - 1, min(most, len(items))).round()
+    return [items[int(number)] for number in chosen]
 
 
 def weights_on_disk(run: Path) -> dict[str, str]:

@@ -42,7 +42,7 @@ def record_samples(run: Path) -> list[str]:
     text, notes = _held_out_tokens(run)
     missing = _missing(run, text)
     if not missing:
-        if not weights_on_disk(run) and not read_samples(run):
+        if not weights_on_disk(run) and not read_samples(run)[0]:
             notes.append(
                 f"{run / CHECKPOINTS}: no checkpoint on this disk, so no samples; report where the run is trained"
             )
@@ -76,7 +76,7 @@ def lacks_samples(run: Path) -> bool:
 
 def _missing(run: Path, text: "Range | None") -> list[str]:
     """Return the names of checkpoints to sample, in order of interest."""
-    known = {sample.name: sample for sample in read_samples(run)}
+    known = {sample.name: sample for sample in read_samples(run)[0]}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
     names = [name for name, weights in weights_on_disk(run).items() if name not in done]
     best = link_target(checkpoints_of(run) / "best")

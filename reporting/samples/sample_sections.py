@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.web_page import render
 from reporting.run_history import run_names
-from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_counted_samples, spaced
+from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, spaced
 from reporting.samples.sample_recording import record_samples
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
@@ -41,7 +41,7 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, M
     notes = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
     for name, run in zip(run_names(runs), runs, strict=True):
-        found, lines = read_counted_samples(run)
+        found, lines = read_samples(run)
         samples.append((name, found))
         notes += lines.notes(growing=is_locked(run))
     missing = render("reporting/templates/missing_samples.html", notes=notes) if notes else None

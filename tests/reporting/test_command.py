@@ -69,7 +69,7 @@ def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(mak
     assert (watching.returncode, errors) == (0, "")
     assert training.communicate(10) and training.returncode == 0
     assert output.count(REPORT) > 1
-    steps = [sample.step for sample in read_samples(run)]
+    steps = [sample.step for sample in read_samples(run)[0]]
     assert len(steps) > 2 and steps[-1] == 120  # more than the run has kept
 
 

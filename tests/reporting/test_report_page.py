@@ -14,7 +14,7 @@ from markupsafe import Markup
 from common.errors import BadInput
 from evaluation.loss.loss_measures import HELD_OUT
 from reporting.command import ReportCommand
-from reporting.report_page import ledger_rows, report_page, write_report
+from reporting.report_page import ledger_rows, report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_log import Said
 from reporting.samples.sample_sections import gallery, heat_map, sample_sections
@@ -91,11 +91,6 @@ def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> No
     histories = [attrs.evolve(run, name=f"{LONG}{at}", curves=curves, axes=axes) for at in range(8)]
     page = report_page([tmp_path / "run"] * 8, histories, _sampled([one.name for one in histories], 100))
     assert len(page.encode()) < 0.8 * LIMIT
-
-
-def test_a_name_that_is_not_unicode_is_shown_escaped(tmp_path: Path) -> None:
-    write_report(tmp_path / "x", "a \udcff \ud83d é")
-    assert (tmp_path / "x").read_text() == "a \\udcff \\ud83d é"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.json", ".", "pipe"])

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from reporting.report_page import differing_settings, facts, recipe, report_page, write_report
+from common.files import replace_file
+from reporting.report_page import differing_settings, facts, recipe, report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_recording import record_samples
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
@@ -74,7 +75,7 @@ def test_values_that_no_computation_gives_are_left_out_and_text_that_is_not_unic
     run = write_run(tmp_path / "run", [start(), step(1, 4.0), *odd])
     history = read_history(run)
     assert history.curves["train_loss"].values.tolist() == [4.0]
-    write_report(run / "report.html", report_page([run], [history], {}))
+    replace_file(run / "report.html", report_page([run], [history], {}))
     assert "2 lines, from line 3 on" in history.notes[0]
     assert "\\ud83d" in (run / "report.html").read_text()
 

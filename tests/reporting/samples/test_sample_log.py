@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from reporting.samples.sample_log import CheckpointSample, read_counted_samples, weights_on_disk
+from reporting.samples.sample_log import CheckpointSample, read_samples, weights_on_disk
 from reporting.samples.sample_sections import sample_sections
 from tests.reporting.samples.sampled import sample
 from tests.reporting.written_runs import training, write_run
@@ -42,7 +42,7 @@ def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
         damaged[key] = damaged[key] | value if isinstance(value, dict) else value
     with (run / SAMPLES).open("a") as file:
         file.write(json.dumps(damaged) + "\n")
-    samples, log = read_counted_samples(run)
+    samples, log = read_samples(run)
     assert [each.step for each in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
     assert notes == [f"NOTE: {run / SAMPLES}: left out as damaged: 1 line, from line 2 on"]
@@ -54,7 +54,7 @@ def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path
     held_out = sample(4, 2.0).held_out
     assert held_out is not None
     run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
-    [found] = read_counted_samples(run)[0]
+    [found] = read_samples(run)[0]
     assert found.held_out is not None and found.held_out.source.startswith("code: validation")
 
 

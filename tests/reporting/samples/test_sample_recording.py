@@ -37,7 +37,7 @@ def test_every_checkpoint_is_recorded_once_the_newest_first(run: Path, token_fil
     assert record_samples(run) == []
     assert [line["step"] for line in lines(run)] == [8, 4]
     assert record_samples(run) == []
-    first, last = read_samples(run)
+    first, last = read_samples(run)[0]
     assert (first.step, last.step, last.name, len(lines(run))) == (4, 8, "step-00000008", 2)
     assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in GALLERY for way in (0, 1)]
     assert all(one.text for one in last.said) and first.said != last.said
@@ -51,7 +51,7 @@ def test_every_checkpoint_is_recorded_once_the_newest_first(run: Path, token_fil
 def test_log_probabilities_are_those_of_the_runs_own_validation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "TEXT_TOKENS", 10 * 32)  # validation_sequences x context
     record_samples(run)
-    for sample in read_samples(run):
+    for sample in read_samples(run)[0]:
         assert sample.log_probabilities is not None
         mean = -np.mean([value for value in sample.log_probabilities if value is not None])
         assert mean == pytest.approx(metrics(run, "validation_loss")[sample.step], abs=1e-3)
@@ -59,19 +59,19 @@ def test_log_probabilities_are_those_of_the_runs_own_validation(run: Path, monke
 
 def test_lines_of_superseded_steps_are_not_shown(run: Path) -> None:
     record_samples(run)
-    before = read_samples(run)
+    before = read_samples(run)[0]
     assert train(run, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6").returncode == 0
-    assert [sample.step for sample in read_samples(run)] == [4]
+    assert [sample.step for sample in read_samples(run)[0]] == [4]
     assert train(run, "--set", "learning_rate=0.02").returncode == 0
-    assert [sample.step for sample in read_samples(run)] == [4]
+    assert [sample.step for sample in read_samples(run)[0]] == [4]
     assert record_samples(run) == []
-    now = read_samples(run)
+    now = read_samples(run)[0]
     assert [sample.step for sample in now] == [4, 6, 8] and now[0] == before[0]
     assert now[2].log_probabilities != before[1].log_probabilities
     shutil.rmtree(run / "checkpoints")
-    assert read_samples(run) == now
+    assert read_samples(run)[0] == now
     assert train(run, "--resume", "never", "--max-steps", "2").returncode == 0
-    assert not (run / SAMPLES).exists() and read_samples(run) == []
+    assert not (run / SAMPLES).exists() and read_samples(run)[0] == []
     assert len(list(run.glob(f"archive/*/{SAMPLES}"))) == 1
 
 
@@ -81,9 +81,9 @@ def test_weights_of_another_run_at_the_same_step_are_sampled_again(run: Path) ->
     weights = load_file(last / WEIGHTS)
     save_file({name: tensor * 1.5 for name, tensor in weights.items()}, last / WEIGHTS)
     seal_again(last)
-    assert [sample.step for sample in read_samples(run)] == [4]
+    assert [sample.step for sample in read_samples(run)[0]] == [4]
     record_samples(run)
-    assert [sample.step for sample in read_samples(run)] == [4, 8] and len(lines(run)) == 3
+    assert [sample.step for sample in read_samples(run)[0]] == [4, 8] and len(lines(run)) == 3
 
 
 def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
     monkeypatch.setattr(recording, "weights_on_disk", then_delete)
     [note] = record_samples(run)
     assert f"{damaged}: damaged" in note
-    assert not read_samples(run)
+    assert not read_samples(run)[0]
 
 
 def test_without_tokens_a_note_says_that_there_is_no_heat_map_and_with_them_it_comes(run: Path, tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_without_tokens_a_note_says_that_there_is_no_heat_map_and_with_them_it_c
     file.write_text(json.dumps(record | {"model": record["model"] | {"vocab_size": 8}}))
     [note] = record_samples(run)
     assert "ids beyond the vocabulary of 8" in note  # tokens of another run
-    assert [(sample.held_out, len(sample.said)) for sample in read_samples(run)] == [(None, 12)] * 2
+    assert [(sample.held_out, len(sample.said)) for sample in read_samples(run)[0]] == [(None, 12)] * 2
     file.write_text(json.dumps(record))
     assert record_samples(run) == []
-    assert all(sample.held_out is not None for sample in read_samples(run)) and len(lines(run)) == 4
+    assert all(sample.held_out is not None for sample in read_samples(run)[0]) and len(lines(run)) == 4
 
 
 def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(run: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_diverged_model_is_recorded_once_with_its_problem(run: Path) -> None:
     seal_again(last)
     for _ in range(2):
         assert record_samples(run) == []
-    sample = read_samples(run)[1]
+    sample = read_samples(run)[0][1]
     assert sample.problem is not None and "not finite" in sample.problem and len(lines(run)) == 2
     assert sample.log_probabilities is not None and set(sample.log_probabilities) == {None}
 
