@@ -72,38 +72,29 @@ class SweepCommand(ExperimentCommand):
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
         from experiments.shared.experiment_files import check_results, missing_tokens, output_of
+        from experiments.sweep import variant_runs
         from experiments.sweep.sweep_file import read_sweep
-        from experiments.sweep.variant_runs import (
-            check_rungs,
-            check_variants,
-            describe_runs,
-            runs_of,
-            shell_commands,
-            show_sweep,
-            train_sweep,
-            write_runs,
-        )
         from training.hardware.usable_gpus import choose_device
 
         sweep, output = read_sweep(self.file), output_of(self.file, self.output)
         check_results(output, "sweep")
         missing = missing_tokens(sweep.file, sweep.variants[0].run.train)
-        runs = runs_of(sweep, output, self.pool.ranks)
+        runs = variant_runs.runs_of(sweep, output, self.pool.ranks)
         if self.collect:
             if not output.is_dir():
                 raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
-            show_sweep(sweep, runs, output)
+            variant_runs.show_sweep(sweep, runs, output)
             return None
-        check_rungs(sweep, runs)
-        check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
+        variant_runs.check_rungs(sweep, runs)
+        variant_runs.check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
         if self.print_commands:
-            commands = shell_commands(sweep, runs, self.pool)
-            write_runs(runs)
+            commands = variant_runs.shell_commands(sweep, runs, self.pool)
+            variant_runs.write_runs(runs)
             print("\n".join(commands))
             return None
-        plan = describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
-        train = partial(train_sweep, sweep=sweep, runs=runs, output=output)
-        return self.execute(output, plan, missing, train, lambda _: show_sweep(sweep, runs, output))
+        plan = variant_runs.describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
+        train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output)
+        return self.execute(output, plan, missing, train, lambda _: variant_runs.show_sweep(sweep, runs, output))
 
 
 @attrs.frozen(kw_only=True)
@@ -116,11 +107,12 @@ class LadderCommand(ExperimentCommand):
 
     def run(self) -> int | None:
         """Train what is missing, print the results, write the target's forecast."""
-        from experiments.ladder.forecast import check_forecast
+        from experiments.ladder.forecast import check_forecast, write_forecast
         from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_table import show_ladder, train_ladder
-        from experiments.ladder.trunk_training import describe_plan
-        from experiments.shared.experiment_files import check_results, missing_tokens
+        from experiments.ladder.ladder_table import show_ladder
+        from experiments.ladder.loss_law import NoForecast
+        from experiments.ladder.trunk_training import describe_plan, train_ladder
+        from experiments.shared.experiment_files import check_results, missing_tokens, remove_results
 
         ladder = read_ladder(self.file, self.output, self.pool.ranks)
         missing = missing_tokens(self.file, ladder.target.train)
@@ -128,4 +120,9 @@ class LadderCommand(ExperimentCommand):
         check_forecast(ladder.target.directory)
         plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
         show = partial(show_ladder, ladder, self.best_for)
-        return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder), show)
+        try:
+            return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder), show)
+        except NoForecast:  # those of an earlier call hold no more
+            write_forecast(ladder.target.directory, None)
+            remove_results(ladder.output, "ladder")
+            raise

@@ -1,6 +1,6 @@
 """Ladder file: a target run directory, small sizes of its network, horizons and learning rates to try."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,19 +113,16 @@ def _sizes(file: Path, target: Path, values: Any) -> tuple[LadderSize, ...]:
         raise BadInput(
             f'{file}: sizes: got {quoted(values)}, wanted {LEAST_SIZES} or more of {{"n_layers": L, "emb_dim": C}}'
         )
-    sizes = sorted((_size(file, target, one) for one in values), key=lambda size: size.parameters)
+    for key in (key for changes in values for key in changes):
+        if key not in SHAPE_KEYS:
+            raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
+    keys = [{f"model.{key}": value for key, value in changes.items()} for changes in values]
+    found = [LadderSize(model=changed_run(f"{file}: sizes", target, changes).model) for changes in keys]
+    sizes = sorted(found, key=lambda size: size.parameters)
     for one, other in pairwise(sizes):
         if one.parameters == other.parameters or one.name == other.name:
             raise BadInput(f"{file}: sizes: two have {other.name}, or {other.parameters:,} weights; leave one out")
     return tuple(sizes)
-
-
-def _size(file: Path, target: Path, changes: Mapping[str, Any]) -> LadderSize:
-    for key in changes:
-        if key not in SHAPE_KEYS:
-            raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
-    run = changed_run(f"{file}: sizes", target, {f"model.{key}": value for key, value in changes.items()})
-    return LadderSize(model=run.model)
 
 
 def _rising(file: Path, key: str, values: Any, least: int) -> tuple[float, ...]:

@@ -4,8 +4,7 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -15,19 +14,11 @@ from common.errors import BadInput, printable
 from experiments.ladder.budget_sizes import describe_best_sizes, size_family
 from experiments.ladder.forecast import Forecast, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate
-from experiments.ladder.loss_law import (
-    HeldOut,
-    LossPoint,
-    NoForecast,
-    fit_law,
-    hold_out_largest,
-    mean_points,
-    refusal,
-)
-from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
-from experiments.ladder.trunk_training import best_rate, loss_points, size_trunks, train_trunks, tune_rate
-from experiments.shared.experiment_files import remove_results, show_results, write_results
-from experiments.shared.run_pool import RunPool
+from experiments.ladder.loss_law import HeldOut, LossPoint, fit_law, hold_out_largest, mean_points, refusal
+from experiments.ladder.trunk import SCHEDULE, Trunk
+from experiments.ladder.trunk_training import best_rate, loss_points
+from experiments.shared.experiment_files import show_results, write_results
+from model.counts import matmul_parameter_count
 from training.planning.estimate_table import FORECAST
 from training.planning.price_list import MACHINES, read_machines
 
@@ -65,8 +56,8 @@ class LadderTable:
 
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
-        target, size = self.ladder.target.train, target_size(self.ladder)
-        rate = scaled_rate(best_rate(self.rates), size.parameters, self.trunks[0].size.parameters)
+        target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
+        rate = scaled_rate(best_rate(self.rates), size, self.trunks[0].size.parameters)
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
         subject = "ladder" if self.forecast is None else "forecast"
         lines = [
@@ -132,34 +123,10 @@ class LadderTable:
         }
 
 
-@contextmanager
-def _no_earlier_forecast(ladder: LadderFile) -> Iterator[None]:
-    """Context in which NoForecast removes the forecast and results of an earlier call."""
-    try:
-        yield
-    except NoForecast:
-        write_forecast(ladder.target.directory, None)
-        remove_results(ladder.output, "ladder")
-        raise
-
-
-def train_ladder(pool: RunPool, ladder: LadderFile) -> tuple[dict[float, float], list[Trunk]]:
-    """Train all trunks and branches; return the losses by rate, and the trunks of the sizes.
-
-    Raises as RunPool.train, and BadInput without a forecast; one of an earlier call is then removed.
-    """
-    with _no_earlier_forecast(ladder):
-        rates = tune_rate(pool, ladder)
-        trunks = size_trunks(ladder, best_rate(rates))
-        train_trunks(pool, trunks, branches=True)
-    return rates, trunks
-
-
 def show_ladder(ladder: LadderFile, usd: float | None, trained: tuple[dict[float, float], list[Trunk]]) -> None:
-    """Show the results of a trained ladder, and write the target's forecast. Raises BadInput as `train_ladder`."""
+    """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
     target = ladder.target.directory
-    with _no_earlier_forecast(ladder):
-        table = conclude(ladder, *trained, usd)
+    table = conclude(ladder, *trained, usd)
     show_results(table.text(), table.write)
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")

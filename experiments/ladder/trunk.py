@@ -16,7 +16,7 @@ from common.files import replace_file, sync, writing
 from experiments.ladder.ladder_file import LadderFile, LadderSize, scaled_batch, stated
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
-from model.counts import flops_per_token
+from model.counts import flops_per_token, matmul_parameter_count
 from training.checkpoints.atomic_commit import discard, partial_of, publish
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.config.batch_plan import Plan, make_plan
@@ -72,7 +72,7 @@ def trunks_of(ladder: LadderFile, size: LadderSize, rate: float) -> list[Trunk]:
 
 
 def _trunk(ladder: LadderFile, size: LadderSize, rate: float, seed: int) -> Trunk:
-    target = target_size(ladder).parameters
+    target = matmul_parameter_count(ladder.target.model)
     batch = scaled_batch(ladder.batch, size.parameters, target, ladder.microbatch_size, ladder.ranks)
     recipe = _recipe(ladder, rate, batch) | ({} if seed == ladder.target.train.random_seed else {"random_seed": seed})
     horizons: list[Horizon] = []
@@ -95,10 +95,6 @@ def _trunk(ladder: LadderFile, size: LadderSize, rate: float, seed: int) -> Trun
     if len({0, *begins}) <= len(begins):
         raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread")
     return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
-
-
-def target_size(ladder: LadderFile) -> LadderSize:
-    return LadderSize(model=ladder.target.model)
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:

@@ -21,6 +21,17 @@ from model.counts import flops_per_token
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
 
+def train_ladder(pool: RunPool, ladder: LadderFile) -> tuple[dict[float, float], list[Trunk]]:
+    """Train all trunks and branches; return the losses by rate, and the trunks of the sizes.
+
+    Raises as RunPool.train, and NoForecast.
+    """
+    rates = tune_rate(pool, ladder)
+    trunks = size_trunks(ladder, best_rate(rates))
+    train_trunks(pool, trunks, branches=True)
+    return rates, trunks
+
+
 def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
 

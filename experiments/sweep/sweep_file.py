@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +167,10 @@ def run_name(variant: str, seed: int | str) -> str:
 def _halving(file: Path, rule: Any) -> Halving | None:
     if rule is None:
         return None
-    wanted = 'wanted {"factor": 3, "rungs": [0.25, 0.5]}: a number above 1, and rising shares of the steps below 1'
-    if not isinstance(rule, dict) or set(rule) != {"factor", "rungs"} or not isinstance(rule["rungs"], list):
-        raise BadInput(f"{file}: halving: got {quoted(rule)}, {wanted}")
-    factor, rungs = rule["factor"], rule["rungs"]
-    if not all(type(value) in (int, float) for value in [factor, *rungs]):
-        raise BadInput(f"{file}: halving: got {quoted(rule)}, {wanted}")
-    rising = all(low < high for low, high in zip([0, *rungs], [*rungs, 1], strict=True))
-    if not 1 < factor < MOST_VARIANTS or not rungs or not rising:
-        raise BadInput(f"{file}: halving: got {quoted(rule)}, {wanted}")
-    return Halving(factor=factor, rungs=tuple(rungs))
+    fine = isinstance(rule, dict) and set(rule) == {"factor", "rungs"} and isinstance(rule["rungs"], list)
+    fine = fine and all(type(value) in (int, float) for value in [rule["factor"], *rule["rungs"]])
+    fine = fine and 1 < rule["factor"] < MOST_VARIANTS and bool(rule["rungs"])
+    if not fine or not all(low < high for low, high in pairwise([0, *rule["rungs"], 1])):
+        wanted = '{"factor": 3, "rungs": [0.25, 0.5]}: a number above 1, and rising shares of the steps below 1'
+        raise BadInput(f"{file}: halving: got {quoted(rule)}, wanted {wanted}")
+    return Halving(factor=rule["factor"], rungs=tuple(rule["rungs"]))
