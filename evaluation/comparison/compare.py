@@ -4,16 +4,16 @@ Only results on the same tokens, items or questions are compared, recipe by reci
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.comparison.columns import FACTS, Cell, Column, measure_column, published_rows
 from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.registry import COMMANDS
-from evaluation.shared.measure import EvaluationResult
+from evaluation.shared.measure import EvaluationResult, Measure
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
@@ -28,7 +28,33 @@ ADVICE = (
     "No winner is named where the seed noise is unknown: train each recipe with two values of random_seed or more, the "
     "same ones, and compare all, or pass --seed-deviation NATS."
 )
+NOT_COMPARED = "Published values have no interval: no model is ranked against them."
+FACTS: dict[str, Callable[[Row], str]] = {  # columns before those of the measures
+    "model": lambda row: row.label,
+    "tokens": lambda row: f"{row.cost.tokens:,}" if row.cost else "",
+    "hours": lambda row: f"{row.cost.hours:,.2f}" if row.cost else "",
+    "dollars": lambda row: f"{row.cost.dollars:,.2f}" if row.cost and row.cost.dollars is not None else "",
+    "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
+}
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """A cell of the table."""
+
+    text: str = ""
+    value: float | None = None
+    bounds: tuple[float, float] | None = None  # of the 95 % interval that is drawn
+
+
+@attrs.frozen(kw_only=True)
+class Column:
+    """A column: its heading, and a cell for each model."""
+
+    name: str
+    cells: list[Cell]
+    measure: Measure | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +85,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     statements, noises = [], []
     for results in shown.values():
         for measure in dict.fromkeys(one.measure for result in results if result for one in result.measurements):
-            columns.append(measure_column(measure, results, marks))
+            columns.append(_measure_column(measure, results, marks))
             found = find_winners(measure, rows, results, stated_deviation if measure == HELD_OUT else None)
             statements += found[0]
             noises += found[1]
@@ -69,7 +95,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
         )
     columns = [column for column in columns if any(cell.text for cell in column.cells)]
     on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
-    published, sources = published_rows(columns, on_shared_data)
+    published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any("[" in line for line in statements) else [SCOPE]
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]  # each makes it another recipe
     advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
@@ -140,3 +166,44 @@ def _not_shown(rows: list[Row], shown: Shown) -> list[str]:
         f"{evaluation}: a newer session of {session}, {time}, is not shown: {out:,} prompts were left out of it"
         for (evaluation, session, time), out in sessions.items()
     ]
+
+
+def _measure_column(measure: Measure, results: list[EvaluationResult | None], marks: dict[str, str]) -> Column:
+    """Return a measure's measurements. `marks`: footnote marks, by subject; values on other data are not drawn."""
+    cells = []
+    for result in results:
+        measured = None if result is None else result.measurement(measure)
+        if result is None or measured is None:
+            cells.append(Cell())
+        elif result.subject in marks:
+            cells.append(Cell(text=f"{measured.text} {marks[result.subject]}"))
+        else:
+            cells.append(Cell(text=measured.text, value=measured.value, bounds=measured.bounds))
+    return Column(name=measure.name, cells=cells, measure=measure)
+
+
+def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> tuple[list[list[Cell]], list[str]]:
+    """Return a row for each published model with a value in some column, and notes on sources.
+
+    `results`: those in the table that are on the data that most models share.
+    """
+    values: dict[str, dict[str, str]] = {}  # by model and column
+    sources: list[str] = []
+    omitted: list[str] = []
+    for column in columns:
+        if column.measure is None or column.measure.published is None:
+            continue
+        published = column.measure.published
+        measurements = [one for result in results if (one := result.measurement(column.measure)) is not None]
+        if not all(published.comparable(one.sample) for one in measurements):
+            omitted += [published.otherwise] if published.otherwise is not None else []
+            continue
+        sources += [] if published.source in sources else [published.source]
+        for model, value in published.values.items():
+            values.setdefault(model, {})[column.name] = f"{value} [{sources.index(published.source) + 1}]"
+    rows = [
+        [Cell(text=f"{model}, published"), *(Cell(text=texts.get(column.name, "")) for column in columns[1:])]
+        for model, texts in values.items()
+    ]
+    notes = [*(f"[{number}] {source}" for number, source in enumerate(sources, 1)), *omitted]
+    return rows, [*notes, NOT_COMPARED] if rows else notes

@@ -120,8 +120,16 @@ def fit_law(points: Sequence[LossPoint]) -> LawFit:
         noise=NOISE if len(mean_points(points)) < len(points) else NOISE_OF_ONE_SEED,
     )
     laws = explaining_laws(observed)
-    [spread] = laws.quantiles(laws.spread, 0.5)
-    return LawFit(points=tuple(points), law=_typical(laws, center), noise=spread, laws=laws, center=center)
+    columns = (laws.floor, laws.size_part, laws.alpha, laws.token_part, laws.beta, laws.spread)
+    floor, size_part, alpha, token_part, beta, spread = (laws.quantiles(column, 0.5)[0] for column in columns)
+    typical = LossLaw(
+        floor=floor,
+        size_factor=size_part * math.exp(alpha * center[0]),
+        alpha=alpha,
+        token_factor=token_part * math.exp(beta * center[1]),
+        beta=beta,
+    )
+    return LawFit(points=tuple(points), law=typical, noise=spread, laws=laws, center=center)
 
 
 def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
@@ -158,17 +166,4 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
         f"no forecast: the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
         f"within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or leave out the smallest size and add a "
         "larger one"
-    )
-
-
-def _typical(laws: Laws, center: tuple[float, float]) -> LossLaw:
-    """Return the law at the medians of exponents and of the three parts at the center."""
-    columns = (laws.floor, laws.size_part, laws.alpha, laws.token_part, laws.beta)
-    floor, size_part, alpha, token_part, beta = (laws.quantiles(column, 0.5)[0] for column in columns)
-    return LossLaw(
-        floor=floor,
-        size_factor=size_part * math.exp(alpha * center[0]),
-        alpha=alpha,
-        token_factor=token_part * math.exp(beta * center[1]),
-        beta=beta,
     )

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from evaluation.comparison.columns import Cell
-from evaluation.comparison.compare import Comparison
+from evaluation.comparison.compare import Cell, Comparison
 from evaluation.comparison.page import as_fragment, as_markdown
 from tests.evaluation.comparison.stored import compared, kept
 
