@@ -26,13 +26,9 @@ def test_steps_of_a_killed_job_leave_the_curve_and_stay_in_the_cost(tmp_path: Pa
     assert history.axes["dollars"].last == pytest.approx(0.70)
     assert [(mark.step, mark.kind) for mark in history.marks] == [(20, "restart")]
     assert history.state == "killed"
-
-
-def test_a_job_that_begins_anew_after_a_kill_is_marked_as_a_restart(tmp_path: Path) -> None:
-    history = read_history(
-        write_run(tmp_path / "run", [start(), step(10), start(elapsed=30.0), step(10, elapsed=40.0)])
-    )
-    assert [(mark.step, mark.kind) for mark in history.marks] == [(0, "restart")]
+    anew = [start(), step(10), start(elapsed=30.0), step(10, elapsed=40.0)]
+    marks = read_history(write_run(tmp_path / "anew", anew)).marks
+    assert [(mark.step, mark.kind) for mark in marks] == [(0, "restart")]
 
 
 def test_a_run_without_price_has_no_dollars(tmp_path: Path) -> None:

@@ -38,25 +38,17 @@ def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
         ({"target": "/nope"}, "ladder.json: /nope: no such run directory"),
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': wanted train. and one of"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
+        ({"target": {"validation_interval": None}}, "never validates"),
+        ({"target": {"global_batch_size": None}}, "has no global_batch_size; set"),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_name(make_ladder: MakeLadder, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        read_ladder(make_ladder(**keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"validation_interval": None}, "never validates"),
-        ({"global_batch_size": None}, "has no global_batch_size; set"),
-    ],
-)
-def test_a_target_without_validation_or_batch_is_refused(
+def test_what_is_wrong_is_refused_by_its_name(
     make_ladder: MakeLadder, make_run: Callable[..., Path], keys: dict[str, Any], message: str
 ) -> None:
+    if isinstance(keys.get("target"), dict):
+        keys = {"target": make_run("lacking", **keys["target"])}
     with pytest.raises(BadInput, match=message):
-        read_ladder(make_ladder(target=make_run("lacking", **keys)))
+        read_ladder(make_ladder(**keys))
 
 
 def test_the_shipped_ladder_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Trunk and branches: a branch is bit-identical to a run that was trained alone, and pauses leave no trace."""
 
-import json
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.trunk import Trunk, trunks_of, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_progress import read_progress
-from tests.conftest import train
+from tests.conftest import metrics, train
 from tests.experiments.conftest import MakeLadder
 from training.schedule import learning_rate
 
@@ -24,42 +23,29 @@ def trunk_of(file: Path, output: Path) -> Trunk:
     return trunks_of(ladder, ladder.sizes[1], 0.01)[0]
 
 
-def final_hash(directory: Path) -> str:
-    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return str([record["state_sha256"] for record in records if "state_sha256" in record][-1])
-
-
 def run_to_end(directory: Path, *options: str) -> None:
     done = train(directory, "--hash-every", "1", *options)
     assert done.returncode == 0, done.stderr
 
 
-def train_trunk(trunk: Trunk) -> None:
-    """Train a trunk with its pauses, and its branches to their ends."""
+@pytest.mark.slow
+def test_every_horizon_has_the_bits_of_a_run_trained_alone(make_ladder: MakeLadder, tmp_path: Path) -> None:
+    trunk = trunk_of(make_ladder(**HORIZONS), tmp_path / "ladder")
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     for horizon in trunk.horizons[:-1]:
         run_to_end(trunk.directory, "--max-steps", str(horizon.decay_begins))
         write_branch(trunk, horizon)
     run_to_end(trunk.directory)
-    for horizon in trunk.horizons[:-1]:
-        run_to_end(horizon.directory)
-
-
-@pytest.mark.slow
-def test_every_horizon_has_the_bits_of_a_run_trained_alone(make_ladder: MakeLadder, tmp_path: Path) -> None:
-    file = make_ladder(**HORIZONS)
-    trunk = trunk_of(file, tmp_path / "ladder")
-    train_trunk(trunk)
-    hashes = []
+    hashes = set()
     for number, horizon in enumerate(trunk.horizons):
-        alone = tmp_path / f"alone-{number}"
-        write_run_directory(alone, horizon.sections)
+        if horizon.directory != trunk.directory:
+            run_to_end(horizon.directory)
+        write_run_directory(alone := tmp_path / f"alone-{number}", horizon.sections)
         run_to_end(alone)
-        step = horizon.plan.steps
-        assert read_progress(horizon.directory).losses[step] == read_progress(alone).losses[step]
-        hashes.append((final_hash(horizon.directory), final_hash(alone)))
-    assert all(one == other for one, other in hashes)
-    assert len(set(hashes)) == len(trunk.horizons)
+        for key in ("validation_loss", "state_sha256"):
+            assert metrics(horizon.directory, key)[horizon.plan.steps] == metrics(alone, key)[horizon.plan.steps]
+        hashes.add(metrics(alone, "state_sha256")[horizon.plan.steps])
+    assert len(hashes) == len(trunk.horizons)
 
 
 def test_horizons_share_rates_until_each_decays_to_zero(make_ladder: MakeLadder, tmp_path: Path) -> None:
