@@ -5,9 +5,18 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
+from tensorboard.plugins.scalar import metadata as scalars
+from tensorboard.plugins.text import metadata as texts
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from common.files import writing
 from reporting.trackers.tracked_rows import TrackedRow
@@ -15,6 +24,8 @@ from reporting.trackers.tracker_sync import Store, TrackedRun
 
 FOLDER = "tensorboard"
 CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies
+SCALAR = scalars.create_summary_metadata(display_name="", description="")
+TEXT = texts.create_summary_metadata(display_name="", description="")
 
 
 class TensorBoardEvents(Store):
@@ -27,8 +38,6 @@ class TensorBoardEvents(Store):
         return [[path.name, path.stat().st_size] for path in self._files()]
 
     def begin(self, version: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
             for path in self._files():
@@ -52,8 +61,6 @@ class TensorBoardEvents(Store):
         return sorted(path for path in self._folder.glob("events.out.tfevents.*") if _is_ours(path))
 
     def _write(self, path: Path, events: Sequence[Any]) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         with writing(path), path.open("ab") as file:
             writer = RecordWriter(file)
             for event in events:
@@ -72,33 +79,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _event(step: int, wall_time: float, values: Sequence[Any]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
     return Event(step=step, wall_time=wall_time, summary=Summary(value=values))
 
 
 def _scalar(name: str, value: float) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
-
     tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=TensorShapeProto(), double_val=[value])
-    return Summary.Value(tag=name, metadata=_scalar_metadata(), tensor=tensor)
-
-
-@cache
-def _scalar_metadata() -> Any:
-    from tensorboard.plugins.scalar.metadata import create_summary_metadata
-
-    return create_summary_metadata(display_name="", description="")
+    return Summary.Value(tag=name, metadata=SCALAR, tensor=tensor)
 
 
 def _text(name: str, text: str) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.text.metadata import create_summary_metadata
-    from tensorboard.util.tensor_util import make_tensor_proto
-
-    metadata = create_summary_metadata(display_name="", description="")
-    return Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto([text.encode()], dtype="string"))
+    return Summary.Value(tag=name, metadata=TEXT, tensor=make_tensor_proto([text.encode()], dtype="string"))

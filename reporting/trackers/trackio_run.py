@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
+from trackio.sqlite_storage import SQLiteStorage
+
 from common.errors import BadInput
 from reporting.trackers.tracked_rows import TrackedRow
 from reporting.trackers.tracker_sync import Store, TrackedRun
@@ -14,26 +16,23 @@ class TrackioRun(Store):
     """One run in trackio's database. Rows are written in one transaction each call."""
 
     def __init__(self, run: TrackedRun):
-        from trackio.sqlite_storage import SQLiteStorage
-
-        self._run, self._storage = run, SQLiteStorage
-        self._name = f"{run.name}-{run.identity}"
+        self._run, self._name = run, f"{run.name}-{run.identity}"
 
     def held(self) -> Any:
         with _failures():
-            return self._storage.get_log_count(self._run.project, self._name, run_id=self._run.identity)
+            return SQLiteStorage.get_log_count(self._run.project, self._name, run_id=self._run.identity)
 
     def begin(self, version: int) -> None:
         if self.held():
             with _failures():
-                deleted = self._storage.delete_run(self._run.project, self._name, run_id=self._run.identity)
+                deleted = SQLiteStorage.delete_run(self._run.project, self._name, run_id=self._run.identity)
             if not deleted:
                 raise BadInput(f"trackio: the earlier replay of {self._name} cannot be deleted; rerun")
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
         events = [{"events": "; ".join(row.events)} if row.events else {} for row in rows]
         with _failures():
-            self._storage.bulk_log(
+            SQLiteStorage.bulk_log(
                 self._run.project,
                 self._name,
                 [{**row.values, **event} for row, event in zip(rows, events, strict=True)],
