@@ -8,9 +8,9 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from common.errors import BadInput, quoted
 
@@ -19,6 +19,7 @@ FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Li
 PENDING_BYTES = 1 << 24  # most bytes of unwritten lines kept in memory
 LEAST, LARGEST = 1e-45, 1e39  # smallest and largest size of a float, other than 0: fp32 has those between
 SIZES = f"0, or a number of size {LEAST:g} to {LARGEST:g}"
+Parsed = TypeVar("Parsed")
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
@@ -102,15 +103,17 @@ class JsonLines(NamedTuple):
     damaged: list[int]  # numbers of the lines left out
     ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
 
-    def without(self, numbers: Collection[int]) -> "JsonLines":
-        """Return the same with the records of these lines left out as damaged, too."""
-        left_out = set(numbers)
-        kept = [index for index, number in enumerate(self.numbers) if number not in left_out]
-        return self._replace(
+    def parsed(self, parse: Callable[[dict[str, Any]], Parsed | None]) -> "tuple[list[Parsed], JsonLines]":
+        """Return the records as `parse` returns them; those for which that is None or False are left out as damaged."""
+        values = list(map(parse, self.records))
+        kept = [index for index, value in enumerate(values) if value is not None and value is not False]
+        numbers = [self.numbers[index] for index in kept]
+        lines = self._replace(
             records=[self.records[index] for index in kept],
-            numbers=[self.numbers[index] for index in kept],
-            damaged=sorted([*self.damaged, *numbers]),
+            numbers=numbers,
+            damaged=sorted({*self.damaged, *self.numbers}.difference(numbers)),
         )
+        return [value for value in values if value is not None and value is not False], lines
 
     def notes(self, *, growing: bool = False) -> list[str]:
         """Return a line on the lines left out, if there are any; `growing`: the last one may be unfinished."""

@@ -60,10 +60,9 @@ def read_rows(references: Sequence[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    lines = read_result_lines(home)
-    structured = {number: _structured(record) for record, number in zip(lines.records, lines.numbers, strict=True)}
-    tell(lines.without([number for number, found in structured.items() if found is None]))
-    results = [result for found in structured.values() for result in found or ()]
+    structured, lines = read_result_lines(home).parsed(_structured)
+    tell(lines)
+    results = [result for found in structured for result in found]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:

@@ -57,8 +57,7 @@ def read_results(home: Path) -> list[dict[str, Any]]:
 
 def read_result_lines(home: Path) -> JsonLines:
     """Return the results of a log, and which lines are left out. Raises BadInput where the file cannot be read."""
-    lines = read_json_lines(home / EVALUATIONS)
-    return lines.without([at for record, at in zip(lines.records, lines.numbers, strict=True) if not _is_sound(record)])
+    return read_json_lines(home / EVALUATIONS).parsed(_is_sound)[1]
 
 
 def tell(lines: JsonLines) -> None:

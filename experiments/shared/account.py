@@ -57,17 +57,6 @@ class AccountLine:
     ended: bool = False  # the call ends
 
 
-def read_account(directory: Path) -> tuple[list[AccountLine], list[str]]:
-    """Return the lines of an experiment's account, and a note on those that are left out as damaged.
-
-    Raises BadInput where it cannot be read at all.
-    """
-    found = read_json_lines(directory / ACCOUNT)
-    lines = {number: _line(record) for record, number in zip(found.records, found.numbers, strict=True)}
-    found = found.without([number for number, line in lines.items() if line is None])
-    return [line for line in lines.values() if line is not None], found.notes()
-
-
 def _line(record: dict[str, Any]) -> AccountLine | None:
     """Return a line; None for a damaged one."""
     try:
@@ -85,8 +74,8 @@ class Account:
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        lines, notes = read_account(directory)
-        for note in notes:
+        lines, found = read_json_lines(directory / ACCOUNT).parsed(_line)
+        for note in found.notes():
             print(printable(note), file=sys.stderr)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         self.price_per_hour = options.price_per_hour

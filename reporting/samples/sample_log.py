@@ -66,10 +66,7 @@ def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
 
     And the log, with the lines that are left out. Raises BadInput where it or the metrics cannot be read at all.
     """
-    lines = read_json_lines(run / SAMPLES)
-    samples_of = {number: _parsed(record) for record, number in zip(lines.records, lines.numbers, strict=True)}
-    parsed = [sample for sample in samples_of.values() if sample is not None]
-    lines = lines.without([number for number, sample in samples_of.items() if sample is None])
+    parsed, lines = read_json_lines(run / SAMPLES).parsed(_parsed)
     starts = read_starts(run) if parsed else []
     weights = weights_on_disk(run) if parsed else {}
     samples: dict[int, CheckpointSample] = {}

@@ -105,12 +105,12 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
 
 def read_counted(directory: Path) -> JsonLines:
     """Return the records of `read_lines`, and which lines it leaves out. Raises BadInput as it does."""
-    return _sound(read_json_lines(directory / METRICS))
+    return read_json_lines(directory / METRICS).parsed(_is_sound)[1]
 
 
 def read_starts(directory: Path) -> list[int]:
     """Return the step from which each job has started, in order. Raises BadInput as `read_lines` does."""
-    lines = _sound(read_json_lines(directory / METRICS, containing=b'"start"'))
+    _, lines = read_json_lines(directory / METRICS, containing=b'"start"').parsed(_is_sound)
     return [record["step"] for record in lines.records if record.get("event") == "start"]
 
 
@@ -139,11 +139,6 @@ def priced_seconds(
             price = known if line.get("price_per_hour") is None else line["price_per_hour"]
         reached = max(reached, line.get("elapsed_seconds", 0.0))
         yield reached, price
-
-
-def _sound(lines: JsonLines) -> JsonLines:
-    damaged = [number for record, number in zip(lines.records, lines.numbers, strict=True) if not _is_sound(record)]
-    return lines.without(damaged)
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
