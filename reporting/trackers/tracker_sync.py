@@ -69,7 +69,7 @@ class Store(Protocol):
         """Take rows of later steps."""
 
     def close(self) -> None:
-        """Store for good what was taken."""
+        """Store for good what was taken: nothing to do where rows are stored at once."""
 
 
 TRACKERS = {  # by package: the tested version, module and class of the Store

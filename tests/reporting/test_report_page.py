@@ -42,21 +42,13 @@ def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: P
 
 def _sampled(names: Sequence[str], checkpoints: int) -> dict[str, Markup]:
     """Return the sections on samples of named runs, with texts as long as recorded ones."""
-    said = [
-        Said(prompt=f"Prompt {number}", temperature=way, text="word " * 8 + " " * 20)
-        for number in range(6)
-        for way in (0, 1)
-    ]
+    prompts = [f"Prompt {number}" for number in range(6)]
+    said = [Said(prompt=prompt, temperature=way, text="word " * 8 + " " * 20) for prompt in prompts for way in (0, 1)]
     texts = "held-out text & <b>\n" * 26
     samples = [sample(100 * at, 3.0 + 2 / at, text=texts, said=said) for at in range(1, checkpoints + 1)]
     runs = [(name, samples) for name in names]
     parts = {"Samples": gallery(runs), "Log-probabilities": heat_map(runs)}
     return {title: html for title, html in parts.items() if html}
-
-
-def test_a_run_that_was_killed_is_not_said_to_be_without_an_ended_job(tmp_path: Path) -> None:
-    page = _page(write_run(tmp_path / "run", [start(), step(10)]))
-    assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
 
 
 def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) -> None:
@@ -71,6 +63,8 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
     assert "lost: the whole time of jobs that were killed" in report_page([run], [history], {})
     found = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
     assert [(time, usd, share) for _, time, usd, share in found] == [("10 s", "", 1), ("-5 s", "", 0), ("5 s", "", 0.5)]
+    page = _page(write_run(tmp_path / "killed", [start(), step(10)]))
+    assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
 
 
 def test_runs_without_evaluations_are_named_with_the_command_that_measures_them(tmp_path: Path) -> None:
