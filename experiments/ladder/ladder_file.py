@@ -23,22 +23,6 @@ FIXED = ("validation_sequences", "start_val_token", BUCKET)
 
 
 @attrs.frozen(kw_only=True)
-class LadderSize:
-    """A network of the ladder."""
-
-    model: ModelConfig
-
-    @property
-    def name(self) -> str:
-        return f"{self.model.n_layers}x{self.model.emb_dim}"
-
-    @property
-    def parameters(self) -> int:
-        """N of the law and of the rules."""
-        return matmul_parameter_count(self.model)
-
-
-@attrs.frozen(kw_only=True)
 class LadderFile:
     """A ladder file, checked."""
 
@@ -49,7 +33,7 @@ class LadderFile:
     batch: int  # the target's, sequences
     microbatch_size: int  # at most, of all runs
     train: dict[str, Any]  # the target's train.json, with "set"
-    sizes: tuple[LadderSize, ...]  # rising
+    sizes: tuple[ModelConfig, ...]  # rising in N, the weights in matrix products
     tokens_per_parameter: tuple[float, ...]  # horizons, rising
     rates: tuple[float, ...]  # rising
     seeds: tuple[int, ...]  # of each size
@@ -89,6 +73,11 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     )
 
 
+def size_name(model: ModelConfig) -> str:
+    """Return the name of a size: layers x width."""
+    return f"{model.n_layers}x{model.emb_dim}"
+
+
 def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that differ from their defaults."""
     return {key: value for key, value in values.items() if value != KEYS[section][key].default}
@@ -108,7 +97,7 @@ def _settings(file: Path, values: Any) -> dict[str, Any]:
     return found
 
 
-def _sizes(file: Path, target: Path, values: Any) -> tuple[LadderSize, ...]:
+def _sizes(file: Path, target: Path, values: Any) -> tuple[ModelConfig, ...]:
     if not isinstance(values, list) or len(values) < LEAST_SIZES or not all(isinstance(one, dict) for one in values):
         raise BadInput(
             f'{file}: sizes: got {quoted(values)}, wanted {LEAST_SIZES} or more of {{"n_layers": L, "emb_dim": C}}'
@@ -117,11 +106,12 @@ def _sizes(file: Path, target: Path, values: Any) -> tuple[LadderSize, ...]:
         if key not in SHAPE_KEYS:
             raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
     keys = [{f"model.{key}": value for key, value in changes.items()} for changes in values]
-    found = [LadderSize(model=changed_run(f"{file}: sizes", target, changes).model) for changes in keys]
-    sizes = sorted(found, key=lambda size: size.parameters)
+    found = [changed_run(f"{file}: sizes", target, changes).model for changes in keys]
+    sizes = sorted(found, key=matmul_parameter_count)
     for one, other in pairwise(sizes):
-        if one.parameters == other.parameters or one.name == other.name:
-            raise BadInput(f"{file}: sizes: two have {other.name}, or {other.parameters:,} weights; leave one out")
+        weights = matmul_parameter_count(other)
+        if matmul_parameter_count(one) == weights or size_name(one) == size_name(other):
+            raise BadInput(f"{file}: sizes: two have {size_name(other)}, or {weights:,} weights; leave one out")
     return tuple(sizes)
 
 

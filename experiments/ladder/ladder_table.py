@@ -13,7 +13,7 @@ from tabulate import tabulate
 from common.errors import BadInput, printable
 from experiments.ladder.budget_sizes import describe_best_sizes, size_family
 from experiments.ladder.forecast import Forecast, write_forecast
-from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate
+from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import HeldOut, LossPoint, fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk
 from experiments.ladder.trunk_training import best_rate, loss_points
@@ -57,7 +57,7 @@ class LadderTable:
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
-        rate = scaled_rate(best_rate(self.rates), size, self.trunks[0].size.parameters)
+        rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
         subject = "ladder" if self.forecast is None else "forecast"
         lines = [
@@ -84,7 +84,7 @@ class LadderTable:
             [f"{rate:g}", f"{loss:.4f}" if math.isfinite(loss) else "diverged", "best" if rate == best else ""]
             for rate, loss in self.rates.items()
         ]
-        columns = (f"learning rate of {self.trunks[0].size.name}", "validation loss", "")
+        columns = (f"learning rate of {size_name(self.trunks[0].size)}", "validation loss", "")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("right", "right", "left"))
 
     def _point_table(self, form: str) -> str:
@@ -94,7 +94,7 @@ class LadderTable:
             for ratio in self.ladder.tokens_per_parameter:
                 point = next(points)
                 setting = [f"{trunk.rate:g}", f"{batch}", f"{ratio:g}", f"{point.tokens:,}"]
-                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.4f}"])
+                rows.append([point.rung, f"{point.parameters:,}", *setting, f"{point.loss:.4f}"])
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
@@ -107,7 +107,7 @@ class LadderTable:
                 for rate, loss in self.rates.items()
             ],
             "sizes": [
-                {"name": trunk.size.name, "seed": trunk.seed, "learning_rate": trunk.rate, **trunk.batch}
+                {"name": size_name(trunk.size), "seed": trunk.seed, "learning_rate": trunk.rate, **trunk.batch}
                 for trunk in self.trunks
             ],
             "points": [attrs.asdict(point) for point in self.points],
@@ -141,7 +141,7 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     refused = refusal(held_out, fit)
     budget: list[str] = []
     if usd is not None:
-        family = size_family([size.model for size in ladder.sizes])
+        family = size_family(ladder.sizes)
         budget = ["", f"for ${usd:,.2f}   no best size without a forecast"]
         if refused is None:
             budget[1:] = describe_best_sizes(fit, family, ladder.target, usd, read_machines(MACHINES, ()))

@@ -13,9 +13,10 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, sync, writing
-from experiments.ladder.ladder_file import LadderFile, LadderSize, scaled_batch, stated
+from experiments.ladder.ladder_file import LadderFile, scaled_batch, size_name, stated
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
+from model.config import ModelConfig
 from model.counts import flops_per_token, matmul_parameter_count
 from training.checkpoints.atomic_commit import discard, partial_of, publish
 from training.checkpoints.directory import checkpoints_of, name_of
@@ -45,7 +46,7 @@ class Horizon:
 class Trunk:
     """A size with one rate and seed, and its horizons."""
 
-    size: LadderSize
+    size: ModelConfig
     seed: int
     rate: float
     batch: dict[str, int]  # keys of train.json
@@ -60,10 +61,10 @@ class Trunk:
         steps = self.horizons[-1].plan.steps
         if branches:
             steps += sum(horizon.plan.schedule.decay_steps for horizon in self.horizons[:-1])
-        return float(flops_per_token(self.size.model) * steps * self.horizons[-1].plan.tokens_per_step)
+        return float(flops_per_token(self.size) * steps * self.horizons[-1].plan.tokens_per_step)
 
 
-def trunks_of(ladder: LadderFile, size: LadderSize, rate: float) -> list[Trunk]:
+def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]:
     """Return the trunks of a size, one for each seed; nothing is written.
 
     Raises BadInput for runs that could not be trained.
@@ -71,15 +72,15 @@ def trunks_of(ladder: LadderFile, size: LadderSize, rate: float) -> list[Trunk]:
     return [_trunk(ladder, size, rate, seed) for seed in ladder.seeds]
 
 
-def _trunk(ladder: LadderFile, size: LadderSize, rate: float, seed: int) -> Trunk:
-    target = matmul_parameter_count(ladder.target.model)
-    batch = scaled_batch(ladder.batch, size.parameters, target, ladder.microbatch_size, ladder.ranks)
+def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Trunk:
+    parameters, target = matmul_parameter_count(size), matmul_parameter_count(ladder.target.model)
+    batch = scaled_batch(ladder.batch, parameters, target, ladder.microbatch_size, ladder.ranks)
     recipe = _recipe(ladder, rate, batch) | ({} if seed == ladder.target.train.random_seed else {"random_seed": seed})
     horizons: list[Horizon] = []
-    name = f"{size.name}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
+    name = f"{size_name(size)}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
     for ratio in ladder.tokens_per_parameter:
         longest = ratio == ladder.tokens_per_parameter[-1]
-        keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
+        keys = {**recipe, "min_train_tokens": round(ratio * parameters)}
         plan = _plan(ladder, size, keys)
         if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
             wanted = horizons[0].plan.schedule.warmup_steps
@@ -88,12 +89,13 @@ def _trunk(ladder: LadderFile, size: LadderSize, rate: float, seed: int) -> Trun
             plan = _plan(ladder, size, keys)
             assert plan.schedule.warmup_steps == wanted
         directory = ladder.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
-        sections: Sections = {"model": stated("model", attrs.asdict(size.model)), "train": keys}
+        sections: Sections = {"model": stated("model", attrs.asdict(size)), "train": keys}
         check_unchanged(directory, sections, dict.fromkeys(batch, f"--ranks {ladder.ranks}"))
         horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
     begins = [horizon.decay_begins for horizon in horizons]
     if len({0, *begins}) <= len(begins):
-        raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread")
+        name = size_name(size)
+        raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {name}: raise or spread")
     return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
@@ -135,11 +137,11 @@ def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str,
     return keys | batch | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
 
 
-def _plan(ladder: LadderFile, size: LadderSize, keys: dict[str, object]) -> Plan:
+def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Plan:
     try:
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
-        for problem in contradictions(size.model, train):  # train.py would refuse it, with the trunk paid for
+        for problem in contradictions(size, train):  # train.py would refuse it, with the trunk paid for
             raise ValueError(problem)
-        return make_plan(train, size.model.context_length, ladder.ranks, lengths_at_hand(train, None))
+        return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
     except (BadInput, ValueError) as error:
-        raise BadInput(f"{ladder.file}: {size.name}: {error}") from error
+        raise BadInput(f"{ladder.file}: {size_name(size)}: {error}") from error

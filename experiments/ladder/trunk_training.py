@@ -10,13 +10,13 @@ from pathlib import Path
 
 from common.errors import BadInput
 from experiments.ladder.forecast import target_tokens
-from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_rate
+from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import LossPoint, NoForecast
 from experiments.ladder.trunk import Horizon, Trunk, trunks_of, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
-from model.counts import flops_per_token
+from model.counts import flops_per_token, matmul_parameter_count
 
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
@@ -57,8 +57,8 @@ def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     if (edge := edge_of(losses)) is not None:
         tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(
-            f"{ladder.file}: rates: no forecast: the best one of {ladder.sizes[0].name}, {best_rate(losses):g}, is the "
-            f"{edge}, so a better one may lie beyond ({tried}); widen the sweep"
+            f"{ladder.file}: rates: no forecast: the best one of {size_name(ladder.sizes[0])}, {best_rate(losses):g}, "
+            f"is the {edge}, so a better one may lie beyond ({tried}); widen the sweep"
         )
     return losses
 
@@ -76,7 +76,7 @@ def edge_of(losses: dict[float, float]) -> str | None:
 
 def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> None:
     """Train trunks, in any case with the checkpoints of their branches; large ones begin first."""
-    trunks = sorted(trunks, key=lambda trunk: -trunk.size.parameters)
+    trunks = sorted(trunks, key=lambda trunk: -matmul_parameter_count(trunk.size))
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     waiting: list[Path] = []  # branches that have their checkpoint
@@ -115,8 +115,8 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
                 raise NoForecast(f"no forecast: {horizon.directory} diverged; lower the rates, then rerun")
             points.append(
                 LossPoint(
-                    rung=trunk.size.name,
-                    parameters=trunk.size.parameters,
+                    rung=size_name(trunk.size),
+                    parameters=matmul_parameter_count(trunk.size),
                     tokens=horizon.plan.train_tokens,
                     loss=loss,
                     seed=trunk.seed,
@@ -127,11 +127,9 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
 
 def size_trunks(ladder: LadderFile, best: float) -> list[Trunk]:
     """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
-    smallest, *larger = ladder.sizes
-    found = trunks_of(ladder, smallest, best)
-    for size in larger:
-        found += trunks_of(ladder, size, scaled_rate(best, size.parameters, smallest.parameters))
-    return found
+    smallest = matmul_parameter_count(ladder.sizes[0])
+    each = [(size, scaled_rate(best, matmul_parameter_count(size), smallest)) for size in ladder.sizes]
+    return [trunk for size, rate in each for trunk in trunks_of(ladder, size, rate)]
 
 
 def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
@@ -142,7 +140,7 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
     lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
     for trunk in trunks:
         lines += [
-            _line(trunk, f"{trunk.size.name}, {ratio:g} tokens per parameter", index)
+            _line(trunk, f"{size_name(trunk.size)}, {ratio:g} tokens per parameter", index)
             for index, ratio in enumerate(ladder.tokens_per_parameter)
         ]
     flops = sum(trunk.flops(branches=False) for trunk in tried)
@@ -150,14 +148,14 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
     flops *= seeds
     whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
     speeds = [
-        speed * flops_per_token(trunk.size.model)
+        speed * flops_per_token(trunk.size)
         for trunk in {trunk.directory: trunk for trunk in [*tried, *trunks]}.values()
         if (speed := measured_speed(trunk.directory)) is not None
     ]
     return [
         *lines,
-        f"{len(tried)} rates at {trunks[0].size.name}, more while the best one lies at the edge; then {len(trunks)} "
-        f"sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
+        f"{len(tried)} rates at {size_name(trunks[0].size)}, more while the best one lies at the edge; then "
+        f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
         + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
         + f": {flops:.3g} FLOPs, {flops / whole:.2g} x the target's {whole:.3g}",
         describe_cost(flops, "FLOP/s", speeds, usd_per_hour),
@@ -167,6 +165,6 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
 def _line(trunk: Trunk, name: str, index: int) -> str:
     plan = trunk.horizons[index].plan
     return (
-        f"{name}: N {trunk.size.parameters:,}, {plan.steps:,} steps of {plan.layout.global_batch_size} sequences, "
-        f"{plan.train_tokens:,} tokens"
+        f"{name}: N {matmul_parameter_count(trunk.size):,}, {plan.steps:,} steps of "
+        f"{plan.layout.global_batch_size} sequences, {plan.train_tokens:,} tokens"
     )

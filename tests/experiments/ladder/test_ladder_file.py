@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from experiments.ladder.ladder_file import read_ladder, scaled_batch, scaled_rate
+from experiments.ladder.ladder_file import read_ladder, scaled_batch, scaled_rate, size_name
 from tests.conftest import ROOT
 from tests.experiments.conftest import MakeLadder
 
 
 def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
     ladder = read_ladder(make_ladder(sizes=[{"n_layers": 1, "emb_dim": width} for width in (24, 8, 16)]))
-    assert [size.name for size in ladder.sizes] == ["1x8", "1x16", "1x24"]
+    assert list(map(size_name, ladder.sizes)) == ["1x8", "1x16", "1x24"]
     assert ladder.seeds == read_ladder(make_ladder(target=ladder.target.directory, seeds=None)).seeds == (42,)
     assert ladder.rates == (0.005, 0.01, 0.02) and ladder.train["max_epochs"] == 999
 

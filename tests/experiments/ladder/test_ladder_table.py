@@ -11,6 +11,7 @@ from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.ladder_table import LadderTable, conclude
 from experiments.ladder.trunk_training import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
+from model.counts import matmul_parameter_count
 from tests.experiments.conftest import MakeLadder
 from training.planning.estimate_table import describe_forecast_file
 
@@ -28,7 +29,7 @@ def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
-            loss = law(trunk.size.parameters, horizon.plan.train_tokens)
+            loss = law(matmul_parameter_count(trunk.size), horizon.plan.train_tokens)
             loss *= 1 + 0.004 * ((trunks.index(trunk) + trunk.horizons.index(horizon)) % len(ladder.seeds))
             line = {"step": horizon.plan.steps, "validation_loss": loss}
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -64,7 +65,7 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
     assert "means over the seeds 42, 43, 44" in table.text()
     largest = held_out.points[-1]
-    assert f"{table.trunks[-1].size.name} on {largest.tokens:,} tokens, held out" in table.text()
+    assert f"{largest.rung} on {largest.tokens:,} tokens, held out" in table.text()
     assert table.text().count("\n1x8 ") == 3
 
 
