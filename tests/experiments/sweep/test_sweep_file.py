@@ -18,13 +18,8 @@ def test_each_value_that_differs_from_the_base_is_a_variant(make_sweep: MakeSwee
         "muon": {"train.optimizer": "muon", "train.matrix_learning_rate": 0.01},
     }
     sweep = read_sweep(make_sweep(levers=levers, set={"train.require_stock_class": False}))
-    assert [variant.name for variant in sweep.variants] == [
-        "base",
-        "learning_rate=0.02",
-        "learning_rate=0.005",
-        "qk_norm=true",
-        "muon",
-    ]
+    names = ["base", "learning_rate=0.02", "learning_rate=0.005", "qk_norm=true", "muon"]
+    assert [variant.name for variant in sweep.variants] == names
     assert sweep.variants[-1].changes == {"train.optimizer": "muon", "train.matrix_learning_rate": 0.01}
     assert sweep.seeds == (42, 43)
 
