@@ -27,19 +27,15 @@ class Forecast:
     run: Run
     fit: LawFit
     held_out: HeldOut
+    parameters: int  # N of the law
     tokens: int
     loss: Interval
 
     @classmethod
     def of(cls, run: Run, fit: LawFit, held_out: HeldOut) -> "Forecast":
-        tokens = target_tokens(run)
-        loss = fit.predict(matmul_parameter_count(run.model), tokens)
-        return cls(run=run, fit=fit, held_out=held_out, tokens=tokens, loss=loss)
-
-    @property
-    def parameters(self) -> int:
-        """N of the law."""
-        return matmul_parameter_count(self.run.model)
+        parameters, tokens = matmul_parameter_count(run.model), target_tokens(run)
+        loss = fit.predict(parameters, tokens)
+        return cls(run=run, fit=fit, held_out=held_out, parameters=parameters, tokens=tokens, loss=loss)
 
     @property
     def extrapolation(self) -> float:

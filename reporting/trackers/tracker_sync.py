@@ -38,15 +38,11 @@ class TrackedRun:
     """A run as a tracker sees it."""
 
     directory: Path
+    name: str  # for people
     project: str
     identity: str  # the same in every replay of the run
     version: int  # of the data that the tracker has, as in Store.begin
     config: dict[str, Any]  # resolved.json; {} where there is none
-
-    @property
-    def name(self) -> str:
-        """Its name for people."""
-        return self.directory.resolve().name
 
 
 class Store(Protocol):
@@ -170,12 +166,12 @@ class TrackerSync:
 
     def _describe(self, lines: Sequence[dict[str, Any]]) -> TrackedRun:
         started = next((str(line.get("time")) for line in lines if line.get("event") == "start"), "")
-        digest = hashlib.sha256(
-            f"{self._directory.resolve().name} {started}".encode(errors="backslashreplace")
-        ).hexdigest()
+        name = self._directory.resolve().name
+        digest = hashlib.sha256(f"{name} {started}".encode(errors="backslashreplace")).hexdigest()
         record, identity = self._directory / RESOLVED, digest[:IDENTITY_CHARACTERS]
         return TrackedRun(
             directory=self._directory,
+            name=name,
             project=self._project,
             identity=identity,
             version=self._progress.version if self._progress.identity == identity else 0,
