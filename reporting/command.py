@@ -115,8 +115,9 @@ class ReportCommand:
             named = zip(self.runs, run_names(self.runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
             sections, notes = sample_sections(self.runs, record=record)
+            page = report_page(self.runs, histories, sections)
             with writing(self._file):
-                replace_file(self._file, report_page(self.runs, histories, sections))
+                replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
 
