@@ -37,10 +37,10 @@ class Row:
     title: str  # in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    cost: RunCost | None  # None, as the following, where there is no checkpoint of ours
-    validation_loss: float | None
-    seed: int | None
-    recipe: str | None  # equal for runs that differ at most in their seed and in keys that change no result
+    cost: RunCost | None = None  # None, as the following, where there is no checkpoint of ours
+    validation_loss: float | None = None
+    seed: int | None = None
+    recipe: str | None = None  # equal for runs that differ at most in their seed and in keys that change no result
     changes: list[str] = attrs.field(factory=list)  # of settings in the recipe, while the run was trained
 
 
@@ -71,17 +71,16 @@ def _read(reference: str) -> Row:
             f"python evaluate.py loss {reference}"
         )
     title = results[-1].model
-    state = _state(home, title)
-    changes = [] if state is None else [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
-    return Row(
-        label=title,
-        title=title,
-        home=home,
-        results=[result for result in results if result.model == title],
-        cost=cost_of(ModelLocation(home, home, home), state.position) if state else None,
-        validation_loss=state.position.validation_loss if state else None,
-        seed=state.config.train["random_seed"] if state else None,
-        recipe=_recipe(state.config, _position(home, state), changes) if state else None,
+    row = Row(label=title, title=title, home=home, results=[one for one in results if one.model == title])
+    if (state := _state(home, title)) is None:
+        return row
+    changes = [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
+    return attrs.evolve(
+        row,
+        cost=cost_of(ModelLocation(home, home, home), state.position),
+        validation_loss=state.position.validation_loss,
+        seed=state.config.train["random_seed"],
+        recipe=_recipe(state.config, _position(home, state), changes),
         changes=describe_changes(changes),
     )
 

@@ -26,7 +26,7 @@ COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
 @attrs.frozen(kw_only=True)
 class SweepTable:
-    """Results and verdicts of a sweep. The first result is the base's, and has no verdict."""
+    """Results and verdicts of a sweep. The first of both is the base's, without a comparison."""
 
     sweep: Sweep
     results: Sequence[VariantResult]
@@ -34,11 +34,14 @@ class SweepTable:
 
     @classmethod
     def of(cls, sweep: Sweep, results: Sequence[VariantResult]) -> "SweepTable":
-        return cls(sweep=sweep, results=results, verdicts=judge_variants(results[0], results[1:], sweep.seeds))
+        base, *variants = results
+        diverged = f", diverged in {base.diverged} of {len(sweep.seeds)} seeds" if base.diverged else ""
+        verdicts = [SweepVerdict(text=f"the base{diverged}"), *judge_variants(base, variants, sweep.seeds)]
+        return cls(sweep=sweep, results=results, verdicts=verdicts)
 
     def text(self, form: str = "simple") -> str:
         """Return the table and its basis; `form`: of tabulate."""
-        rows = [self._row(result, text) for result, text in zip(self.results, self._texts(), strict=True)]
+        rows = [self._row(*of_variant) for of_variant in zip(self.results, self.verdicts, strict=True)]
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])
 
@@ -63,15 +66,10 @@ class SweepTable:
             return []
         return [name for name in self._missing() if name in held]
 
-    def _texts(self) -> list[str]:
-        base = self.results[0]
-        diverged = f", diverged in {base.diverged} of {len(self.sweep.seeds)} seeds" if base.diverged else ""
-        return [f"the base{diverged}", *(verdict.text for verdict in self.verdicts)]
-
-    def _row(self, result: VariantResult, text: str) -> list[str]:
+    def _row(self, result: VariantResult, verdict: SweepVerdict) -> list[str]:
         mean, seeds, finite = result.mean(), len(self.sweep.seeds), len(result.runs)
         shown = "-" if mean is None else f"{mean:.{LOSS_DIGITS}f}" + (f" (of {finite})" if finite < seeds else "")
-        return [result.name, f"{len(result.losses)}/{seeds}", shown, text]
+        return [result.name, f"{len(result.losses)}/{seeds}", shown, verdict.text]
 
     def _missing(self) -> list[str]:
         """Return the runs that have not ended, without those that the rule has stopped."""
@@ -84,7 +82,7 @@ class SweepTable:
 
     def _deviation(self) -> tuple[float, int] | None:
         """Return the seed deviation behind the intervals, and its degrees of freedom; None without a comparison."""
-        compared = [one for one, verdict in zip(self.results[1:], self.verdicts, strict=True) if verdict.difference]
+        compared = [one for one, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
         return residual_deviation([one.runs for one in (self.results[0], *compared)], paired=True)
@@ -96,7 +94,7 @@ class SweepTable:
         if found is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
-                f"{counted(len(self.verdicts), 'comparison')}.",
+                f"{counted(len(self.verdicts) - 1, 'comparison')}.",
                 "Deviation of one run over seeds, without what a seed does to all variants alike: "
                 f"{found[0]:.{LOSS_DIGITS}f} (degrees of freedom: {found[1]}).",
             ]
@@ -110,21 +108,17 @@ class SweepTable:
 
     def _record(self) -> dict[str, Any]:
         found = self._deviation()
-        variants = []
-        for variant, result, text, verdict in zip(
-            self.sweep.variants, self.results, self._texts(), [None, *self.verdicts], strict=True
-        ):
-            difference = None if verdict is None else verdict.difference
-            variants.append(
-                {
-                    "name": variant.name,
-                    "changes": variant.changes,
-                    "losses": {str(seed): result.losses[seed] for seed in self.sweep.seeds if seed in result.losses},
-                    "mean": result.mean(),
-                    "verdict": text,
-                    "difference": None if difference is None else attrs.astuple(difference),
-                }
-            )
+        variants = [
+            {
+                "name": variant.name,
+                "changes": variant.changes,
+                "losses": {str(seed): result.losses[seed] for seed in self.sweep.seeds if seed in result.losses},
+                "mean": result.mean(),
+                "verdict": verdict.text,
+                "difference": None if verdict.difference is None else attrs.astuple(verdict.difference),
+            }
+            for variant, result, verdict in zip(self.sweep.variants, self.results, self.verdicts, strict=True)
+        ]
         return {
             "base": str(self.sweep.base),
             "set": self.sweep.changes,
