@@ -40,6 +40,11 @@ class Group:
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
 
+    @property
+    def verb(self) -> str:
+        """Verb of a statement about the group."""
+        return "is" if len(self.labels) == 1 else "are"
+
     def values(self, measure: Measure) -> Runs:
         """Return the values of a measure by training seed."""
         found = {seed: result.measurement(measure) for seed, result in self.results.items()}
@@ -148,12 +153,12 @@ def verdict(pair: Pair, found: Interval) -> str:
         return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {size}"
     if not found.apart:
         return f"{one.name} and {other.name} do not differ significantly: {size}"
-    if pair.noise is not None and (found.value > 0) != measure.higher_is_better:
-        one, other = other, one
-    verb = "is" if len(one.labels) == 1 else "are"
     if pair.noise is None:
-        return f"{one.name} {verb} {'above' if found.value > 0 else 'below'} {other.name} by {size}; {NO_WINNER}"
-    return f"{one.name} {verb} better than {other.name} by {size}"
+        side = "above" if found.value > 0 else "below"
+        return f"{one.name} {one.verb} {side} {other.name} by {size}; {NO_WINNER}"
+    if (found.value > 0) != measure.higher_is_better:
+        one, other = other, one
+    return f"{one.name} {one.verb} better than {other.name} by {size}"
 
 
 def _noise(recipes: list[Runs], one: Runs, other: Runs, stated_deviation: float | None) -> SeedNoise | None:

@@ -49,7 +49,10 @@ def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) ->
     sample = LossSample(nats=nats, tokens=TOKENS, is_gpjt_range=False)
     loss = float(nats.sum() / TOKENS.sum())
     found = result("loss", [Measurement(measure=HELD_OUT, value=loss, sample=sample)])
-    return Row(label=label, title=label, home=Path(label), results=[found], seed=seed, recipe=recipe)
+    return Row(
+        label=label, title=label, home=Path(label), results=[found], cost=None, validation_loss=None, seed=seed,
+        recipe=recipe,
+    )  # fmt: skip
 
 
 def pair(measure: Measure, deviation: float | None = 1.0, **more: Any) -> Pair:
@@ -138,7 +141,7 @@ def test_the_spread_over_seeds_is_noted() -> None:
     assert seed_note(measure, [group(1), group(2)]) == []
     assert group(1, 2, 3, 4).name == "r1, r2, r3, r4 (4 seeds)"
     assert group(1, 2, 3, 4, 5).name == "r1, r2, r3, 2 more (5 seeds)"
-    assert group(1).name == "r1"
+    assert (group(1).name, group(1).verb, group(1, 2).verb) == ("r1", "is", "are")
 
 
 def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each() -> None:
