@@ -21,9 +21,10 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file
-from common.json_files import read_regular
+from common.json_files import read_json
 from common.structure import structured
 from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
+from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # of a worker; units that wait for their commit take disk space
 RESTARTS = 5  # of all workers in a row, without a finished unit
@@ -38,10 +39,7 @@ class Executor:
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         """Begin a unit. The future raises BrokenExecutor if a worker is killed."""
         future: Future[Result] = Future()
-        try:
-            future.set_result(run_unit(job, task))
-        except Exception as error:  # noqa: BLE001  # raised by its result()
-            future.set_exception(error)
+        future.set_result(run_unit(job, task))
         return future
 
     def restart(self) -> None:
@@ -166,8 +164,18 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
 
 
 def _run_kept(job: EncodeJob, path: Path) -> Result:
-    """Run the task of a file, and delete the file: a task that is submitted again is written again."""
-    result = run_unit(job, structured(json.loads(read_regular(path, most_bytes=1 << 40)), Task))
+    """Run the task of a file, and delete the file: a task that is submitted again is written again.
+
+    Raises BadInput for a file that is damaged, or another unit's.
+    """
+    advice = "rerun the same command, which writes it anew"
+    try:
+        task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)
+        if f"{task.index:08d}" != path.stem:
+            raise ValueError(f"index: got {task.index}, wanted {int(path.stem)}")
+    except ValueError as error:
+        raise BadInput(f"{path}: damaged: {error}; {advice}") from error
+    result = run_unit(job, task)
     path.unlink(missing_ok=True)
     return result
 

@@ -1,5 +1,6 @@
 """Workers and Ray tasks: the same bytes from any number of them, killed or not."""
 
+import json
 import os
 import random
 import shutil
@@ -7,10 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from common.errors import BadInput
@@ -18,6 +21,7 @@ from tests.conftest import ROOT, shared
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
+from tokens.documents.inputs import Extent, Input
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 
@@ -67,18 +71,22 @@ def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
 
 
+def gpt2_command(corpus: Path, out: Path) -> list[str]:
+    return [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken"))]
+
+
 @pytest.mark.parametrize(("workers", "unit_bytes"), [(1, 3_000_000), (3, 50_000)])
 def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
-    options = ("--workers", str(workers), "--unit-bytes", str(unit_bytes), "--validation-fraction", "0.02")
-    succeed(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
+    options = ("--workers", str(workers), *COMMAND, "--unit-bytes", str(unit_bytes))
+    succeed(PREPARE, *gpt2_command(corpus, tmp_path / "out")[2:], *options)
     assert files_of(tmp_path / "out") == undisturbed
 
 
 def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
-    process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    command = [*gpt2_command(corpus, tmp_path / "out"), "--workers", "2", *COMMAND]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for_lines(process, tmp_path / "out", 3)
     kill(children(process)[-1])
     _, errors = process.communicate(timeout=120)
@@ -90,18 +98,13 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
 ) -> None:
-    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
+    command = gpt2_command(corpus, tmp_path / "out")
     # As from a terminal: what a shell starts in the background ignores Ctrl-C.
     obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*COMMAND, "--unit-bytes", "3000"]
     for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", obey, *command, *executor],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        obeying = [sys.executable, "-c", obey, *command, *executor]
+        process = subprocess.Popen(obeying, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
         wait_for_lines(process, tmp_path / "out", 3)
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
         _, errors = process.communicate(timeout=60)
@@ -125,6 +128,24 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
 
 NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, "problems": {}, "examples": {}}
 NOTHING |= {"lost_documents": 0, "lost_bytes": 0}
+
+
+DAMAGES: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text[:-1], "not JSON at line 1"),
+    (lambda text: text.replace('"index": 0', '"index": 7'), "damaged: index: got 7, wanted 0"),
+    (lambda text: text.replace('"end"', '"dne"'), "damaged: extents"),
+    (lambda text: "[]", "wanted an object"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_a_damaged_task_file_is_one_line(tmp_path: Path, damage: Callable[[str], str], said: str) -> None:
+    task = Task(index=0, extents=(Extent(0, 0, 9),), inputs=(Input("a.txt", 9, ""),))
+    path = tmp_path / "00000000.task"
+    path.write_text(damage(json.dumps(attrs.asdict(task))))
+    job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
+    with pytest.raises(BadInput, match=rf"{path}: .*{said}.*; rerun the same command"):
+        executors._run_kept(job, path)
 
 
 class Shuffled(executors.Executor):
