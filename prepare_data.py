@@ -4,12 +4,14 @@
 import os
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import exit_status, interrupts_kept, keep_logs_only, prepare_process
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
+from common.installation import exit_status, keep_logs_only, prepare_process, run_command
 
 if TYPE_CHECKING:
+    from tokens.command import DirectoryCommand
     from tokens.prepare.command import PrepareCommand
 
 
@@ -17,45 +19,42 @@ def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("prepare_data.py")
     from tokens.command import parse_command_line
-    from tokens.prepare.command import PrepareCommand
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
+    command = parse_command_line(sys.argv[1:])
+    return run_command("prepare_data.py", partial(run, command), partial(kept, command))
+
+
+def run(command: "PrepareCommand | DirectoryCommand") -> int:
+    """Prepare tokens, or print the lines of another command; return the exit status. Raises BadInput."""
+    from tokens.prepare.command import PrepareCommand
+
     try:
-        command = parse_command_line(sys.argv[1:])
         if isinstance(command, PrepareCommand):
             return prepare(command)
         print("\n".join(map(printable, command.lines())))
         return EXIT_DONE
-    except (BadInput, OSError) as error:
-        print(f"prepare_data.py: {printable(str(error))}", file=sys.stderr)
-        return EXIT_ERROR
-    except KeyboardInterrupt as interrupt:
-        print(f"prepare_data.py: interrupted{interrupt}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except OSError as error:  # a full disk, above all
+        raise BadInput(f"{error}{kept(command)}") from error
+
+
+def kept(command: "PrepareCommand | DirectoryCommand") -> str:
+    """Return the end of a message: how to resume a preparation that stops."""
+    from tokens.prepare.command import PrepareCommand
+    from tokens.prepare.commit_log import COMMITS
+
+    begun = isinstance(command, PrepareCommand) and (command.directory / COMMITS).exists()
+    return "; what was committed is kept: the same command goes on" if begun else ""
 
 
 def prepare(command: "PrepareCommand") -> int:
     """Read, encode and write every document, in the order of the sources."""
-    from tokens.prepare.commit_log import COMMITS
-    from tokens.prepare.display import Display, report, too_many_bad
+    from tokens.prepare.display import report, too_many_bad
     from tokens.prepare.prepare import prepare
-
-    def kept() -> str:
-        begun = (command.directory / COMMITS).exists()
-        return "; what was committed is kept: the same command goes on" if begun else ""
 
     keep_logs_only()
     began = time.monotonic()
-    display = Display()
-    try:
-        with interrupts_kept():
-            manifest = prepare(command, display)
-    except OSError as error:  # a full disk, above all
-        raise BadInput(f"{error}{kept()}") from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(kept()) from None
-    finally:
-        display.close()
+    manifest = prepare(command)
     report(command, manifest, time.monotonic() - began)
     return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
 

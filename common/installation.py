@@ -170,7 +170,7 @@ def interrupts_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def run_command(script: str, run: Callable[[], int | None], interrupted: str) -> int:
+def run_command(script: str, run: Callable[[], int | None], interrupted: str | Callable[[], str]) -> int:
     """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr."""
     try:
         with interrupts_kept():
@@ -179,7 +179,8 @@ def run_command(script: str, run: Callable[[], int | None], interrupted: str) ->
         print(f"{script}: {error}", file=sys.stderr, flush=True)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print(f"{script}: interrupted{interrupted}", file=sys.stderr, flush=True)
+        left = interrupted if isinstance(interrupted, str) else interrupted()
+        print(f"{script}: interrupted{left}", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED
 
 

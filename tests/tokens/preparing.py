@@ -19,7 +19,6 @@ from tests.conftest import ROOT, shared
 from tests.walks import children, kill
 from tokens.format.manifest import Manifest
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.display import Display
 from tokens.prepare.prepare import prepare
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -32,7 +31,7 @@ def write(directory: Path, source: Path, *, workers: int = 0, bucket: str | None
     executor = {"executor": "process", "workers": workers} if workers else {"executor": "inline"}
     place = {"output": str(directory)} if bucket is None else {"output": bucket, "scratch": directory}
     fixed = {"sources": (str(source),), "tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0}
-    return prepare(PrepareCommand(**(fixed | executor | place | options)), Display())
+    return prepare(PrepareCommand(**(fixed | executor | place | options)))
 
 
 def jsonl(path: Path, texts: list[str]) -> Path:
@@ -76,11 +75,9 @@ PIPES: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE
 COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
 
 
-def kill_again_and_again(
-    sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str
-) -> list[str]:
-    """Kill preparations into `out` until enough kills have hit, then let the last one end; return a log."""
-    draw, log = random.Random(kills), []
+def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str) -> None:
+    """Kill preparations into `out` until enough kills have hit, then let the last one end."""
+    draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
     ways.append(("--executor", "ray", "--ray-address", ray_address))
     while True:
@@ -88,10 +85,10 @@ def kill_again_and_again(
         command = [*PREPARE, *sources, "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
         before = ledger_lines(out)
         process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
-        if len(log) == kills:
+        if hits == kills:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-            return log
+            return
         wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
         time.sleep(draw.uniform(0, 0.1))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
@@ -107,9 +104,8 @@ def kill_again_and_again(
             assert files_of(out) == wanted
             shutil.rmtree(out)
             continue
-        after = f"from {before} to {ledger_lines(out)} ledger lines"
-        log.append(f"{len(log) + 1:3}  {' '.join(options[:2]):18} kill -9 {victims:15} {after}")
-        print(log[-1], flush=True)
+        hits += 1
+        print(f"{hits:3}  {' '.join(options[:2]):18} kill -9 {victims:15} from {before} to {ledger_lines(out)} lines")
 
 
 def ledger_lines(directory: Path) -> int:

@@ -94,21 +94,17 @@ class Reader:
         """
         for extent in unit:
             item = self._inputs[extent.input]
+            documents = self._text if item.path.endswith(TEXT_SUFFIXES) else self._lines
+            if item.path.endswith(".parquet"):
+                documents = self._rows
             try:
                 with item.open() as stream, readable(item.path):
-                    yield from self._documents(item, stream, extent)
+                    yield from documents(item, stream, extent)
             except EOFError as error:
                 raise BadInput(
                     f"{item.path}: became shorter while it was read; bring it back and start again"
                 ) from error
             item.compare(look_up(item.path))
-
-    def _documents(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        if item.path.endswith(TEXT_SUFFIXES):
-            return self._text(item, stream, extent)
-        if item.path.endswith(".parquet"):
-            return self._rows(item, stream, extent)
-        return self._lines(item, stream, extent)
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         data, size = stream.read(HEAD_BYTES), item.size_bytes

@@ -17,6 +17,7 @@ from common.files import by_number
 from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
+from tokens.format.manifest import SourceRecord
 
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
@@ -31,8 +32,10 @@ class Source:
     inputs: tuple[Input, ...]
 
     @property
-    def size_bytes(self) -> int:
-        return sum(item.size_bytes for item in self.inputs)
+    def record(self) -> SourceRecord:
+        """Its entry in the manifest."""
+        size = sum(item.size_bytes for item in self.inputs)
+        return SourceRecord(name=self.name, files=len(self.inputs), bytes=size)
 
 
 def resolve_sources(

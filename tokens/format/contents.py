@@ -64,9 +64,17 @@ def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str
     """
     with ThreadPoolExecutor() as threads:  # reading and hashing leave the interpreter to other threads
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
-    if manifest is not None:
-        for file in files:
-            _compare(file.path, contents[file.path.name], manifest.files[file.path.name])
+    if manifest is None:
+        return contents
+    for path in [file.path for file in files]:
+        content, wanted, where = contents[path.name], manifest.files[path.name], path.with_name(MANIFEST)
+        if content.sha256 != wanted.sha256:
+            raise BadInput(
+                f"{path}: damaged: got sha256 {content.sha256[:12]}..., wanted {wanted.sha256[:12]}... by {MANIFEST}; "
+                "prepare or download it again"
+            )
+        if content.max_id != wanted.max_id:
+            raise BadInput(f"{where}: damaged: its max_id of {path.name} is not {content.max_id}; {advice(where)}")
     return contents
 
 
@@ -84,14 +92,3 @@ def read_content(file: TokenFile) -> Content:
         said = error.strerror or error
         raise BadInput(f"{file.path}: cannot be read: {said}; prepare or download it again") from error
     return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
-
-
-def _compare(path: Path, content: Content, wanted: Content) -> None:
-    if content.sha256 != wanted.sha256:
-        raise BadInput(
-            f"{path}: damaged: got sha256 {content.sha256[:12]}..., wanted {wanted.sha256[:12]}... by {MANIFEST}; "
-            "prepare or download it again"
-        )
-    if content.max_id != wanted.max_id:
-        where = path.with_name(MANIFEST)
-        raise BadInput(f"{where}: damaged: its max_id of {path.name} is not {content.max_id}; {advice(where)}")

@@ -41,11 +41,6 @@ class ForeignName:
     token_set: str  # the words beside split and number; "" of nanoGPT's files
     number: int | None  # of a shard
 
-    @property
-    def is_bare(self) -> bool:
-        """True for nanoGPT's: `train.bin`, `val.bin`."""
-        return self.split is not None and self.token_set == "" and self.number is None
-
 
 def parse_name(name: str) -> ForeignName | None:
     """Return the parts of a token file's name, None for a file of another kind."""
@@ -79,7 +74,14 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
             raise BadInput(f"{where}: holds {found[0].name} and {file.name}, of two sets of tokens; keep one set")
         by_split.setdefault(file.split, []).append(file)
     for files in by_split.values():
-        _check_numbers(where, files)
+        numbers = [file.number for file in files]
+        if len(files) > 1 and (None in numbers or len(set(numbers)) < len(numbers)):
+            raise BadInput(f"{where}: holds both {files[0].name} and {files[1].name}; keep one of them")
+        known = sorted(number for number in numbers if number is not None)
+        gap = next((number for number, other in itertools.pairwise(known) if other != number + 1), None)
+        if gap is not None:
+            before = next(file.name for file in files if file.number == gap)
+            raise BadInput(f"{where}: incomplete shards: the one after {before} is missing; download it again")
     return {split: [file.name for file in files] for split, files in by_split.items()}
 
 
@@ -89,26 +91,12 @@ def read_foreign_header(path: Path) -> TokenFile:
         return _read_npy(path, file, size) if path.suffix == ".npy" else _read_bin(path, file, size)
 
 
-def _check_numbers(where: object, files: list[ForeignName]) -> None:
-    """Raise BadInput unless this is one file, or shards with consecutive numbers."""
-    numbers = [file.number for file in files]
-    if len(files) == 1:
-        return
-    if None in numbers or len(set(numbers)) < len(numbers):
-        raise BadInput(f"{where}: holds both {files[0].name} and {files[1].name}; keep one of them")
-    known = sorted(number for number in numbers if number is not None)
-    gap = next((number for number, other in itertools.pairwise(known) if other != number + 1), None)
-    if gap is not None:
-        before = next(file.name for file in files if file.number == gap)
-        raise BadInput(f"{where}: incomplete shards: the one after {before} is missing; download it again")
-
-
 def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     header = file.read(LLM_C_HEADER_BYTES)
     magic = int.from_bytes(header[:4], "little")
     if magic not in LLM_C:
         name = parse_name(path.name)
-        if name is None or not name.is_bare:
+        if name is None or name.split is None or (name.token_set, name.number) != ("", None):
             raise BadInput(
                 f"{path}: got magic number {magic}, wanted {' or '.join(map(str, LLM_C))}, llm.c's of uint16 and "
                 "uint32 tokens; download it again (nanoGPT's files, which have none, are train.bin and val.bin)"

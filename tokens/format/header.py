@@ -31,7 +31,16 @@ class TokenFile:
 
 def read_header(path: Path) -> TokenFile:
     """Return the token file behind a path. Raises BadInput unless it holds exactly one such tensor."""
-    size, header, length = _header(path)
+    with regular_file(path) as (file, size):
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(size - 8, FILE_BYTES):
+            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
+        data = file.read(length)
+    try:
+        header = parse_json(data)
+    except ValueError as error:
+        raise BadInput(f"{path}: not a safetensors file: its header: {error}") from error
     names = [name for name in header if name != "__metadata__"]
     if names != ["tokens"]:
         got = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
@@ -87,17 +96,3 @@ def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             raise BadInput(f"{path}: no regular file; move it away")
         with path.open("rb") as file:
             yield file, os.fstat(file.fileno()).st_size
-
-
-def _header(path: Path) -> tuple[int, dict[str, Any], int]:
-    """Return a safetensors file's size, its header, and the header's length, both in bytes."""
-    with regular_file(path) as (file, size):
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(size - 8, FILE_BYTES):
-            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
-        data = file.read(length)
-    try:
-        return size, parse_json(data), length
-    except ValueError as error:
-        raise BadInput(f"{path}: not a safetensors file: its header: {error}") from error

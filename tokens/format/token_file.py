@@ -34,7 +34,8 @@ class TokenStream:
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
         self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
-        self._versions = {file.path: version_of(file.path) for file in files}
+        # of the files when the stream was opened, to notice a change; none for files that still grow
+        self.versions: dict[Path, Version | None] = {file.path: version_of(file.path) for file in files}
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D. Raises BadInput for a file that cannot be read any more."""
@@ -77,11 +78,6 @@ class TokenStream:
         """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
         first = bisect.bisect_right(self._starts, position) - 1
         return f"{self.files[first].path}: token {position - self._starts[first]}"
-
-    @property
-    def versions(self) -> dict[Path, Version | None]:
-        """Versions of the files when the stream was opened, to notice a change; none for files that still grow."""
-        return self._versions
 
 
 def open_split(directory: Path, split: str) -> TokenStream:

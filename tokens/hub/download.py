@@ -8,7 +8,7 @@ import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -20,9 +20,6 @@ from common.json_files import read_json
 from tokens.format.contents import has_split
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import SPLITS, is_of
-
-if TYPE_CHECKING:
-    from huggingface_hub.file_download import DryRunFileInfo
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format
@@ -45,7 +42,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     quiet()
     commit = _read_receipt(directory).get("commit")
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
-    listed = source.listing(ALL_PATTERNS)
+    listed = source.snapshot(ALL_PATTERNS, dry_run=True)
     if listed:
         source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later are of the same commit
     sizes = {file.filename: file.file_size or 0 for file in listed}
@@ -89,18 +86,14 @@ class _Source:
     directory: Path
     commit: str | None  # None: the newest
 
-    def listing(self, patterns: list[str]) -> "list[DryRunFileInfo]":
-        """Return the files of the dataset whose names match."""
-        listed: list[DryRunFileInfo] = self._snapshot(patterns, dry_run=True)
-        return listed
-
     def fetch(self, patterns: list[str]) -> None:
         """Download the files whose names match. Raises BadInput where the disk is too small."""
-        wanted_bytes = sum(file.file_size or 0 for file in self.listing(patterns) if file.will_download)
-        _check_room(self.dataset, self.directory, wanted_bytes)
-        self._snapshot(patterns, dry_run=False)
+        listed = self.snapshot(patterns, dry_run=True)
+        _check_room(self.dataset, self.directory, sum(file.file_size or 0 for file in listed if file.will_download))
+        self.snapshot(patterns, dry_run=False)
 
-    def _snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
+    def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
+        """Download the files whose names match, or with `dry_run` return their DryRunFileInfo."""
         from huggingface_hub import snapshot_download
 
         problem = f"dataset {self.dataset}: cannot be downloaded into {self.directory}"

@@ -40,7 +40,9 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     check_logged_in()
     lines = verify(str(directory))
-    _check_verified(directory, manifest)
+    for name in manifest.files:  # `verify` reads nothing but token files
+        if not any(is_of(name, split) for split in SPLITS):
+            raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -66,7 +68,9 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
     files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / COMMITS).is_file():
-        files[COMMITS] = _public_ledger(directory / COMMITS)
+        entries = read_every_line(directory / COMMITS, advice="prepare these tokens anew")
+        public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]  # they quote paths
+        files[COMMITS] = b"".join(json.dumps(entry).encode() + b"\n" for entry in public)
     for name in (RANKS_FILE, CHART):
         if (directory / name).is_file():
             files[name] = directory / name
@@ -87,21 +91,6 @@ def public_name(source: str) -> str:
         parts = urlsplit(source)
         return f"{parts.scheme}{REMOTE}{parts.netloc.rpartition('@')[2]}{parts.path}"
     return Path(source).name or "local files"
-
-
-def _public_ledger(path: Path) -> bytes:
-    """Return a commit log without examples of bad documents: they quote paths."""
-    return b"".join(
-        json.dumps({**entry, "examples": {}} if "examples" in entry else entry).encode() + b"\n"
-        for entry in read_every_line(path, advice="prepare these tokens anew")
-    )
-
-
-def _check_verified(directory: Path, manifest: Manifest) -> None:
-    """Raise BadInput for a manifest that lists anything but token files, which is all that `verify` reads."""
-    for name in manifest.files:
-        if not any(is_of(name, split) for split in SPLITS):
-            raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
 
 
 def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest, *, private: bool) -> None:

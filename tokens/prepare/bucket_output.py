@@ -17,7 +17,6 @@ each shard, but only the manifest could tell whether all shards are there.
 """
 
 import os
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,7 +52,10 @@ class BucketOutput:
         self._lengths: dict[str, int] = {}  # tokens of each split in shards and checkpoints
 
     def open(self) -> Manifest | None:
-        """Empty the scratch folder and fetch the plan, if there is one; return the manifest of finished tokens."""
+        """Empty the scratch folder and fetch the plan, if there is one; return the manifest of finished tokens.
+
+        Raises BadInput where that is damaged, or lists a missing file.
+        """
         finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
         if finished:
             raise BadInput(f"{finished[0]}: finished tokens are no scratch; pass another --scratch")
@@ -66,7 +68,16 @@ class BucketOutput:
             (self._scratch / PLAN).write_bytes(self._read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
-        return self._finished(names) if MANIFEST in names else None
+        if MANIFEST not in names:
+            return None
+        try:
+            manifest = parse_manifest(self._read(MANIFEST))
+        except ValueError as error:
+            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
+        for name in () if manifest is None else manifest.files:
+            if name not in names:
+                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
+        return manifest
 
     def describe(self) -> None:
         """Copy plan, commit log, manifest and ranks, as far as they exist, into the scratch folder."""
@@ -167,17 +178,6 @@ class BucketOutput:
         if self._read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
             self._bucket.delete([PLAN])
         self._leave_scratch()
-
-    def _finished(self, names: Collection[str]) -> Manifest | None:
-        """Return the manifest in the bucket. Raises BadInput where it is damaged, or lists a missing file."""
-        try:
-            manifest = parse_manifest(self._read(MANIFEST))
-        except ValueError as error:
-            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
-        for name in () if manifest is None else manifest.files:
-            if name not in names:
-                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
-        return manifest
 
     def _objects(self) -> dict[str, StoredObject]:
         """Return the objects directly under the prefix."""

@@ -79,21 +79,18 @@ class Totals:
             case Uploaded():
                 self.uploaded[entry.uploaded] = entry.content
             case Result():
-                self._add_unit(entry)
-
-    def _add_unit(self, result: Result) -> None:
-        self.units += 1
-        for split, part in result.parts.items():
-            self.tokens[split] += part.tokens
-            self.documents[split] += part.documents
-            self.empty_documents += part.empty_documents
-        self.problems.update(result.problems)
-        self.text_bytes += result.text_bytes
-        self.lost_documents += result.lost_documents
-        self.lost_bytes += result.lost_bytes
-        for kind, lines in result.examples.items():
-            kept = self.examples.setdefault(kind, [])
-            kept += lines[: SHOWN - len(kept)]
+                self.units += 1
+                for split, part in entry.parts.items():
+                    self.tokens[split] += part.tokens
+                    self.documents[split] += part.documents
+                    self.empty_documents += part.empty_documents
+                self.problems.update(entry.problems)
+                self.text_bytes += entry.text_bytes
+                self.lost_documents += entry.lost_documents
+                self.lost_bytes += entry.lost_bytes
+                for kind, lines in entry.examples.items():
+                    kept = self.examples.setdefault(kind, [])
+                    kept += lines[: SHOWN - len(kept)]
 
 
 class CommitLog:

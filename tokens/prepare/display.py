@@ -16,41 +16,34 @@ SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 
 
-class Display:
+class Progress:
     """Progress on stderr: a bar over the bytes of the sources in a terminal, elsewhere a line every few seconds."""
 
     LINE_SECONDS = 10.0
 
-    def __init__(self) -> None:
+    def __init__(self, plan: UnitPlan, totals: Totals) -> None:
+        """`totals`: of earlier commands."""
         self._began = self._shown = time.monotonic()
-        self._terminal = sys.stderr.isatty()
+        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and of all
+        self._first = sum(totals.tokens.values()), self._edges[totals.units]
         self._bar: Any = None
-        self._edges: list[int] = []  # bytes of input before each unit, and of all
-        self._first: tuple[int, int] | None = None  # tokens and bytes of earlier commands
+        if sys.stderr.isatty():
+            from tqdm import tqdm
 
-    def say(self, line: str) -> None:
-        """Print a line on stderr."""
-        print(printable(line), file=sys.stderr)
+            self._bar = tqdm(total=self._edges[-1], unit="B", unit_scale=True, initial=self._first[1])
+        self.show(totals)
 
-    def show(self, plan: UnitPlan, totals: Totals) -> None:
-        """Show how far a plan has come."""
+    def show(self, totals: Totals) -> None:
         now, tokens = time.monotonic(), sum(totals.tokens.values())
-        if self._first is None:
-            self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]
-            self._began, self._first = now, (tokens, self._edges[totals.units])
-            if self._terminal:
-                from tqdm import tqdm
-
-                self._bar = tqdm(total=self._edges[-1], unit="B", unit_scale=True, initial=self._first[1])
         done_bytes, total_bytes = self._edges[totals.units], self._edges[-1]
-        if not self._terminal and now - self._shown < self.LINE_SECONDS:
+        if self._bar is None and now - self._shown < self.LINE_SECONDS:
             return
         self._shown = now
         seconds = max(now - self._began, 1e-9)
         new_tokens, new_bytes = tokens - self._first[0], done_bytes - self._first[1]
-        units = f"{totals.units:,} of {len(plan.units):,} units"
+        units = f"{totals.units:,} of {len(self._edges) - 1:,} units"
         rates = f"{units}, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
-        if self._terminal:
+        if self._bar is not None:
             self._bar.set_postfix_str(rates, refresh=False)
             self._bar.update(done_bytes - self._bar.n)
         else:
@@ -61,6 +54,11 @@ class Display:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    print(printable(line), file=sys.stderr)
 
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:

@@ -5,8 +5,8 @@ No tokens pass between processes: a unit writes files of its own and returns a f
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,8 +79,16 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
-            with _naming_inputs(task):
+            try:
                 text_bytes += _encode(batch, encoder, job.settings, writers)
+            except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
+                if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                    raise
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+                made = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
+                raise BadInput(
+                    f"unit {task.index}, made from {made}: cannot be encoded: {said}; leave it out"
+                ) from error
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -111,7 +119,8 @@ class _PartWriter:
         self._dtype = job.settings.dtype
         self._digest = xxhash.xxh3_128()
         self._file: BinaryIO | None = None
-        self._tokens = self._documents = self._empty_documents = self._max_id = 0
+        self._counts: Counter[str] = Counter()
+        self._max_id = 0
 
     def write(self, ids: np.ndarray, documents: int, empty_documents: int) -> None:
         if not len(ids):
@@ -122,9 +131,7 @@ class _PartWriter:
         data = ids.astype(self._dtype, copy=False).data.cast("B")
         self._file.write(data)
         self._digest.update(data)
-        self._tokens += len(ids)
-        self._documents += documents
-        self._empty_documents += empty_documents
+        self._counts.update(tokens=len(ids), documents=documents, empty_documents=empty_documents)
         self._max_id = max(self._max_id, int(ids.max()))
 
     def finish(self) -> UnitPart | None:
@@ -133,13 +140,7 @@ class _PartWriter:
             return None
         self._file.close()
         self._partial.replace(self._path)
-        return UnitPart(
-            tokens=self._tokens,
-            documents=self._documents,
-            empty_documents=self._empty_documents,
-            max_id=self._max_id,
-            digest=self._digest.hexdigest(),
-        )
+        return UnitPart(**self._counts, max_id=self._max_id, digest=self._digest.hexdigest())
 
     def close(self) -> None:
         """Delete the file if it is incomplete."""
@@ -157,19 +158,6 @@ def _encoder(name: str, wanted: str, recipe: Path | None) -> Encoder:
         f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install the same "
         "version of tiktoken on all machines"
     )
-
-
-@contextmanager
-def _naming_inputs(task: Task) -> Iterator[None]:
-    """Turn an encoder's error into BadInput: a ValueError, or a panic of Rust's, which cannot even be pickled."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
-            raise
-        detail = (str(error).splitlines() or [type(error).__name__])[0]
-        names = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
-        raise BadInput(f"unit {task.index}, made from {names}: cannot be encoded: {detail}; leave it out") from error
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

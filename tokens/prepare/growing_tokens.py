@@ -17,7 +17,7 @@ from common.errors import BadInput
 from common.file_lock import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, RANKS_FILE, TokenizerRecord
-from tokens.format.token_file import TokenStream, Version, open_split
+from tokens.format.token_file import TokenStream, open_split
 from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, read_plan
@@ -69,14 +69,9 @@ class GrowingTokens:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer, as the manifest will have it, without the hash of its ranks."""
-        return TokenizerRecord(
-            name=Path(self.settings.tokenizer).name,
-            vocabulary_size=self.settings.vocabulary_size,
-            end_of_text_id=self.settings.end_of_text_id,
-            fingerprint=self.settings.fingerprint,
-            ranks_file=RANKS_FILE if (self.directory / RANKS_FILE).exists() else None,
-        )
+        """The tokenizer, as the manifest will have it."""
+        ranks = self.directory / RANKS_FILE
+        return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
     def committed(self, split: str) -> int:
         """Return the tokens of a split that will stay.
@@ -126,7 +121,7 @@ class FollowedStream(TokenStream):
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
         self.dtype = tokens.settings.dtype
-        self.files, self.length = [], 0
+        self.files, self.length, self.versions = [], 0, {}
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:
         """Fill an array with the tokens from `start` on, which must have been committed."""
@@ -140,15 +135,11 @@ class FollowedStream(TokenStream):
             self._find(self.length)  # a file has lost its hidden name
             super().read_into(tokens, start)
 
-    @property
-    def versions(self) -> dict[Path, Version | None]:
-        """None: these files grow."""
-        return {}
-
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
             with suppress(FileNotFoundError):  # it got its final name just now
                 super().__init__(self._files(length))
+                self.versions = {}  # they grow
                 for file in self.files:
                     file.path.stat()
                 return

@@ -15,13 +15,13 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.files import replace_file
+from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
 from common.structure import structured
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
-from tokens.format.manifest import PLAN
+from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
 from tokens.tokenizer.tokenizer import token_dtype
 
 FORMAT = 1
@@ -58,6 +58,17 @@ class PrepareSettings:
         """Wanted share of the documents of each held-out split."""
         shares = {"validation": self.validation_fraction, "test": self.test_fraction}
         return {split: share for split, share in shares.items() if share > 0}
+
+    def tokenizer_record(self, ranks: Path | None) -> TokenizerRecord:
+        """Return the tokenizer's entry in the manifest. `ranks`: the byte-pair ranks that go with the tokens."""
+        return TokenizerRecord(
+            name=Path(self.tokenizer).name,
+            vocabulary_size=self.vocabulary_size,
+            end_of_text_id=self.end_of_text_id,
+            fingerprint=self.fingerprint,
+            ranks_file=None if ranks is None else RANKS_FILE,
+            ranks_sha256=None if ranks is None else sha256(ranks),
+        )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
         """Return the index in SPLITS of each document, from its first characters; None: all are in train.
@@ -170,18 +181,13 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
     """Yield the smallest parts of an input for units, with their sizes in bytes."""
-    if item.path.endswith(".parquet"):
-        yield from _row_groups(number, item, settings)
-    elif item.path.endswith(COMPRESSED_SUFFIXES):
-        yield Extent(number, 0, item.size_bytes), item.size_bytes
-    else:
-        count = max(1, round(item.size_bytes / settings.unit_bytes))
+    if not item.path.endswith(".parquet"):
+        whole = item.path.endswith(COMPRESSED_SUFFIXES)
+        count = 1 if whole else max(1, round(item.size_bytes / settings.unit_bytes))
         edges = [item.size_bytes * part // count for part in range(count + 1)]
         for begin, end in itertools.pairwise(edges):
             yield Extent(number, begin, end), end - begin
-
-
-def _row_groups(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
+        return
     with item.open() as stream, readable(item.path):
         try:
             table = open_parquet(stream)

@@ -5,8 +5,8 @@ The same command resumes after any interruption.
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import attrs
 
@@ -20,8 +20,8 @@ from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, Totals, read_log
-from tokens.prepare.display import Display
-from tokens.prepare.encode_unit import EncodeJob, Result, Task
+from tokens.prepare.display import Progress, say
+from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
@@ -33,7 +33,7 @@ from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
 
-def prepare(command: PrepareCommand, display: Display) -> Manifest:
+def prepare(command: PrepareCommand) -> Manifest:
     """Write token files, or complete them; return their manifest.
 
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
@@ -48,7 +48,7 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
         plan = read_plan(directory)
         version = VERSION if plan is None else plan.settings.version
         order = by_number if version > 1 else str
-        sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say, order)
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
         tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
         if plan is None:
             plan = _begin(command, sources, _settings(command, tokenizer, version), tokenizer, bucket)
@@ -60,22 +60,20 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
                 bucket.delete_leftovers()
-            display.say(f"{command.output}: complete already")
+            say(f"{command.output}: complete already")
             return finished
-        _warn_of_large_units(plan, display)
+        _warn_of_large_units(plan)
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
         if bucket is not None:
             bucket.restore(plan)
-        manifest = _write(command, display, plan, tokenizer, bucket)
+        manifest = _write(command, plan, tokenizer, bucket)
         _delete_units(directory)
         return manifest
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a token directory. Raises BadInput while another process holds it."""
-    with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
-        yield
+def locked(directory: Path) -> TextIO:
+    """Lock a token directory until the returned file is closed. Raises BadInput while another process holds it."""
+    return open_locked(directory / LOCK, f"{directory}: {IN_USE}")
 
 
 def _begin(
@@ -110,18 +108,16 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
     )
 
 
-def _write(
-    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None
-) -> Manifest:
+def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None) -> Manifest:
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
     directory = command.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
-    writer = TokenWriter(directory, plan, tokenizer, log, bucket)
+    writer = TokenWriter(directory, plan, tokenizer.ranks_file, log, bucket)
     try:
         if log.totals.units:
-            display.say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
+            say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
         if log.totals.units < len(plan.units):
-            _compute(command, display, plan, tokenizer, writer)
+            _compute(command, plan, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
             raise TooFewDocuments(_no_document(log.totals))
         manifest = writer.finish()
@@ -134,35 +130,36 @@ def _write(
         writer.close()
         log.close()
     if manifest.split is not None and manifest.split.from_tail:
-        display.say(
+        say(
             f"NOTE: no document's hash fell to {' or '.join(manifest.split.from_tail)}: the last documents are held "
             "out, and copies of them may be in train"
         )
     return manifest
 
 
-def _compute(
-    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter
-) -> None:
-    display.show(plan, writer.totals)
-    slow_noted = not isinstance(tokenizer, BytePairTokenizer)
+def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
+    units, slow_noted = writer.units, not isinstance(tokenizer, BytePairTokenizer)
     executor: Executor = Executor()
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
-    try:
-        job = _job(plan, writer.units, tokenizer)  # while the workers start
+    progress = Progress(plan, writer.totals)
+    try:  # while the workers start
+        recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
+        name = plan.settings.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute())
+        job = EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
         for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                display.say(
-                    "NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs"
-                )
-            if command.on_bad_document == "fail":
-                _refuse_losses(results)
+                say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
+            lost = [result for result in results if result.lost_documents or result.lost_bytes]
+            if lost and command.on_bad_document == "fail":
+                example = next(iter(lost[0].examples.values()))[0]
+                raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
             writer.commit(results)
-            display.show(plan, writer.totals)
+            progress.show(writer.totals)
     finally:
         executor.close()
+        progress.close()
 
 
 def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
@@ -174,20 +171,6 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
         yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
 
 
-def _job(plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
-    ranks_file = tokenizer.ranks_file
-    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
-    name = plan.settings.tokenizer if ranks_file is None else str(ranks_file.absolute())
-    return EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
-
-
-def _refuse_losses(results: list[Result]) -> None:
-    for result in results:
-        if result.lost_documents or result.lost_bytes:
-            example = next(iter(result.examples.values()))[0]
-            raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
-
-
 def _no_document(totals: Totals) -> str:
     if not totals.lost_documents:
         return "the sources hold no document"
@@ -195,11 +178,11 @@ def _no_document(totals: Totals) -> str:
     return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
 
 
-def _warn_of_large_units(plan: UnitPlan, display: Display) -> None:
+def _warn_of_large_units(plan: UnitPlan) -> None:
     large = [item for item in plan.inputs if item.path.endswith(COMPRESSED_SUFFIXES)]
     large = [item for item in large if item.size_bytes > LARGE_UNITS * plan.settings.unit_bytes]
     if large:
-        display.say(
+        say(
             f"NOTE: {large[0].path}{f' and {len(large) - 1} more files' if len(large) > 1 else ''}: compressed as a "
             "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
             "go faster"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
 from common.bucket import Bucket
 from common.errors import BadInput
@@ -167,16 +167,12 @@ def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]
     for path, length in files:
         first, last = max(begin, position), min(end, position + length)
         if first < last:
-            with suppress(OSError, BadInput), _open(path) as file:
+            with suppress(OSError, BadInput), open_remote(path) if REMOTE in path else open_regular(Path(path)) as file:
                 file.seek(HEADER_BYTES + first - position)
                 while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
                     first += len(data)
                     yield data
         position += length
-
-
-def _open(path: str) -> BinaryIO:
-    return open_remote(path) if REMOTE in path else open_regular(Path(path))
 
 
 def _sources(plan: UnitPlan, index: int) -> str:

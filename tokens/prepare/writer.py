@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import replace_file, sha256, sync
+from common.files import replace_file, sync
 from tokens.format.contents import read_content
 from tokens.format.header import read_header
 from tokens.format.manifest import (
@@ -20,9 +20,7 @@ from tokens.format.manifest import (
     Content,
     FileEntry,
     Manifest,
-    SourceRecord,
     SplitRecord,
-    TokenizerRecord,
     manifest_text,
 )
 from tokens.prepare.bucket_output import BucketOutput
@@ -31,25 +29,25 @@ from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, PrepareSettings, UnitPlan
 from tokens.prepare.tail_split import copy_tail, missing_splits, too_much_held_out
-from tokens.tokenizer.tokenizer import Tokenizer
 
 
 class TokenWriter:
     """The growing token files of one directory."""
 
     def __init__(
-        self, directory: Path, plan: UnitPlan, tokenizer: Tokenizer, log: CommitLog, bucket: BucketOutput | None
+        self, directory: Path, plan: UnitPlan, ranks: Path | None, log: CommitLog, bucket: BucketOutput | None
     ):
         """Continue where the commit log ends. Raises BadInput when a file is shorter than that.
 
-        `bucket`: destination of full shards; then `directory` is scratch.
+        `ranks`: the tokenizer's file of byte-pair ranks; `bucket`: destination of full shards; then `directory` is
+        scratch.
         """
         self.directory = directory
         self.units = directory / UNITS
         self.totals = log.totals  # over all committed units
         self._bucket = bucket
         self._plan = plan
-        self._tokenizer = tokenizer
+        self._ranks = ranks
         self._log = log
         self._streams = {
             split: GrowingStream(directory, split, plan.settings, to_bucket=bucket is not None) for split in SPLITS
@@ -84,7 +82,12 @@ class TokenWriter:
         settings = self._plan.settings
         from_tail = list(missing_splits(settings, self.totals)) if settings.split == HASH else []
         if self._bucket is None:
-            self._streams["train"].truncate((self.totals.cut or self._cut_tail())["train"])
+            if (lengths := self.totals.cut) is None:
+                lengths = copy_tail(self._streams, settings, self.totals)
+                reached("tail copied")
+                self._log.append(TailCut(lengths))
+                reached("cut noted")
+            self._streams["train"].truncate(lengths["train"])
         else:
             _refuse_missing(from_tail, settings, self.totals)
         reached("tail cut off")
@@ -110,13 +113,6 @@ class TokenWriter:
         for stream in self._streams.values():
             stream.close()
 
-    def _cut_tail(self) -> dict[str, int]:
-        lengths = copy_tail(self._streams, self._plan.settings, self.totals)
-        reached("tail copied")
-        self._log.append(TailCut(lengths))
-        reached("cut noted")
-        return lengths
-
     def _move_full_shards(self, bucket: BucketOutput) -> None:
         """Upload full shards with a checkpoint that another disk can resume from; delete them here."""
         full = [path for stream in self._streams.values() for path in stream.full_shards()]
@@ -138,11 +134,13 @@ class TokenWriter:
                 self._upload(bucket, shard.path)
         manifest = self._manifest(shards, [uploaded[shard.path.name] for shard in shards], [])
         names = {shard.path.name: shard.name for shard in shards}
-        bucket.publish(names, self._tokenizer.ranks_file, manifest_text(manifest))
+        bucket.publish(names, self._ranks, manifest_text(manifest))
         return manifest
 
     def _manifest(self, shards: list[Shard], contents: list[Content], from_tail: list[str]) -> Manifest:
-        totals, plan = self.totals, self._plan
+        totals, plan, ranks = self.totals, self._plan, self._ranks
+        if ranks is not None and self._bucket is None:  # the copy beside the tokens; a bucket gets one at the end
+            ranks = self.directory / RANKS_FILE
         return Manifest(
             files={
                 shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=plan.settings.dtype.name)
@@ -151,11 +149,8 @@ class TokenWriter:
             documents=sum(totals.documents.values()),
             tokens=sum(shard.tokens for shard in shards),
             text_bytes=totals.text_bytes,
-            tokenizer=self._tokenizer_record(),
-            sources=[
-                SourceRecord(name=source.name, files=len(source.inputs), bytes=source.size_bytes)
-                for source in plan.sources
-            ],
+            tokenizer=plan.settings.tokenizer_record(ranks),
+            sources=[source.record for source in plan.sources],
             split=SplitRecord(kind=plan.settings.split, seed=plan.settings.split_seed, from_tail=from_tail),
             units=totals.units,
             plan=plan.fingerprint(),
@@ -163,19 +158,6 @@ class TokenWriter:
             lost_documents=totals.lost_documents,
             lost_bytes=totals.lost_bytes,
             examples=totals.examples,
-        )
-
-    def _tokenizer_record(self) -> TokenizerRecord:
-        tokenizer, ranks = self._tokenizer, self._tokenizer.ranks_file
-        if ranks is not None and self._bucket is None:  # the copy beside the tokens; a bucket gets one at the end
-            ranks = self.directory / RANKS_FILE
-        return TokenizerRecord(
-            name=tokenizer.name,
-            vocabulary_size=tokenizer.vocabulary_size,
-            end_of_text_id=tokenizer.end_of_text_id,
-            fingerprint=self._plan.settings.fingerprint,
-            ranks_file=None if ranks is None else RANKS_FILE,
-            ranks_sha256=None if ranks is None else sha256(ranks),
         )
 
 

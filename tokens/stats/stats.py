@@ -6,7 +6,6 @@ The token files are read once, in blocks. In memory are a hash of each document,
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +73,9 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
 
 def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]) -> SplitStats:
     """Read a split to its end; count the lengths of its documents in `lengths`."""
-    hashes, ends = array("Q"), 0
-    for block_lengths, block_hashes, block_ends in _documents(stream, end_of_text_id, dtype):
-        lengths.update(block_lengths.tolist())
-        hashes.extend(block_hashes)
-        ends += block_ends
-    ascending = np.frombuffer(hashes, np.uint64)
-    ascending.sort()  # in place
-    return SplitStats(tokens=stream.length, ends=ends, hashes=ascending)
-
-
-def _documents(
-    stream: TokenStream, end_of_text_id: int, dtype: np.dtype
-) -> Iterator[tuple[np.ndarray, list[int], int]]:
-    """Yield, for each block, lengths and hashes of the documents that end in it, and its number of end-of-text ids."""
     import xxhash
 
+    hashes, found = array("Q"), 0
     begun, length = xxhash.xxh3_64(), 0  # of a document that goes on in the next block
     for at in range(0, stream.length, BLOCK_TOKENS):
         block = stream.read(at, min(BLOCK_TOKENS, stream.length - at)).astype(dtype, copy=False)
@@ -101,14 +87,18 @@ def _documents(
             continue
         edges = (ends * dtype.itemsize).tolist()
         begun.update(data[: edges[0]])
-        hashes = [begun.intdigest()]
-        hashes += [
-            xxhash.xxh3_64_intdigest(data[begin + dtype.itemsize : end]) for begin, end in itertools.pairwise(edges)
-        ]
-        yield np.diff(ends, prepend=-1 - length) - 1, hashes, len(ends)
+        hashes.append(begun.intdigest())
+        for begin, end in itertools.pairwise(edges):
+            hashes.append(xxhash.xxh3_64_intdigest(data[begin + dtype.itemsize : end]))
+        lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
+        found += len(ends)
         begun, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
     if length:  # a lone document that was cut by tokens has no end
-        yield np.array([length]), [begun.intdigest()], 0
+        lengths[length] += 1
+        hashes.append(begun.intdigest())
+    ascending = np.frombuffer(hashes, np.uint64)
+    ascending.sort()  # in place
+    return SplitStats(tokens=stream.length, ends=found, hashes=ascending)
 
 
 def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStream]:

@@ -55,7 +55,9 @@ class FastBytePairEncoder:
         encode = self._encoding.encode_batch_flat
         ids, offsets = self._thread.submit(encode, texts, split_special_tokens=True).result()
         if forget:  # not before: up to Python 3.12 a thread that was shut down frees its memory a moment later
-            _give_back_memory()
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:  # glibc would keep what was freed
+                trim(0)
         lengths = np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
         self._cached += len(ids) // 4
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
@@ -90,13 +92,6 @@ def encoders(name: str, recipe: Path | None) -> Iterator[Encoder]:
     if isinstance(tokenizer, BytePairTokenizer):
         yield byte_pair_tokenizer(tokenizer.name, tokenizer.ranks(), tokenizer.ranks_file, GROUPED_PATTERN)
     yield tokenizer
-
-
-def _give_back_memory() -> None:
-    """Return freed memory to the system; glibc keeps it otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def has_fastokens() -> bool:

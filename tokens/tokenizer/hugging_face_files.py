@@ -114,7 +114,11 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
         if path.is_file():
             tokenizer = _from_tokenizer_json(parse_json(read_regular(path)), path)
         elif (path := directory / VOCABULARY).is_file():
-            tokenizer = _from_vocabulary(parse_json(read_regular(path)), path)
+            tokenizer = _from_spelled(parse_json(read_regular(path)), path)
+            if not is_gpt2(tokenizer.ranks()):  # this older layout names no splitting pattern
+                raise _refused(
+                    path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}"
+                )
         else:
             return None
         for path in (directory / name for name in (SETTINGS, SPECIAL, ADDED)):
@@ -128,15 +132,12 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
 def _from_tokenizer_json(values: dict[str, Any], path: Path) -> Tokenizer:
     model, added = values["model"], values.get("added_tokens") or []
     after = values.get("post_processor") or {}
+    known_after = KNOWN_TEMPLATE if after.get("type") in KNOWN_TEMPLATE["type"] else KNOWN_BYTE_LEVEL
     for where, found, known in (
         ("", values, KNOWN),
         ("model: ", model, KNOWN_MODEL),
         ("pre_tokenizer: ", values["pre_tokenizer"] or {}, KNOWN_SPLITTING),
-        (
-            "post_processor: ",
-            after,
-            KNOWN_TEMPLATE if after.get("type") in KNOWN_TEMPLATE["type"] else KNOWN_BYTE_LEVEL,
-        ),
+        ("post_processor: ", after, known_after),
         ("decoder: ", values.get("decoder") or {}, KNOWN_BYTE_LEVEL),
         *((f"added_tokens: {number}: ", token, KNOWN_ADDED) for number, token in enumerate(added)),
     ):
@@ -151,14 +152,6 @@ def _from_tokenizer_json(values: dict[str, Any], path: Path) -> Tokenizer:
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if written is None or merges != written["model"]["merges"]:
         raise _refused(path, "model: merges: got others than those of the ids, in the order of the ids")
-    return tokenizer
-
-
-def _from_vocabulary(vocabulary: dict[str, int], path: Path) -> Tokenizer:
-    """Return GPT-2's tokenizer from the older layout, which names no splitting pattern: for others it is unknown."""
-    tokenizer = _from_spelled(vocabulary, path)
-    if not is_gpt2(tokenizer.ranks()):
-        raise _refused(path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}")
     return tokenizer
 
 
