@@ -22,12 +22,8 @@ def test_every_option_has_its_place() -> None:
     assert isinstance(command, PrepareCommand)
     assert (command.sources, command.output, command.scratch) == (("a", "b"), "s3://x/y", Path("here"))
     assert (command.shard_tokens, command.test_fraction, command.validation_fraction) == (9, 0.5, 0.01)
-    assert (command.tokenizer, command.text_field, command.split, command.unit_bytes) == (
-        "gpt2",
-        "text",
-        "hash",
-        1 << 24,
-    )
+    assert (command.tokenizer, command.text_field) == ("gpt2", "text")
+    assert (command.split, command.unit_bytes) == ("hash", 1 << 24)
     assert parse_command_line(["verify", "s3://x"]) == VerifyCommand("s3://x")
     assert parse_command_line(["push", "d", "me/it", "--private"]) == PushCommand("d", "me/it", private=True)
 

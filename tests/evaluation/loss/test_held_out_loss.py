@@ -17,7 +17,7 @@ from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import seal_again, shared, train
 from tests.evaluation.comparison.stored import refused, results, said
-from tests.tokens.format.foreign_files import write_llm_c
+from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
 from tests.conftest import train
 from tests.evaluation.comparison.stored import refused
-from tests.tokens.format.foreign_files import write_llm_c
+from tests.tokens.format.token_directory import write_llm_c
 
 
 def test_the_ranges_are_those_of_the_published_tables() -> None:

@@ -49,12 +49,6 @@ def test_every_data_parallel_size_reads_the_same_windows_in_a_step(microbatch: i
         assert samples_of_step(layout, step) == wanted
 
 
-def test_a_run_reads_every_window_once_even_when_the_data_parallel_size_changes() -> None:
-    choices = layouts(24, 2)
-    read = [sample for step in range(30) for sample in samples_of_step(choices[step % len(choices)], step)]
-    assert sorted(read) == list(range(24 * 30))
-
-
 def test_every_rank_takes_as_many_micro_steps_and_idle_ones_repeat_its_first_micro_batch() -> None:
     layout = Layout(context_length=8, microbatch_size=1, microbatches=8, data_parallel_size=3)
     assert [rank_samples(layout, 0, 1, rank).ravel().tolist() for rank in range(3)] == [[0, 0, 1], [2, 3, 4], [5, 6, 7]]

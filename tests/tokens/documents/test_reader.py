@@ -1,9 +1,11 @@
 """Every record format gives the same documents in units of any size; bad records are counted and named."""
 
 import gzip
+import io
 import json
 import random
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pyarrow
@@ -11,9 +13,9 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from tests.tokens.documents.reading import GOOD, TEXTS, documents, read, write_all_formats
+from tests.tokens.documents.reading import GOOD, TEXTS, documents, flipped, read, write_all_formats
 from tests.tokens.gpt2 import reference
-from tokens.documents import text_file
+from tokens.documents import compressed, text_file
 from tokens.documents.text_file import LONGEST_LINE
 
 
@@ -103,9 +105,8 @@ def test_a_line_that_is_too_long_is_left_out(
     assert [piece.text for piece in pieces] == ["x" * 27] * 3
     assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("line too long", 1)] * 3
     places = ["byte 40", "byte 121", "byte 662"] if kind == "" else ["line 2", "line 4", "line 6"]
-    assert [problem.where for problem in reader.problems.first] == [
-        f"{tmp_path}/a.jsonl{kind}: {place}" for place in places
-    ]
+    wheres = [problem.where for problem in reader.problems.first]
+    assert wheres == [f"{tmp_path}/a.jsonl{kind}: {place}" for place in places]
     assert sum(problem.lost_bytes for problem in reader.problems.first) == (41 + 501 + 300 if kind == "" else 0)
 
 
@@ -133,9 +134,8 @@ def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
     pieces, reader = read(tmp_path)
     assert pieces == []
-    assert [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first] == [
-        ("empty file", 0, 0)
-    ] * 2
+    found = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
+    assert found == [("empty file", 0, 0)] * 2
 
 
 def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> None:
@@ -198,3 +198,55 @@ def test_records_in_another_encoding_are_kept_or_lost_as_such(tmp_path: Path, ki
         assert pieces == []
         assert {problem.kind for problem in reader.problems.first} == {"wrong encoding"}
         assert reader.problems.lost_documents >= 300
+
+
+@pytest.mark.slow
+def test_a_line_that_was_packed_a_thousandfold_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path) -> None:
+    # In quadratic time, 15 s for a fifth of these bytes, it would run into the limit for hangs.
+    with (tmp_path / "a.jsonl.zst").open("wb") as file:
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
+            for _ in range(1000):
+                writer.write(b"x" * (1 << 20))
+        file.write(zstandard.compress(b"\n" + GOOD))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pieces, reader = read(tmp_path / "a.jsonl.zst")
+    assert ([piece.text for piece in pieces], len(reader.problems.first)) == (["fine"], 1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
+
+
+def test_what_was_packed_ten_thousandfold_is_unpacked_in_small_parts() -> None:
+    packed = io.BytesIO(zstandard.compress((b"x" * ((1 << 20) - 1) + b"\n") * 256))
+    tracemalloc.start()
+    assert sum(len(line or b"") for line, _, _ in compressed.decompressed_lines(packed, zstandard=True)) == 256 << 20
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, kind: str) -> None:
+    draw = random.Random(0)
+    lines = b"".join(json.dumps({"text": draw.randbytes(200).hex()}).encode() + b"\n" for _ in range(3000))
+    compress = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}[kind]
+    data = compress(lines)
+    place = 2 * len(data) // 3
+    for damaged, behind in ((data[:place], 0), (flipped(data, place), len(data) - place)):
+        (tmp_path / f"a.jsonl.{kind}").write_bytes(damaged)
+        pieces, reader = read(tmp_path / f"a.jsonl.{kind}")
+        assert len(pieces) > 1000
+        damage = reader.problems.first[-1]
+        assert (damage.kind, damage.documents) == ("damaged file", 1)
+        if "garbled" not in damage.detail:  # it was found where it is
+            assert len(pieces) <= 2000
+            assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
+            assert damage.lost_bytes > 1
+
+
+def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path: Path) -> None:
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(GOOD * 9)
+    for name, data in (("a.jsonl.gz", flipped(gzip.compress(GOOD * 9), -8)), ("a.jsonl.zst", flipped(checked, -1))):
+        (tmp_path / name).write_bytes(data)
+        _, reader = read(tmp_path / name)
+        [damage] = reader.problems.first
+        assert damage.kind == "damaged file"
+        assert damage.detail.endswith("lines before it may be garbled")

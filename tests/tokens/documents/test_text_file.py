@@ -17,9 +17,8 @@ from tokens.documents.text_file import TEXT_PIECE_BYTES, cut_position
 
 @pytest.mark.parametrize("unit_bytes", [5000, 70_000])
 def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
-    text = (
-        shared("wikitext2.txt").read_text()[:150_000] + "中文\uff0c文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y" * 500
-    )
+    wide = "中文\uff0c文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y"
+    text = shared("wikitext2.txt").read_text()[:150_000] + wide * 500
     (tmp_path / "a.txt").write_text(text)
     assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
     pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,26 +11,19 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from tests.tokens.documents.reading import flipped
 from tests.tokens.format.token_directory import SHARDS, check, prepared
 from tokens.format.contents import has_split, open_listed, read_contents
 from tokens.format.manifest import read_manifest
 
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[12_345] ^= 1
-    path.write_bytes(data)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-DAMAGE = {
-    flip_a_bit: "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
-    truncate: "cut short or damaged: got .* bytes, wanted",
-    Path.unlink: "missing, but manifest.json lists it; prepare or download it again",
-}
+DAMAGE: list[tuple[Callable[[Path], object], str]] = [
+    (
+        lambda path: path.write_bytes(flipped(path.read_bytes(), 12_345)),
+        "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
+    ),
+    (lambda path: os.truncate(path, path.stat().st_size - 2), "cut short or damaged: got .* bytes, wanted"),
+    (Path.unlink, "missing, but manifest.json lists it; prepare or download it again"),
+]
 
 
 def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
@@ -43,11 +37,11 @@ def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SHARDS[2], "validation.safetensors"])
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], None], name: str) -> None:
+@pytest.mark.parametrize(("damage", "said"), DAMAGE)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], said: str, name: str) -> None:
     prepared(tmp_path)
     damage(tmp_path / name)
-    with pytest.raises(BadInput, match=f"{tmp_path / name}: {DAMAGE[damage]}"):
+    with pytest.raises(BadInput, match=f"{tmp_path / name}: {said}"):
         check(tmp_path)
     if name not in SHARDS:  # a split that is not read may be missing
         assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000

@@ -1,13 +1,15 @@
-"""A token directory with shards and a manifest, and its check at the start of a run."""
+"""Token files: a directory with shards and a manifest, its check at the start of a run, and other programs' files."""
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from common.errors import BadInput
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.manifest import Content, Manifest, read_manifest
 
@@ -33,7 +35,8 @@ def prepared(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def contents_of(manifest: Manifest) -> list[tuple[str, int, str, int]]:
+def contents_of(manifest: Manifest | None) -> list[tuple[str, int, str, int]]:
+    assert manifest is not None
     return [(name, entry.size_bytes, entry.sha256, entry.max_id) for name, entry in manifest.files.items()]
 
 
@@ -44,7 +47,34 @@ def check(directory: Path) -> dict[str, Content]:
     return read_contents([file for stream in streams for file in stream.files], manifest)
 
 
+def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object]) -> None:
+    """Check that a file with any one of these bits flipped is refused in one line, by name, or gives the same."""
+    good, intact = path.read_bytes(), read()
+    for bit in bits:
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert read() == intact, bit
+        except BadInput as error:
+            assert str(error).startswith(str(path.parent)) and "\n" not in str(error), bit
+
+
 def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
     path.parent.mkdir(exist_ok=True)
     save_file({name: values}, path)
     return path
+
+
+LLM_C = {2: (20240520, 1), 4: (20240801, 7)}  # magic number and version, by the bytes of a token
+
+
+def write_llm_c(path: Path, tokens: np.ndarray) -> None:
+    """Write a shard of llm.c: version 1 of uint16, version 7 of uint32."""
+    header = np.zeros(256, "<i4")
+    header[:3] = (*LLM_C[tokens.itemsize], len(tokens))
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+
+
+def write_nanogpt(path: Path, tokens: np.ndarray) -> None:
+    path.write_bytes(tokens.astype("<u2").tobytes())

@@ -19,7 +19,7 @@ from common.errors import BadInput
 from tests import hub_server
 from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
-from tests.tokens.format.foreign_files import write_llm_c
+from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run, texts_of
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split

@@ -4,19 +4,53 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, shared
-from tests.hub_server import Hub, environment
-from tests.tokens.hub.conftest import NAME, published, push, refusal
+from tests.hub_server import TOKEN, Hub, environment, serve
+from tests.tokens.documents.reading import flipped
 from tests.tokens.hub.test_download import download
-from tests.tokens.preparing import PREPARE, files_of, jsonl, succeed, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
 from tokens.format.token_file import open_split
 from tokens.hub.upload import public_name, size_category
 from tokens.prepare.verify import verify
 from tokens.stats.stats import stats
+
+NAME = "owner/tokens"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """Return a finished directory, made from a folder whose name is nobody's business."""
+    folder = tmp_path / "secret-client"
+    folder.mkdir()
+    source = jsonl(folder / "letters.jsonl", [f"letter {number}" for number in range(300)] + [None])  # type: ignore[list-item]
+    write(tmp_path / "out", source, validation_fraction=0.1, unit_bytes=1000)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with serve({}) as server:
+        server.new = tmp_path / "hub"
+        yield server
+
+
+def push(hub: Hub, *options: str | Path, token: str | None = TOKEN) -> "subprocess.CompletedProcess[str]":
+    return run(PREPARE, "push", *options, **environment(hub, token))
+
+
+def published(hub: Hub) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in hub.datasets[NAME].iterdir()}
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
 
 
 def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path: Path) -> None:
@@ -66,9 +100,8 @@ def test_a_sources_public_name(source: str, public: str) -> None:
 
 def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hub) -> None:
     small = (prepared / "validation.safetensors").stat().st_size
-    uploading = subprocess.Popen(
-        [*PREPARE, "push", str(prepared), NAME], cwd=ROOT, env={**os.environ, **environment(hub)}
-    )
+    command = [*PREPARE, "push", str(prepared), NAME]
+    uploading = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment(hub)})
     hub.before_upload = lambda size: uploading.kill() is None if size == small else True
     assert uploading.wait(60) < 0
     assert published(hub) == {}  # nobody downloads a half of it
@@ -81,26 +114,20 @@ def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hu
 
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
-    assert "no access token of the Hugging Face hub: run `hf auth login`" in refusal(
-        push(hub, prepared, NAME, token=None)
-    )
+    told = refusal(push(hub, prepared, NAME, token=None))
+    assert "no access token of the Hugging Face hub: run `hf auth login`" in told
     assert "tokens: not a repository name; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
-    assert "--license: got 'a: b', wanted a license identifier" in refusal(
-        push(hub, prepared, NAME, "--license", "a: b")
-    )
+    told = refusal(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "--license: got 'a: b', wanted a license identifier" in told
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
-    (prepared / "manifest.json").write_text(
-        manifest.replace(
-            'files": {', 'files": {"../key": {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""},'
-        )
-    )
+    entry = {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""}
+    (prepared / "manifest.json").write_text(manifest.replace('files": {', f'files": {{"../key": {json.dumps(entry)},'))
     assert "files: got ../key, wanted token files of train" in refusal(push(hub, prepared, NAME))
     (prepared / "manifest.json").write_text(manifest)
-    data = bytearray((prepared / "train.safetensors").read_bytes())
-    data[-1] ^= 1
-    (prepared / "train.safetensors").write_bytes(data)
+    data = (prepared / "train.safetensors").read_bytes()
+    (prepared / "train.safetensors").write_bytes(flipped(data, len(data) - 1))
     assert "train.safetensors: damaged: got sha256" in refusal(push(hub, prepared, NAME))
     assert hub.requests == []
 
@@ -133,13 +160,8 @@ def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, t
 
 
 def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    write(
-        out,
-        jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000),
-        validation_fraction=0.1,
-        tokenizer=str(shared("gpt2.tiktoken")),
-    )
+    out, source = tmp_path / "out", jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000)
+    write(out, source, validation_fraction=0.1, tokenizer=str(shared("gpt2.tiktoken")))
     assert push(hub, out, NAME, "--license", "mit").returncode == 0
     card = published(hub)["README.md"].decode()
     front, body = card.removeprefix("---\n").split("---\n", 1)

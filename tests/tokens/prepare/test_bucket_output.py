@@ -9,18 +9,14 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, succeed, write
+from tests.tokens.documents.reading import flipped
+from tests.tokens.preparing import CRASH, PREPARE, files_of, run, succeed, write
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, Entry
 from tokens.prepare.verify import status, verify
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
 FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jsonl(tmp_path_factory.mktemp("source") / "a.jsonl", [f"document {number}" for number in range(200)])
 
 
 def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
@@ -64,9 +60,8 @@ def test_a_bucket_is_resumed_looked_at_and_verified_where_it_is(
     assert f"{url}: complete" in whole[0] and "5 of 5 (100.0% of " in whole[1]
     assert "all as written" in verify(url)[0]
     name = max(name for name in bucket.sizes() if name.startswith("train-"))
-    data = bytearray(bucket.read(name).content)
-    data[-1] ^= 1
-    bucket.write(name, bytes(data))
+    data = bucket.read(name).content
+    bucket.write(name, flipped(data, len(data) - 1))
     damaged = run(PREPARE, "verify", url)
     assert damaged.returncode == 1
     assert f"{url}/{name}: damaged: got sha256 " in damaged.stderr

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
+from common.errors import BadInput
+from tests.tokens.documents.reading import flipped
+from tests.tokens.preparing import files_of, jsonl, write
 from tokens.format.contents import open_listed
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
+from tokens.prepare.verify import verify
 
 SPLITS = ("train", "validation", "test")
 
@@ -53,22 +56,17 @@ def test_a_stream_that_fits_one_shard_is_one_file(source: Path, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["hash", "tail"])
 def test_a_flipped_bit_in_any_shard_is_found_and_its_unit_is_named(source: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
-    options = ("--tokenizer", "bytes", "--split", kind, "--unit-bytes", "700", "--validation-fraction", "0.3")
-    done = succeed(PREPARE, source, "--output", out, *options, "--shard-tokens", "500", "--executor", "inline")
-    assert "train in 7 files: " in done.stdout or "train in 8 files: " in done.stdout
+    write(out, source, split=kind, validation_fraction=0.3, unit_bytes=700, shard_tokens=500)
+    assert len(list(out.glob("train-*"))) in (7, 8)
     results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
     results = [result for result in results if "index" in result]
     ends = list(itertools.accumulate(result["parts"]["train"]["tokens"] for result in results))
     for position in (0, 499, 500, 1234):  # of the stream
         [path] = out.glob(f"train-{position // 500:05d}-of-*")
         original = path.read_bytes()
-        data = bytearray(original)
-        data[4096 + 2 * (position % 500)] ^= 1
-        path.write_bytes(data)
-        done = run(PREPARE, "verify", out)
-        path.write_bytes(original)
-        assert done.returncode == 1
+        path.write_bytes(flipped(original, 4096 + 2 * (position % 500)))
         unit = next(index for index, end in enumerate(ends) if position < end)
-        assert f"{path}: damaged: got sha256" in done.stderr
-        assert f"made from unit {unit}: {source} (bytes" in done.stderr
-    succeed(PREPARE, "verify", out)
+        with pytest.raises(BadInput, match=rf"{path}: damaged: got sha256.* made from unit {unit}: {source} \(bytes"):
+            verify(str(out))
+        path.write_bytes(original)
+    verify(str(out))

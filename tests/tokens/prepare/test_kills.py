@@ -11,7 +11,7 @@ import pytest
 
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
-from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run, succeed
+from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, kill_again_and_again, run, succeed
 from tokens.prepare import bucket_output, writer
 
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
@@ -25,11 +25,6 @@ OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline
 FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: cut off as well
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jsonl(tmp_path_factory.mktemp("source") / "a.jsonl", [f"document {number}" for number in range(200)])
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +107,5 @@ def test_random_kills_of_anything_under_changing_workers_change_nothing(
     succeed(PREPARE, *straight, *shards, *COMMAND)
     wanted, address = files_of(tmp_path / "straight"), cluster.stdout.readline().strip()
     assert len(wanted) > 5
-    log = kill_again_and_again([str(corpus), *shards], tmp_path / "out", wanted, kills, address)
-    assert len(log) == kills
+    kill_again_and_again([str(corpus), *shards], tmp_path / "out", wanted, kills, address)
     assert files_of(tmp_path / "out") == wanted

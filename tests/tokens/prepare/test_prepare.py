@@ -3,19 +3,22 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import BadInput
 from tests.conftest import shared
-from tests.tokens.preparing import files_of, jsonl, texts_of, tokens_of, write
+from tests.tokens.gpt2 import reference
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, texts_of, tokens_of, write
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.prepare import locked
-from tokens.tokenizer.tokenizer import fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
 
 
 def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
@@ -159,3 +162,35 @@ def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a", "b", "c"]), split="tail", validation_fraction=0.3)
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
+
+
+def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):  # what Rust's panics are to Python
+        pass
+
+    (tmp_path / "b.txt").write_text("boom")
+    encode = ByteTokenizer.encode
+    for error in (PanicException("stack overflow\nmore"), ValueError("Regex error")):
+
+        def fail(tokenizer: ByteTokenizer, text: str, error: BaseException = error) -> np.ndarray:
+            if text == "boom":
+                raise error
+            return encode(tokenizer, text)
+
+        monkeypatch.setattr(ByteTokenizer, "encode", fail)
+        message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
+        with pytest.raises(BadInput, match=message):
+            write(tmp_path / "out", tmp_path / "b.txt")
+
+
+def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path: Path) -> None:
+    ranks, out = shared("gpt2.tiktoken"), tmp_path / "out"
+    text = (corpus / "c.txt").read_text()
+    done = succeed(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
+    assert tokens_of(out, "train") + tokens_of(out, "validation") == [*reference().encode_ordinary(text), 50256]
+    assert (out / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
+    tokenizer = json.loads((out / "manifest.json").read_text())["tokenizer"]
+    assert tokenizer["ranks_sha256"] == hashlib.sha256(ranks.read_bytes()).hexdigest()
+    assert f"{out}: 1 documents, " in done.stdout

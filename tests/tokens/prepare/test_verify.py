@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from tests.tokens.documents.reading import flipped
 from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, write
 from tokens.prepare import verify as audit
 from tokens.prepare.verify import verify
@@ -27,9 +28,8 @@ def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -
         file.write(b"?")  # its header
     with shards[2].open("r+b") as file:
         file.truncate(shards[2].stat().st_size - 2)
-    data = bytearray((sharded / "validation.safetensors").read_bytes())
-    data[4097] ^= 1
-    (sharded / "validation.safetensors").write_bytes(data)
+    path = sharded / "validation.safetensors"
+    path.write_bytes(flipped(path.read_bytes(), 4097))
     with pytest.raises(BadInput) as told:
         verify(str(sharded))
     said = str(told.value)

@@ -64,21 +64,11 @@ def test_lengths_and_copies_are_those_of_a_plain_count(
 
 
 def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
-    documents = [[1] * length for length in (0, 1, 2, 3, 4, 7, 8, 1000, 70_000)]
+    documents = [[1] * length for length in (0, 1, 2, 3, 4, 1000, 70_000)]
     lines = stats.stats(save(tmp_path / "out", train=documents))
-    rows = {
-        match[1].strip(): int(match[2]) for line in lines if (match := re.match(r"(.{25})  +([\d,]+)  +[\d.]+%", line))
-    }
-    counted = {span: count for span, count in rows.items() if count}
-    assert counted == {
-        "0": 1,
-        "1": 1,
-        "2 to 3": 2,
-        "4 to 7": 2,
-        "8 to 15": 1,
-        "512 to 1,023": 1,
-        "65,536 to 131,071": 1,
-    }
+    rows = [match for line in lines if (match := re.match(r"(.{25})  +([\d,]+)  +[\d.]+%", line))]
+    counted = {row[1].strip(): int(row[2]) for row in rows if int(row[2])}
+    assert counted == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
 
 
 def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:

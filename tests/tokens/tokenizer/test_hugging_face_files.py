@@ -83,14 +83,8 @@ def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> No
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
     path = tmp_path / "tokenizer.json"
     values = json.loads(path.read_text())
-    model = values["model"] | {
-        "dropout": None,
-        "unk_token": None,
-        "byte_fallback": False,
-        "merges": [],
-        "fuse_unk": False,
-    }
-    path.write_text(json.dumps(values | {"post_processor": TEMPLATE | {"pair": []}, "model": model}))
+    values["model"] |= {"dropout": None, "unk_token": None, "byte_fallback": False, "merges": [], "fuse_unk": False}
+    path.write_text(json.dumps(values | {"post_processor": TEMPLATE | {"pair": []}}))
     assert read_tokenizer_files(tmp_path) is not None
     path.unlink()
     with pytest.raises(BadInput, match=r"vocab\.json: got 257 ids of an unknown tokenizer, without tokenizer\.json"):

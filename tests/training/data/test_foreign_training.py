@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import metrics, train, write_run
 from tests.test_train import one_line
-from tests.tokens.format.foreign_files import write_llm_c, write_nanogpt
+from tests.tokens.format.token_directory import write_llm_c, write_nanogpt
 from tokens.format.token_file import open_split
 
 Make = Callable[..., Path]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.conftest import metrics, train
 from tests.test_train import one_line
-from tests.tokens.format.foreign_files import write_llm_c
+from tests.tokens.format.token_directory import write_llm_c
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
