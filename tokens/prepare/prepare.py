@@ -26,7 +26,7 @@ from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.tail_split import TooFewDocuments
-from tokens.prepare.writer import TokenWriter
+from tokens.prepare.token_writer import TokenWriter
 from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 

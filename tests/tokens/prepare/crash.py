@@ -6,7 +6,7 @@ import sys
 
 import prepare_data
 from tokens.prepare import bucket_output as bucket
-from tokens.prepare import writer
+from tokens.prepare import token_writer
 
 points: list[str] = []
 
@@ -17,6 +17,6 @@ def reached(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-writer.reached = bucket.reached = reached
+token_writer.reached = bucket.reached = reached
 if __name__ == "__main__":
     sys.exit(prepare_data.main())

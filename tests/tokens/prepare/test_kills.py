@@ -12,7 +12,7 @@ import pytest
 from tests.bucket_server import BucketServer
 from tests.conftest import shared
 from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, kill_again_and_again, run, succeed
-from tokens.prepare import bucket_output, writer
+from tokens.prepare import bucket_output, token_writer
 
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
 END_POINTS = (
@@ -56,7 +56,7 @@ def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
 
 
 def test_every_crash_point_is_tried() -> None:
-    texts = [Path(module.__file__).read_text() for module in (writer, bucket_output)]
+    texts = [Path(module.__file__).read_text() for module in (token_writer, bucket_output)]
     named = {point for text in texts for point in re.findall(r'reached\("([^"]+)"\)', text)}
     assert named == {*COMMIT_POINTS, *END_POINTS, *QUICK_POINTS, *BUCKET_POINTS}
 
