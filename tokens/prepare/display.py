@@ -16,7 +16,7 @@ SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 
 
-class Progress:
+class UnitProgress:
     """Progress on stderr: a bar over the bytes of the sources in a terminal, elsewhere a line every few seconds."""
 
     LINE_SECONDS = 10.0

@@ -20,7 +20,7 @@ from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, Totals, read_log
-from tokens.prepare.display import Progress, say
+from tokens.prepare.display import UnitProgress, say
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
@@ -142,7 +142,7 @@ def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writ
     executor: Executor = Executor()
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
-    progress = Progress(plan, writer.totals)
+    progress = UnitProgress(plan, writer.totals)
     try:  # while the workers start
         recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
         name = plan.settings.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute())
