@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON and JSON Lines, and append-only logs.
+"""Parsing of untrusted JSON and JSON Lines, append-only logs, and timestamps of records.
 
 Bounds on size, depth and duplicate keys turn damage into one line of error, never into a traceback, a hang or a value
 that silently hides another. Records of documents are parsed in tokens/documents/reader.py, for speed.
@@ -7,6 +7,7 @@ that silently hides another. Records of documents are parsed in tokens/documents
 import json
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,11 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(f"{where}: got half a surrogate pair at character {error.start:,}; write it in UTF-8") from error
+
+
+def utc_now() -> str:
+    """Return date and time in UTC, ISO 8601, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
@@ -166,13 +172,13 @@ def numbers_in(value: Any) -> Iterator[int | float]:
         yield value
 
 
-def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:
+def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
     """Return the objects of a JSON Lines file that is an input: every line must be readable.
 
     Raises BadInput, with `advice` at its end, naming the damaged line, or the reason why the file cannot be read.
     """
     records = []
-    for number, line in _lines(_content(path, most_bytes, advice)):
+    for number, line in _lines(_content(path, LINES_BYTES, advice)):
         try:
             records.append(parse_json(line))
         except ValueError as error:
@@ -247,10 +253,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-_UNIQUE, _ANY = (
-    json.JSONDecoder(object_pairs_hook=_without_duplicates),
-    json.JSONDecoder(),
-)  # json.loads makes one a call
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+_ANY = json.JSONDecoder()  # json.loads makes one a call
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -63,7 +63,7 @@ class LineChart:
         marks = np.array([0.0, *(mark.x for mark in self.marks)])
         x = Scale(*_widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN))
         y = self._y_scale()
-        grid = "".join(f"M0 {_down(y, value)}H{SIZE}" for value, _ in y.ticks())
+        grid = "".join(f"M0 {round(SIZE * (1 - float(y.share(value))))}H{SIZE}" for value, _ in y.ticks())
         drawn = [f'<path class="grid" d="{grid}"/>']
         for mark in self.marks:
             place = f'd="M{round(SIZE * x.share(mark.x))} 0V{SIZE}"'
@@ -253,10 +253,6 @@ def _draw(axes: Any, line: Line) -> None:
         markersize=4,
         label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),  # after "_" in no legend; no mathematics
     )
-
-
-def _down(y: Scale, value: float) -> int:
-    return round(SIZE * (1 - float(y.share(value))))
 
 
 def _widened(low: float, high: float, share: float) -> tuple[float, float]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from common.clock import utc_now
 from common.errors import BadInput
+from common.json_files import utc_now
 from common.web_page import render
 from reporting.run_charts import charted_axes, legend
 from reporting.run_history import RunHistory

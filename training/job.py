@@ -4,8 +4,8 @@ from contextlib import closing
 
 import attrs
 
-from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
+from common.json_files import utc_now
 from training.build import build_loop, make_feed, make_network, make_settings, make_state
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need

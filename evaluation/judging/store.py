@@ -10,11 +10,10 @@ from pathlib import Path
 
 import attrs
 
-from common.clock import utc_now
 from common.errors import printable
 from common.file_lock import lock
 from common.files import writing
-from common.json_files import JsonLog, read_json_lines
+from common.json_files import JsonLog, read_json_lines, utc_now
 from common.structure import structured
 from evaluation.judging.prompt import Grade, read_grades
 

@@ -7,10 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from common.clock import utc_now
 from common.errors import BadInput, printable
 from common.files import write_error
-from common.json_files import JsonLines, JsonLog, is_number, numbers_in, read_json_lines
+from common.json_files import JsonLines, JsonLog, is_number, numbers_in, read_json_lines, utc_now
 from training.telemetry.metrics_log import EVALUATIONS
 
 

@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from common.clock import utc_now
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
 from common.files import replace_file, write_error, writing
-from common.json_files import read_json
+from common.json_files import read_json, utc_now
 
 EXIT_FILE = "exit.json"
 ERROR = "error"
 LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well
-OUTCOMES = {EXIT_DONE: "done", EXIT_ERROR: ERROR, EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped"}
-OUTCOMES[EXIT_USAGE] = ERROR
+OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped", EXIT_ERROR: ERROR, EXIT_USAGE: ERROR}
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 
 

@@ -7,13 +7,12 @@ logged beyond N.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.errors import LARGEST_INTEGER
+from common.checks import integer, number, optional
 from common.files import writing
-from common.json_files import LARGEST, JsonLines, JsonLog, is_number, read_json_lines
+from common.json_files import JsonLines, JsonLog, is_number, read_json_lines
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
@@ -23,18 +22,12 @@ SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with anoth
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
 MOST_SECONDS, MOST_USD_PER_HOUR = 1e10, 1e9
-# Least and greatest value of each number that readers use
-_RANGES = {
-    "learning_rate": (0, LARGEST),
-    "grad_norm": (0, LARGEST),
-    "tokens_per_second": (0, LARGEST),
-    "mfu": (0, LARGEST),
-    "peak_memory_bytes": (0, LARGEST),
-    "skipped_steps": (0, LARGEST),
-    "elapsed_seconds": (0, MOST_SECONDS),
-    "price_per_hour": (0, MOST_USD_PER_HOUR),
+_NUMBERS = {  # that readers use
+    **dict.fromkeys(("learning_rate", "skipped_steps"), number(0)),
+    **dict.fromkeys(("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes"), optional(number(0))),
+    "elapsed_seconds": number(0, MOST_SECONDS),
+    "price_per_hour": optional(number(0, MOST_USD_PER_HOUR)),
 }
-_OPTIONAL = ("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes", "price_per_hour")  # may be null
 _LOSSES = ("train_loss", "validation_loss")  # nan as well
 _NEEDED = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
 _DETAILS = {"diverged": ("problem",), "stopped": ("reason",)}  # texts that an event has
@@ -116,7 +109,7 @@ def read_starts(directory: Path) -> list[int]:
 
 def is_price(value: Any) -> bool:
     """Tell whether a value is a price per hour."""
-    return value is not None and _is_value("price_per_hour", value)
+    return value is not None and _NUMBERS["price_per_hour"].holds(value)
 
 
 def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
@@ -146,7 +139,7 @@ def _is_sound(record: dict[str, Any]) -> bool:
     event = record.get("event", "")
     places = any(key in record for key in _LOSSES) or event in ("start", "end")
     step = record.get("step", None if places else 0)
-    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER or not isinstance(event, str):
+    if not integer(0).holds(step) or not isinstance(event, str):
         return False
     return (
         all(key in record for first, needed in _NEEDED.items() if first in record for key in needed)
@@ -157,11 +150,6 @@ def _is_sound(record: dict[str, Any]) -> bool:
 
 def _is_loss(value: Any) -> bool:
     return is_number(value) or (type(value) is float and not math.isfinite(value))
-
-
-def _is_value(key: str, value: Any) -> bool:
-    low, high = _RANGES[key]
-    return (is_number(value) and low <= value <= high) or (value is None and key in _OPTIONAL)
 
 
 def _is_ledger(value: Any) -> bool:
@@ -181,7 +169,7 @@ def _are_sources(value: Any) -> bool:
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    **{key: partial(_is_value, key) for key in _RANGES},
+    **{key: check.holds for key, check in _NUMBERS.items()},
     **dict.fromkeys(_LOSSES, _is_loss),
     **dict.fromkeys(("ledger", "run_ledger"), _is_ledger),
     "validation_losses": lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),

@@ -10,8 +10,8 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.clock import utc_now
 from common.errors import advisory, newly_dropped, printable
+from common.json_files import utc_now
 from training.config.batch_plan import Plan
 from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
@@ -108,10 +108,10 @@ class Reporter:
     def finish(self) -> str:
         """Close the bar and draw the chart of the final state; return its file in words."""
         self._close_bar()
-        drawn = False
         with advisory("chart"):
-            drawn = self.chart is not None and self.chart.finish()
-        return f"chart {self.chart.file}" if drawn and self.chart is not None else "no chart"
+            if self.chart is not None and self.chart.finish():
+                return f"chart {self.chart.file}"
+        return "no chart"
 
     def close(self, lines: Iterable[str] = ()) -> None:
         """Close the bar, print the last lines and close the metrics log."""
