@@ -8,6 +8,7 @@ FSDP shards rows, whichever axis they are.
 from typing import NamedTuple
 
 import attrs
+from torch import Tensor
 
 from model.config import ModelConfig
 
@@ -77,3 +78,8 @@ def axes_of(name: str, config: ModelConfig) -> Axes:
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
     """Return the number of a parameter's rows that a checkpoint stores: all but the vocabulary padding."""
     return config.vocab_size if axes_of(name, config).row_names == ["vocab"] else rows
+
+
+def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
+    """Cut the padding rows off a parameter: a view, of the shape that a checkpoint stores."""
+    return value[: stored_rows(name, len(value), config)]

@@ -8,8 +8,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from common.errors import BadInput
+from model.axes import unpadded
 from model.config import ModelConfig
-from model.gpt import GPT, unpadded
+from model.gpt import GPT
 
 FEW_LAYERS = 4  # that stand for all where their parameters are alike
 FILLING = (nn.init.normal_, nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.zeros_, nn.init.ones_)
@@ -55,25 +56,23 @@ def like_blocks(config: ModelConfig) -> ModelConfig:
 def _counts(config: ModelConfig) -> tuple[int, int]:
     """Return the number of parameters, and of those in matrix products."""
     counted = like_blocks(config)
-    network, layers = meta_network(counted), counted.n_layers
-    parameters = dict(network.named_parameters())
+    network = meta_network(counted)
     linear = {id(part.weight) for part in network.modules() if isinstance(part, nn.Linear)}
     linear.add(id(network.output_weight()))
     tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
-    for name, value in parameters.items():
+    outer, blocks = [0, 0], [0, 0]  # parameters, and those in matrix products
+    for name, value in network.named_parameters():
         if value.dim() > 1 and id(value) not in linear | tables:
             raise BadInput(
                 f"model.json: {name}: got a matrix of no nn.Linear or nn.Embedding, so its FLOPs are unknown: "
                 "use one of these, or count it in model/counts.py"
             )
-    blocks = [name.startswith("blocks.") for name in parameters]
-    sizes = [unpadded(name, value, config).numel() for name, value in parameters.items()]
-    products = [size * (id(value) in linear) for size, value in zip(sizes, parameters.values(), strict=True)]
-    every, product = (
-        sum(size * config.n_layers // layers if inside else size for size, inside in zip(each, blocks, strict=True))
-        for each in (sizes, products)
-    )
-    return every, product
+        own, size = blocks if name.startswith("blocks.") else outer, unpadded(name, value, config).numel()
+        own[0] += size
+        own[1] += size * (id(value) in linear)
+    layers = counted.n_layers
+    every, products = (out + inside * config.n_layers // layers for out, inside in zip(outer, blocks, strict=True))
+    return every, products
 
 
 class _Unfilled(TorchFunctionMode):

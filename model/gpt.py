@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.axes import axes_of, stored_rows
+from model.axes import axes_of, unpadded
 from model.config import GATED, INITIAL_STD, ModelConfig
 
 Rotation = Float[Tensor, "2 T _"] | None  # cosines and sines of RoPE's angles, (2, T, D / 2)
@@ -63,7 +63,6 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
-        self.rotate: Callable[..., Tensor] = rotate if config.positions == "rope" else unrotated
         # A number of Python would be a constant of the compiled block: one graph a layer.
         inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
         self.register_buffer("inverse_layer", inverse_layer, persistent=False)
@@ -86,8 +85,9 @@ class Attention(nn.Module):
     def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:
         """Return queries (B, H, T, D), keys and values (B, K, T, D), normed and rotated as configured."""
         queries, keys, values = split_heads(fused, self.heads)
-        queries = self.rotate(self.query_norm(queries), rotation)
-        keys = self.rotate(self.key_norm(keys), rotation)
+        queries, keys = self.query_norm(queries), self.key_norm(keys)
+        if rotation is not None:
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         if self.inverse_layer is not None:
             queries = queries * self.inverse_layer
         return [queries, keys, values]
@@ -240,11 +240,6 @@ def rotate(x: Float[Tensor, "B H T D"], rotation: Float[Tensor, "2 T _"]) -> Flo
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
 
 
-def unrotated(x: Float[Tensor, "B H T D"], _: None) -> Float[Tensor, "B H T D"]:
-    """Return queries or keys as they are, where positions are learned."""
-    return x
-
-
 def initialize(model: GPT, seed: int) -> None:
     """Set the weights of a network in the memory of one device to their initial values."""
     parameters = dict(model.named_parameters())
@@ -268,30 +263,8 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
             nn.init.normal_(values, std=_initial_std(name, config), generator=generator)
         else:
             values.fill_(0.0 if name.endswith("bias") else 1.0)  # else a norm's gain
-        values[stored_rows(name, len(values), config) :] = 0.0  # the vocabulary padding
+        values[len(unpadded(name, values, config)) :] = 0.0
         yield name, values
-
-
-def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Cut the padding rows off a parameter: a view, of the shape that a checkpoint stores."""
-    return value[: stored_rows(name, len(value), config)]
-
-
-def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
-    """Load a plain state dict into a model on one device.
-
-    Raises ValueError naming the first parameter that is missing, unknown or of another shape.
-    """
-    parameters = dict(model.named_parameters())
-    for name in sorted(parameters.keys() ^ state.keys()):
-        raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            stored, given = unpadded(name, parameter, model.config), state[name]
-            if given.shape != stored.shape:
-                raise ValueError(f"parameter {name}: got shape {tuple(given.shape)}, wanted {tuple(stored.shape)}")
-            parameter.zero_()  # the vocabulary padding
-            stored.copy_(given)
 
 
 def _initial_std(name: str, config: ModelConfig) -> float:
@@ -304,13 +277,9 @@ def _initial_std(name: str, config: ModelConfig) -> float:
     return INITIAL_POSITION_STD if axes.row_names == ["position"] else INITIAL_STD
 
 
-def _relu_squared(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
-    "relu2": _relu_squared,
+    "relu2": lambda x: F.relu(x).square(),
     "swiglu": F.silu,
 }

@@ -54,7 +54,9 @@ class NextTokenLoss(nn.Module):
         """
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         if by_sequence:
-            return self._by_sequence(hidden, self.network.output_weight(), targets)
+            weight, options = self.network.output_weight(), self.network.head_options
+            parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
+            return torch.cat([self._sequence_losses(part, weight, wanted, options) for part, wanted in parts])
         return self._mean(hidden, self.network.output_weight(), targets, token_weights)
 
     def _mean(
@@ -77,13 +79,6 @@ class NextTokenLoss(nn.Module):
             loss = checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
             total = total + (loss if own is None else (loss * own).sum())
         return total / targets.numel()
-
-    def _by_sequence(
-        self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B"]:
-        parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
-        options = self.network.head_options
-        return torch.cat([self._sequence_losses(part, weight, wanted, options) for part, wanted in parts])
 
 
 def head_loss(

@@ -1,4 +1,4 @@
-"""Weight names: from other programs' GPT-2 state dicts to ours, and from ours to Hugging Face's.
+"""Plain state dicts, under our names: from other programs' GPT-2 state dicts, and into a network.
 
 Reads the names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch (those of
 Raschka's book), with any prefix of a wrapper (DDP, torch.compile, a model class).
@@ -10,7 +10,9 @@ import re
 import torch
 from torch import Tensor
 
+from model.axes import unpadded
 from model.config import ModelConfig
+from model.gpt import GPT
 
 WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|model|transformer)[./])+")
 PARAMETER = re.compile(
@@ -86,20 +88,21 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
     )
 
 
-def to_hugging_face(plain: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a plain state dict, with all biases, to the names and layout of Hugging Face's GPT2LMHeadModel."""
-    theirs = {}
-    for name, value in plain.items():
-        module, _, leaf = name.rpartition(".")
-        if module == "head":
-            theirs["lm_head.weight"] = value.contiguous()
-            continue
-        block = re.match(r"blocks\.(\d+)\.", module)
-        part = module[block.end() :] if block else module
-        where = f"transformer.h.{block[1]}" if block else "transformer"
-        transposed = part in PROJECTIONS and leaf == "weight"
-        theirs[f"{where}.{HUGGING_FACE[part]}.{leaf}"] = (value.t() if transposed else value).contiguous()
-    return theirs
+def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
+    """Load a plain state dict into a model on one device.
+
+    Raises ValueError naming the first parameter that is missing, unknown or of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    for name in sorted(parameters.keys() ^ state.keys()):
+        raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            stored, given = unpadded(name, parameter, model.config), state[name]
+            if given.shape != stored.shape:
+                raise ValueError(f"parameter {name}: got shape {tuple(given.shape)}, wanted {tuple(stored.shape)}")
+            parameter.zero_()  # the vocabulary padding
+            stored.copy_(given)
 
 
 def _place(name: str) -> str | None:

@@ -19,7 +19,6 @@ from model.config import (
     QWEN3,
     ROTARY,
     STOCK_ACTIVATIONS,
-    ArchitectureOption,
     ModelConfig,
     rows,
 )
@@ -67,7 +66,11 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
             f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face's transformers has such an "
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
-    computed = {kind: {field: _computed(config, field, row, kind) for field, row in table.items()} for kind in CLASSES}
+    defaults = attrs.fields_dict(type(config))
+    computed = {  # values of each option that a class computes; None: all
+        kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
+        for kind in CLASSES
+    }
     misfits = {
         kind: [field for field, known in fields.items() if known is not None and values[field] not in known]
         for kind, fields in computed.items()
@@ -123,11 +126,6 @@ def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
         | {"biases": attention_bias or values.get("mlp_bias", False)}
         | fixed
     )
-
-
-def _computed(config: ModelConfig, field: str, row: ArchitectureOption, kind: str) -> tuple[Any, ...] | None:
-    """Return the values of an option that a class computes; None: all."""
-    return row.stock.get(kind, (attrs.fields_dict(type(config))[field].default,))
 
 
 def _rope(values: dict[str, Any]) -> float:

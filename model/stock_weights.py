@@ -10,9 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.config import GATED, GPT2, NANOCHAT, ModelConfig
-from model.naming import to_hugging_face
+from model.naming import HUGGING_FACE, PROJECTIONS
 from model.stock import CLASSES, stock_kind
 
+# Our module -> its name in GPT-2's class, outside the blocks with its prefix.
+GPT2_NAMES = HUGGING_FACE | {
+    **{"token_embedding": "transformer.wte", "position_embedding": "transformer.wpe"},
+    "final_norm": "transformer.ln_f",
+}
 # Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.
 ROTARY_NAMES = {
     **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -22,15 +27,29 @@ ROTARY_NAMES = {
     **{"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
 }
 NANOCHAT_NAMES = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
+APART = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
+BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
 def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Convert a plain state dict to the names and layout of its stock class. Raises BadInput if there is none."""
     kind = stock_kind(config)
-    state = _folded(plain, config) if config.folds_embedding_norm(kind) else dict(plain)
-    state = {**_neutral(config, kind), **state}
-    return to_hugging_face(state) if kind == GPT2 else _to_rotary(state, config, kind)
+    state = _folded(plain, config) if config.folds_embedding_norm(kind) else plain
+    names, blocks = (GPT2_NAMES, "transformer.h") if kind == GPT2 else (_rotary_names(kind), "model.layers")
+    theirs = {}
+    for name, value in {**_neutral(config, kind), **state}.items():
+        module, _, leaf = name.rpartition(".")
+        block = BLOCK.match(module)
+        part, where = (module[block.end() :], f"{blocks}.{block[1]}.") if block else (module, "")
+        if part == "attention.qkv" and kind != GPT2:
+            parts = value.split([heads * config.head_width for heads in config.qkv_heads])
+            for projection, heads, own in zip(APART, config.qkv_heads, parts, strict=True):
+                rows = swap_halves(own, heads) if kind == NANOCHAT and projection != "v_proj" else own
+                theirs[f"{where}self_attn.{projection}.{leaf}"] = rows.contiguous()
+            continue
+        transposed = kind == GPT2 and part in PROJECTIONS and leaf == "weight"
+        theirs[f"{where}{names[part]}.{leaf}"] = (value.t() if transposed else value).contiguous()
+    return theirs
 
 
 def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
@@ -49,7 +68,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
         projection = module.removeprefix("self_attn.")
         if leaf == "inv_freq":
             continue  # a buffer of older versions
-        if projection in PROJECTIONS:
+        if projection in APART:
             apart.setdefault(f"{where}attention.qkv.{leaf}", {})[projection] = value.float()
         elif module in modules:
             plain[f"{where}{modules[module]}.{leaf}"] = value.float()
@@ -115,7 +134,7 @@ def _neutral(config: ModelConfig, kind: str) -> dict[str, Tensor]:
 def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped: bool) -> Tensor:
     """Return queries, keys and values as one parameter. Raises ValueError where one is missing or of another size."""
     rows = []
-    for projection, heads in zip(PROJECTIONS, config.qkv_heads, strict=True):
+    for projection, heads in zip(APART, config.qkv_heads, strict=True):
         part, wanted = parts.get(projection), heads * config.head_width
         if part is None or len(part) != wanted:
             got = "none" if part is None else f"{len(part)} rows"
@@ -138,20 +157,3 @@ def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Ten
         if not names.keys() & plain.keys():
             zeros |= {name: torch.zeros(size) for name, size in names.items()}
     return zeros
-
-
-def _to_rotary(state: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
-    names, theirs = _rotary_names(kind), {}
-    for name, value in state.items():
-        module, _, leaf = name.rpartition(".")
-        block = re.match(r"blocks\.(\d+)\.", module)
-        part, where = (module[block.end() :], f"model.layers.{block[1]}.") if block else (module, "")
-        if part == "attention.qkv":
-            rows = list(value.split([heads * config.head_width for heads in config.qkv_heads]))
-            if kind == NANOCHAT:
-                rows[:2] = [swap_halves(own, heads) for own, heads in zip(rows, config.qkv_heads[:2], strict=False)]
-            for projection, own in zip(PROJECTIONS, rows, strict=True):
-                theirs[f"{where}self_attn.{projection}.{leaf}"] = own.contiguous()
-            continue
-        theirs[f"{where}{names[part]}.{leaf}"] = value.contiguous()
-    return theirs

@@ -22,7 +22,8 @@ from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, check_alone
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained, load, locate
-from model.gpt import GPT, unpadded
+from model.axes import unpadded
+from model.gpt import GPT
 from model.stock import stock_class
 from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files

@@ -15,8 +15,8 @@ from torch import Tensor
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
 from model.config import ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig
-from model.gpt import GPT, load_plain
-from model.naming import config_of, is_nanogpt, to_plain
+from model.gpt import GPT
+from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
 from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS

@@ -25,6 +25,8 @@ MUON_RECIPE: dict[str, Any] = {  # of train.json, as in NanoChat's speed records
 TIED_NORM = {"embedding_norm": True, "tie_weights": True}  # folded into a table that the head does not share
 
 CASES: list[tuple[str, dict[str, Any]]] = [
+    ("GPT2LMHeadModel", {}),
+    ("GPT2LMHeadModel", PLAIN),
     ("GPT2LMHeadModel", {"norm_gain": False}),
     ("GPT2LMHeadModel", {"biases": False}),
     ("GPT2LMHeadModel", PLAIN | {"mlp_width": 100, "activation": "relu2", "norm_eps": 1e-3}),

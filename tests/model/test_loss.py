@@ -17,8 +17,8 @@ from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
 
 
-def training_loss(changes: dict[str, Any] | None = None, **options: Any) -> NextTokenLoss:
-    network = GPT(attrs.evolve(SMALL, **(changes or {})))
+def training_loss(**options: Any) -> NextTokenLoss:
+    network = GPT(SMALL)
     initialize(network, 1)
     return NextTokenLoss(network, **options)
 
@@ -70,17 +70,6 @@ def test_padded_rows_of_the_head_do_not_count() -> None:
     assert torch.allclose(sequence_losses(hidden, weight, targets, options), by_hand.mean(dim=1))
 
 
-def test_recomputed_blocks_have_the_same_loss_and_gradients_to_the_bit_dropout_included() -> None:
-    found = []
-    for recompute in (False, True):
-        model = training_loss({"drop_rate": 0.2}, recompute_blocks=recompute)
-        torch.manual_seed(0)
-        loss = model(*batch())
-        loss.backward()
-        found.append([loss, *(parameter.grad for parameter in model.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
 def test_recomputed_blocks_run_again_in_the_backward_pass_of_training_only() -> None:
     model, runs = training_loss(recompute_blocks=True), []
     model.network.blocks[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
@@ -97,11 +86,12 @@ def test_a_shape_that_would_broadcast_is_refused() -> None:
         training_loss()(inputs, targets[:, :-1])
 
 
-@pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
+@pytest.mark.parametrize("config", [attrs.evolve(SMALL, drop_rate=0.2), *MODERN.values()], ids=["dropout", *MODERN])
 def test_chunks_and_recomputed_blocks_change_nothing_with_any_option(config: ModelConfig) -> None:
     found = []
     for chunks, recompute in [(1, False), (1, True), (5, False), (1000, False)]:
         model = NextTokenLoss(network(config), chunks=chunks, recompute_blocks=recompute).train()
+        torch.manual_seed(0)
         loss = model(*batch())
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])

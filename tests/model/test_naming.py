@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.axes import unpadded
 from model.config import ModelConfig
-from model.gpt import GPT, initialize, load_plain, unpadded
-from model.naming import config_of, to_plain
+from model.gpt import GPT, initialize
+from model.naming import config_of, load_plain, to_plain
 from model.stock_weights import to_stock
 from tests.model.test_gpt import SMALL
 
