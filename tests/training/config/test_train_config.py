@@ -61,26 +61,13 @@ def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("extra", "key", "value", "notice"),
-    [
-        ({"on_spike": "skip"}, "log_interval", 10, "train.json: on_spike is ignored: "),
-        ({"use_amp": False}, "precision", "fp32", "use_amp false is read as precision fp32"),
-        ({"use_amp": True}, "precision", "auto", "use_amp true is read as precision auto"),
-        ({"validation_batches": 300}, "validation_sequences", 3600, "are read as validation_sequences 3600"),
-        ({"minibatch_size": 12}, "microbatch_size", 12, "minibatch_size 12 is read as microbatch_size"),
-    ],
-)
-def test_older_spellings_are_translated_and_said(
-    tmp_path: Path, extra: dict[str, Any], key: str, value: object, notice: str
-) -> None:
-    run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
-    assert run.train.flat()[key] == value
-    assert [notice in line for line in run.notices] == [True]
-
-
-@pytest.mark.parametrize(
     ("extra", "override", "wanted", "notice"),
     [
+        ({"on_spike": "skip"}, "log_interval=1", {"log_interval": 1}, "train.json: on_spike is ignored: "),
+        ({"use_amp": False}, "log_interval=1", {"precision": "fp32"}, "use_amp false is read as precision fp32"),
+        ({"use_amp": True}, "log_interval=1", {"precision": "auto"}, "use_amp true is read as precision auto"),
+        ({"validation_batches": 300}, "log_interval=1", {"validation_sequences": 1200}, "validation_sequences 1200"),
+        ({"minibatch_size": 9, "microbatch_size": 9}, "log_interval=1", {"microbatch_size": 9}, "minibatch_size 9 is"),
         ({"minibatch_size": 2}, "microbatch_size=12", {"microbatch_size": 12}, ""),
         ({"microbatch_size": 2}, "minibatch_size=12", {"microbatch_size": 12}, "is read as microbatch_size"),
         ({"use_amp": True}, "precision=fp32", {"precision": "fp32"}, ""),
@@ -89,7 +76,7 @@ def test_older_spellings_are_translated_and_said(
         ({"validation_batches": 3}, "validation_sequences=5", {"validation_sequences": 5}, ""),
     ],
 )
-def test_set_replaces_either_spelling_of_a_key(
+def test_older_spellings_are_translated_and_said_and_set_replaces_either(
     tmp_path: Path, extra: dict[str, Any], override: str, wanted: dict[str, Any], notice: str
 ) -> None:
     others = {key: value for key, value in PUBLIC.items() if key != "microbatch_size"}
@@ -124,10 +111,22 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
         ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp", "fsdp" or "hsdp\""""),
         ({"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
+        ({"muon_split_qkv": True}, 'muon_split_qkv: got true, wanted false, because optimizer is "adamw"; leave'),
+        ({"schedule_learning_rate": "step"}, "schedule_learning_rate: got 'step', wanted true, false, "),
+        ({"schedule_learning_rate": 1}, "schedule_learning_rate: got 1, wanted true, false, "),
+        ({"decay_period_percent": 40}, "decay_period_percent: got 40, wanted null, or schedule_learning_rate"),
+        ({"decay_period_percent": 0}, "decay_period_percent: got 0, wanted a number above 0 up to 100"),
         (
-            {"muon_split_qkv": True},
-            'muon_split_qkv: got true, wanted false, because optimizer is "adamw"; leave',
+            {"schedule_learning_rate": "warmup_stable_decay", "decay_period_percent": 80},
+            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent takes 25 of the 100",
         ),
+        (
+            {"schedule_learning_rate": False, "final_learning_rate_percent": 5},
+            "final_learning_rate_percent: got 5, wanted null, or a schedule_learning_rate that decays",
+        ),
+        ({"head_learning_rate": 0.01}, "head_learning_rate: got 0.01, wanted null, because tie_weights is true: th"),
+        ({"vector_learning_rate": 0}, "vector_learning_rate: got 0, wanted a number above 0"),
+        ({"lr_scheduler_type": "linear"}, "unknown key 'lr_scheduler_type'; here it is train.schedule_learning_rate"),
         ({"muon_momentum_warmup_steps": 300}, "muon_momentum_warmup_steps: got 300, wanted 0, because optimizer is"),
         ({"optimizer": "muon", "muon_first_momentum": 0.8}, "muon_first_momentum: got 0.8, wanted null, or muon_mom"),
         ({"optimizer": "muon", "muon_momentum": 1}, "muon_momentum: got 1, wanted a number from 0 up to 0.99999"),
@@ -199,12 +198,8 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
     for override, meant in (
         ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
         ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
-        ("block_size=64", "'block_size'; did you mean --set model.context_length=64?"),
         ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
         ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
-        ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
-        ("max_iters=100", "'max_iters'; here it is train.min_train_tokens, which counts tokens"),
-        ("min_lr=0.1", "'min_lr'; here it is train.final_learning_rate_percent, in percent of train.learning_rate"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
     ):
         with pytest.raises(BadInput) as raised:
