@@ -15,7 +15,6 @@ from training.supervision.exit_record import ExitRecord
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
-    from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
@@ -31,13 +30,18 @@ def main() -> int:
 
     from training.command import describe_error
     from training.config.train_config import load_run
+    from training.initial_weights import InitialWeights
     from training.job import prepare, run_job
 
     run, torchrun_errors = None, get_error_handler()
     torchrun_errors.initialize()
     try:
         run = load_run(command.run, command.overrides)
-        initial = initial_weights(command.options.init_from)
+        initial = None  # else the model that --init-from names; it is read when the run begins
+        if (source := command.options.init_from) is not None:
+            from evaluation.shared.load import load_network, locate
+
+            initial = InitialWeights(source, lambda: load_network(locate(source, None)))
         status = prepare(run, command, initial)
         if status is None:
             status = run_job(run, command.options, supervision, initial)
@@ -94,16 +98,6 @@ def supervise(command: "TrainCommand") -> "Supervision | int":
         supervision.exit_record.write(supervision.earlier_status)
         return supervision.earlier_status
     return supervision
-
-
-def initial_weights(source: str | None) -> "InitialWeights | None":
-    """Return the model that --init-from names; it is read when the run begins."""
-    if source is None:
-        return None
-    from evaluation.shared.load import load_network, locate
-    from training.initial_weights import InitialWeights
-
-    return InitialWeights(source, lambda: load_network(locate(source, None)))
 
 
 def say(problem: str) -> None:

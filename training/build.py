@@ -86,7 +86,9 @@ def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
 def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
     """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
     run, plan, intervals = job.run, job.plan, job.intervals
-    reporter, validations = _make_reporter(job, state.position.step), _make_validations(job)
+    reporter = _make_reporter(job, state.position.step)
+    start, sequences = run.train.validation.start_val_token, plan.validation_sequences
+    streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
     writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
     saving = Saving(writer, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
@@ -97,14 +99,14 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         state=state,
         intervals=intervals,
         saving=saving,
-        validation_steps=validation_steps(plan) * len(validations),
+        validation_steps=validation_steps(plan) * len(streams),
     )
     return Loop(
         state=state,
         settings=settings,
         intervals=intervals,
         feed=make_feed(job, state, intervals.last_step),
-        validations=validations,
+        validations={dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()},
         saving=saving,
         reporter=reporter,
         heartbeat=job.heartbeat,
@@ -115,13 +117,6 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
 def validation_steps(plan: Plan) -> float:
     """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step
-
-
-def _make_validations(job: OpenJob) -> dict[str, Validation]:
-    """Return the validation on each dataset that has tokens for it, in the order of train.json."""
-    start, sequences = job.run.train.validation.start_val_token, job.plan.validation_sequences
-    streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
-    return {dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()}
 
 
 def _make_reporter(job: OpenJob, first_step: int) -> Reporter:

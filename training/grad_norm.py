@@ -40,14 +40,9 @@ def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
     row_sums = row_sums_of_squares([local_tensor(gradient) for gradient in gradients])
     shards = shards_of(gradients[0])
     if shards is not None:
-        row_sums = _whole(row_sums, tuple(gradient.shape[0] for gradient in gradients), shards)
+        places, longest = _places(tuple(gradient.shape[0] for gradient in gradients), shards.size, row_sums.device)
+        row_sums = _gathered(torch.nn.functional.pad(row_sums, (0, longest - len(row_sums))), shards)[places]
     return row_sums.sum().sqrt()
-
-
-def _whole(own: Tensor, row_counts: tuple[int, ...], shards: RankGroup) -> Tensor:
-    """Return the row sums of whole parameters from those of this rank's shards."""
-    places, longest = _places(row_counts, shards.size, own.device)
-    return _gathered(torch.nn.functional.pad(own, (0, longest - len(own))), shards)[places]
 
 
 @cache

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import BadInput
+from model.axes import unpadded
 from model.config import ModelConfig
-from model.gpt import GPT, initial_weights, unpadded
+from model.gpt import GPT, initial_weights
 from training.checkpoints.run_record import WeightsOrigin
 from training.parallel.mesh import held_rows
 from training.parallel.process_group import Ranks, together

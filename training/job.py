@@ -89,9 +89,12 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     beginning = resume(_request(job, numerics, initial), state, job.disks, bucket)
     settings = _make_settings(job, numerics, beginning.record)
     job.supervision.run_lock.write_resumed()
-    _count_earlier(job, state.position)
-    if _is_done(job, state.position):
-        print_lines(job.ranks, [nothing_to_do(job.run.directory, job.plan.steps, state.position)])
+    directory, position = job.run.directory, state.position
+    if job.uploader is not None and position.step > 0:  # where the bucket lacks what an earlier job left
+        job.uploader.catch_up(checkpoints_of(directory) / name_of(position.step))
+    job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
+    if _is_done(job, position):
+        print_lines(job.ranks, [nothing_to_do(directory, job.plan.steps, position)])
         _finish_upload(job)
         return None
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
@@ -169,14 +172,6 @@ def _make_settings(job: OpenJob, numerics: Numerics, record: RunRecord) -> StepS
         line = f"NOTE: the run keeps the schedule that it began with: {describe_schedule(schedule)}"
         print_lines(job.ranks, [line])
     return make_settings(job.run.train, attrs.evolve(job.plan, schedule=schedule), numerics)
-
-
-def _count_earlier(job: OpenJob, position: Position) -> None:
-    """Count time and cost of earlier jobs; upload the checkpoint that they left, where the bucket lacks it."""
-    directory = job.run.directory
-    if job.uploader is not None and position.step > 0:
-        job.uploader.catch_up(checkpoints_of(directory) / name_of(position.step))
-    job.ledger.add_earlier(from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds)))
 
 
 def _is_done(job: OpenJob, position: Position) -> bool:

@@ -7,12 +7,12 @@ import attrs
 
 from common.files import is_folder
 from training.checkpoints import archive
-from training.checkpoints.directory import name_of
-from training.checkpoints.node_copies import find_on_nodes
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord, describe_changes
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
+from training.checkpoints.verification import find
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
@@ -57,7 +57,12 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
         return begin(request, state, ranks)
-    found = find_on_nodes(directory, wanted, disks, bucket)
+    if disks.shared and bucket is None:
+        [found] = disks.on_each(lambda: find(checkpoints_of(directory), wanted))
+    else:
+        from training.checkpoints.node_copies import find_on_nodes
+
+        found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:
         return begin(request, state, ranks)
     beginning = load_checkpoint(found, request, state, ranks)
@@ -92,18 +97,12 @@ def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutc
 
 def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
     """Print the changes since the checkpoint, then load it. Call it on every rank."""
-    from training.checkpoints.compatibility import (
-        all_changes,
-        changed_settings,
-        differences,
-        numerics_drift,
-        validates_alike,
-    )
+    from training.checkpoints import compatibility
 
     before = read_state(found).config
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
-    print_lines(ranks, differences(request.directory, before, request.record, found))
+    print_lines(ranks, compatibility.differences(request.directory, before, request.record, found))
     numerics = request.record.numerics
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, keep_attention
@@ -117,13 +116,13 @@ def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, rank
         initial_weights=before.initial_weights,
         exact_percent=before.exact_percent,
     )
-    changes = numerics_drift(before, record, found, allowed=request.allow_drift)
+    changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
-    changed = changed_settings(before, record, state.position.step)
+    changed = compatibility.changed_settings(before, record, state.position.step)
     print_lines(ranks, [f"NOTE: {line}; {_FRESH}" for line in describe_changes(changed)])
-    if not validates_alike(before, record):
+    if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
-    return ResumeOutcome(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))
+    return ResumeOutcome(changes, attrs.evolve(record, changes=compatibility.all_changes(before.changes, changed)))

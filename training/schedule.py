@@ -29,11 +29,11 @@ class Schedule:
     """Learning rate over a run."""
 
     peak: float
-    decay: str | None  # one of DECAYS; None: the peak at every step
-    warmup_steps: int
-    decay_steps: int  # the last ones; between warm-up and decay the rate is the peak
+    decay: str | None = None  # one of DECAYS; None: the peak at every step
+    warmup_steps: int = 0
+    decay_steps: int = 0  # the last ones; between warm-up and decay the rate is the peak
     total_steps: int  # warm-up and decay included
-    final_fraction: float  # of the peak, reached at the last step
+    final_fraction: float = 1.0  # of the peak, reached at the last step
 
 
 def agree(one: Schedule, other: Schedule, steps: int) -> bool:

@@ -95,10 +95,8 @@ def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
     gradients = state.parallel.gradients()
     factor = 1 / (state.loss_scale.scale * state.parallel.gradient_divisor)
-    if settings.numerics.determinism == "off":
-        grad_norm = fast_grad_norm(gradients) * factor
-    else:
-        grad_norm = ordered_grad_norm(gradients) * factor
+    norm_of = fast_grad_norm if settings.numerics.determinism == "off" else ordered_grad_norm
+    grad_norm = norm_of(gradients) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)

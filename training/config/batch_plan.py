@@ -105,11 +105,8 @@ def make_plan(
 
 def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
     """Return how the global batch is spread. Raises BadInput for a world size that it cannot be spread over."""
-    wanted, batch, size = (
-        train.batch.gradient_accumulation_steps,
-        train.batch.global_batch_size,
-        train.batch.microbatch_size,
-    )
+    batch, size = train.batch.global_batch_size, train.batch.microbatch_size
+    wanted = train.batch.gradient_accumulation_steps
     microbatches = (wanted or 1) * world_size if batch is None else batch // size
     layout = Layout(
         context_length=context_length,

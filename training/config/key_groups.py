@@ -48,10 +48,6 @@ def _dataset(_: Any, __: Any, value: Any) -> None:
         raise ValueError(f"dataset: {error}") from error
 
 
-def _schedule(value: Any) -> Any:
-    return _SCHEDULES.get(value, value) if isinstance(value, str) else value
-
-
 _OPTIMIZER = ValueCheck(lambda value: value in list(OPTIMIZERS), either(f'"{name}"' for name in OPTIMIZERS))
 _BUCKET = ValueCheck(
     lambda value: value is None or (isinstance(value, str) and is_bucket(value)),
@@ -100,7 +96,9 @@ class OptimizationOptions:
     vector_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)  # gains, biases
     # true: linear warm-up, cosine decay; a name: another decay; false: constant
     schedule_learning_rate: bool | str = define(
-        boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)), False, converter=_schedule
+        boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)),
+        False,
+        converter=lambda value: _SCHEDULES.get(value, value) if isinstance(value, str) else value,
     )
     warmup_period_percent: float = define(number(0.0, 100.0), 0.0)  # of all steps
     # of all steps, of a "warmup_stable_decay"; null: 20

@@ -21,14 +21,7 @@ def make_schedule(options: OptimizationOptions, steps: int, *, exact: bool = Tru
 
     warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:
-        return Schedule(
-            peak=options.learning_rate,
-            decay=None,
-            warmup_steps=0,
-            decay_steps=0,
-            total_steps=steps,
-            final_fraction=1.0,
-        )
+        return Schedule(peak=options.learning_rate, total_steps=steps)
     period, final = options.decay_period_percent, options.final_learning_rate_percent
     period = DECAYS[decay].period_percent if period is None else period
     return Schedule(

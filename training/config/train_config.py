@@ -169,8 +169,12 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
             raise ValueError(problem)
     except ValueError as error:  # "KEY: got ..., wanted ..."
         raise BadInput(f"{'--set' if str(error).partition(':')[0] in overridden else file}: {error}") from error
-    if train.require_stock_class:
-        _check_exportable(model, files["model"])
+    if train.require_stock_class:  # one that could be exported
+        try:
+            stock_class(model, str(files["model"]))
+        except BadInput as error:
+            advice = "or set require_stock_class to false in train.json to train it nevertheless"
+            raise BadInput(f"{error}; {advice}") from None
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
@@ -203,14 +207,6 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     except ValueError:
         values[section][key] = text  # a bare word is a string
     return key
-
-
-def _check_exportable(model: ModelConfig, file: Path) -> None:
-    """Raise BadInput for a network that could not be exported."""
-    try:
-        stock_class(model, str(file))
-    except BadInput as error:
-        raise BadInput(f"{error}; or set require_stock_class to false in train.json to train it nevertheless") from None
 
 
 def contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

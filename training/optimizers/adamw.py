@@ -4,11 +4,7 @@ import torch
 from torch import nn
 
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.update_rule import Placement, Shape, StateTensor, UpdateRule, parameter_groups
-
-
-def _moments(shape: Shape) -> dict[str, StateTensor]:
-    return {"exp_avg": StateTensor(shape), "exp_avg_sq": StateTensor(shape)}
+from training.optimizers.update_rule import Placement, StateTensor, UpdateRule, parameter_groups
 
 
 def _build(
@@ -26,5 +22,5 @@ def _build(
     return adamw
 
 
-ADAMW_RULE = UpdateRule(state=_moments, build=_build)
+ADAMW_RULE = UpdateRule(state=lambda shape: dict.fromkeys(("exp_avg", "exp_avg_sq"), StateTensor(shape)), build=_build)
 RULES = (ADAMW_RULE,)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
-from training.optimizers.update_rule import Placement, Shape, StateTensor, UpdateRule, parameter_groups, rate_group
+from training.optimizers.update_rule import Placement, StateTensor, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
@@ -130,14 +130,6 @@ def _updated(tensor: Tensor, held: Tensor | None) -> Iterator[Tensor]:
     torch.where(held, tensor, updated, out=tensor)
 
 
-def _is_matrix(axes: Axes) -> bool:
-    return rate_group(axes) == "matrix"
-
-
-def _momentum(shape: Shape) -> dict[str, StateTensor]:
-    return {"momentum_buffer": StateTensor(shape)}
-
-
 def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
     """Return the momentum of a step: a line from the first to that of the rest of the run."""
     first, last, warmup_steps = options.first_momentum, options.muon_momentum, options.muon_momentum_warmup_steps
@@ -145,6 +137,11 @@ def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
 
 
 RULES = (
-    attrs.evolve(ADAMW_RULE, takes=lambda axes: not _is_matrix(axes)),
-    UpdateRule(takes=_is_matrix, state=_momentum, build=Muon, settings=_settings),
+    attrs.evolve(ADAMW_RULE, takes=lambda axes: rate_group(axes) != "matrix"),
+    UpdateRule(
+        takes=lambda axes: rate_group(axes) == "matrix",
+        state=lambda shape: {"momentum_buffer": StateTensor(shape)},
+        build=Muon,
+        settings=_settings,
+    ),
 )

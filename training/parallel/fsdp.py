@@ -19,10 +19,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 from torch.distributed.tensor import DTensor
 
-from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.block_groups import group_length
-from training.parallel.mesh import Levels, inside_mesh, levels_of
+from training.parallel.mesh import INSIDE, Levels, levels_of
 from training.parallel.ordered_reduce import OrderedGradients, compute_memory
 from training.parallel.process_group import reduce_scatter_single
 from training.parallel.step_clock import StepClock
@@ -30,14 +29,14 @@ from training.precision import DTYPES
 
 
 def wrap_in_fsdp(
-    model: NextTokenLoss | GPT, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str, clock: StepClock
+    model: NextTokenLoss, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str, clock: StepClock
 ) -> FSDPModule:
     """Return a model whose parameters are sharded over the first level; reduced gradients are sums over all ranks.
 
     Groups that a backward pass leaves gathered have to be resharded before the update.
     """
-    network = model.network if isinstance(model, NextTokenLoss) else model
-    levels, mesh = levels_of(mesh), inside_mesh(mesh)
+    network = model.network
+    levels, mesh = levels_of(mesh), mesh[INSIDE]
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
     # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
@@ -47,7 +46,9 @@ def wrap_in_fsdp(
     dtypes = MixedPrecisionPolicy(
         param_dtype=DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    once = gathered_once(model, precision)
+    # In fp32 and with recomputed blocks autocast keeps no cast: blocks are gathered in each forward and backward pass.
+    # Else they stay gathered throughout a step, in the place of casts that would be kept as long.
+    once = precision != "fp32" and not model.recompute_blocks
     groups = [outer]
     for blocks in block_groups(list(network.blocks)):
         sharing = fully_shard(blocks, mesh=mesh, mp_policy=dtypes, ignored_params=taken, reshard_after_forward=not once)
@@ -89,14 +90,6 @@ def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
     reduce_scatter_single(output, gradients, group=levels.inside.group)
     if levels.across.size > 1:
         dist.all_reduce(output, group=levels.across.group)
-
-
-def gathered_once(model: nn.Module, precision: str) -> bool:
-    """Tell whether blocks stay gathered throughout a step: where they replace casts that autocast would keep as long.
-
-    In fp32 and with recomputed blocks no cast is kept: blocks are gathered in each forward and backward pass.
-    """
-    return precision != "fp32" and not (isinstance(model, NextTokenLoss) and model.recompute_blocks)
 
 
 def block_groups(blocks: list[nn.Module]) -> list[list[nn.Module]]:

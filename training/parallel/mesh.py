@@ -56,11 +56,6 @@ def levels_of(mesh: DeviceMesh) -> Levels:
     return Levels(inside=_dimension(mesh, INSIDE), across=across)
 
 
-def inside_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh of the first level."""
-    return mesh if mesh.ndim == 1 else mesh[INSIDE]
-
-
 def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tuple[str, int | None]:
     """Return the wrapper, "ddp" or "fsdp", and for two levels the data-parallel ranks of a node; call it on every rank.
 

@@ -53,7 +53,7 @@ class BucketSum:
         if self._first:  # what nobody waits for, NCCL's watchdog holds for another step: a copy of all gradients
             work.wait()
             self._first = not bucket.is_last()
-        return work.get_future().then(_first)
+        return work.get_future().then(lambda done: done.value()[0])
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -118,27 +118,23 @@ class Parallel:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
 
 
-def parallelize(
-    model: NextTokenLoss | GPT, parallel: str, numerics: Numerics, microbatches: int, ranks: Ranks
-) -> Parallel:
+def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microbatches: int, ranks: Ranks) -> Parallel:
     """Compile and wrap a model; `parallel` as in train.json. Call it on every rank.
 
     A model on the meta device gets memory without values: a rank never holds more than it keeps. `microbatches`: of a
     step, on all ranks together. Raises BadInput for "hsdp" on nodes of different sizes.
     """
-    network = model.network if isinstance(model, NextTokenLoss) else model
     kind, node_size = wrapper_and_node_size(parallel, ranks, ordered=numerics.determinism != "off")
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device = levels_of(mesh), ranks.data_parallel, ranks.device
-    ordered = None
-    sharded = kind == "fsdp" and levels.size > 1
+    ordered, sharded = None, kind == "fsdp" and levels.size > 1
     if not sharded:
         allocate(model, device)
     if numerics.determinism != "off":
         tree = step_tree(numerics.determinism, microbatches, data_parallel.size)
         shares = rank_shares(microbatches, data_parallel.size)
         own = shares[data_parallel.rank]
-        ordered = OrderedGradients(list(network.parameters()), tree, own, exchanges(tree, shares, levels))
+        ordered = OrderedGradients(list(model.parameters()), tree, own, exchanges(tree, shares, levels))
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
@@ -152,7 +148,7 @@ def parallelize(
         reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
         wrapped = wrap_in_ddp(model, reduction, clock)
     return Parallel(
-        network=network,
+        network=model.network,
         model=wrapped,
         levels=levels,
         data_parallel=data_parallel,
@@ -167,11 +163,10 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     model._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value.to(device))
 
 
-def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
+def compile_model(model: NextTokenLoss, how: bool | str) -> None:
     """Compile a model in place: blocks, head and loss (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
-    assert isinstance(model, NextTokenLoss)
     # Blocks are graphs of their own, so DDP's hooks run between them: splitting graphs at buckets gains nothing.
     torch._dynamo.config.optimize_ddp = False
     if how == "model":
@@ -203,7 +198,3 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock
     wrapped.register_comm_hook(None, timed_hook)
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
     return wrapped
-
-
-def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import attrs
 
+from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import SILENT_POLLS, Beat, Beats, Departure
 
 WATCHED = 2  # next ranks in the ring; one is enough, another for the case that ranks freeze one after the other
@@ -79,5 +80,6 @@ class BeatExchange:
         if new and not self._store.check([str(rank) for rank in new]):
             begun = [rank for rank in begun if rank not in new or self._store.check([str(rank)])]
         *texts, news = self._store.multi_get([*map(str, begun), NEWS])
-        beats = {rank: Beat(**json.loads(text)) for rank, text in zip(begun, texts, strict=True)}
-        return beats, news.decode().splitlines()
+        values = [json.loads(text) for text in texts]
+        beats = [Beat(**value | {"seconds": StepSeconds(**value["seconds"])}) for value in values]
+        return dict(zip(begun, beats, strict=True)), news.decode().splitlines()

@@ -1,6 +1,6 @@
 """Heartbeats as one rank sees them: the last beats that it read, and which ranks have gone silent."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -11,10 +11,6 @@ SILENT_POLLS = 2  # that need no mention: a poll may fall between two beats
 
 # Why a rank leaves, in its last beats. "cut off": a collective failed, because another rank is gone or stuck.
 Departure = Literal["done", "asked to stop", "failed", "cut off"]
-
-
-def _step_seconds(totals: StepSeconds | dict[str, Any]) -> StepSeconds:
-    return totals if isinstance(totals, StepSeconds) else StepSeconds(**totals)
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +24,7 @@ class Beat:
     pid: int
     step: int | None  # None: before the first
     place: str  # line of code
-    seconds: StepSeconds = attrs.field(factory=StepSeconds, converter=_step_seconds)  # of its steps so far
+    seconds: StepSeconds = attrs.field(factory=StepSeconds)  # of its steps so far
 
     def position(self) -> str:
         where = f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"

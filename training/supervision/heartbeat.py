@@ -93,7 +93,8 @@ class Heartbeat:
         """End the heartbeat; if a collective has failed, first print where every rank is."""
         from training.supervision.stack_location import place_of_error
 
-        cut_off = error is not None and _of_collective(error)
+        # by a collective, not the code around it: gloo raises plain RuntimeErrors
+        cut_off = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
         if cut_off and self._thread is not None:
             time.sleep(self._beat_seconds)  # until a beat has told why
             if self.beats.departed("asked to stop"):
@@ -255,11 +256,6 @@ class Heartbeat:
             _print("\n  ".join([failed, *self.beats.report()]))
         else:
             time.sleep(SPEAKER_SECONDS)
-
-
-def _of_collective(error: BaseException) -> bool:
-    """Tell whether a collective raised this, not the code around it. gloo raises plain RuntimeErrors."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _print(problem: str) -> None:

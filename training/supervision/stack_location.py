@@ -17,7 +17,17 @@ TORCH_DISTRIBUTED = Path(dist.__file__).parent
 def current_place() -> str:
     """Return where training is. Call it from another thread than the main one, at any time."""
     try:
-        return _current_place()
+        frames = sys._current_frames()
+        main = frames.pop(threading.main_thread().ident or 0)
+        joined = _joined(main)
+        if joined is not None:  # a save in flight, which may wait for another rank
+            main = frames.get(joined.ident or 0, main)
+        for thread in threading.enumerate():
+            if not thread.name.startswith("Dummy"):  # Python's stand-in for a thread that it has not started
+                frames.pop(thread.ident or 0, None)
+        # On a GPU, hooks of the backward pass run in autograd's own threads: the frames that are left.
+        places = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
+        return _text(*next((found for found in places if found[0] is not None), places[0]))
     except Exception as error:  # noqa: BLE001  # frames of running threads may change or vanish; heartbeats must go on
         return f"an unknown line ({type(error).__name__})"
 
@@ -25,20 +35,6 @@ def current_place() -> str:
 def place_of_error(trace: TracebackType | None) -> str:
     """Return where an exception was raised, from its traceback."""
     return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
-
-
-def _current_place() -> str:
-    frames = sys._current_frames()
-    main = frames.pop(threading.main_thread().ident or 0)
-    joined = _joined(main)
-    if joined is not None:  # a save in flight, which may wait for another rank
-        main = frames.get(joined.ident or 0, main)
-    for thread in threading.enumerate():
-        if not thread.name.startswith("Dummy"):  # Python's stand-in for a thread that it has not started
-            frames.pop(thread.ident or 0, None)
-    # On a GPU, hooks of the backward pass run in autograd's own threads: the frames that are left.
-    places = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
-    return _text(*next((found for found in places if found[0] is not None), places[0]))
 
 
 def _joined(frame: FrameType) -> threading.Thread | None:

@@ -39,7 +39,7 @@ class TimeLedger:
     """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
 
     def __init__(self, began: float, price_per_hour: float | None = None) -> None:
-        self.earlier = Earlier()
+        self.earlier = Earlier()  # set once the run's metrics have been read
         self.price_per_hour = price_per_hour  # machine price, USD
         self._began = began  # by time.perf_counter()
         self._part = "start-up"
@@ -116,10 +116,6 @@ class TimeLedger:
 
     def price_of(self, seconds: float) -> float | None:
         return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
-
-    def add_earlier(self, earlier: Earlier) -> None:
-        """Count the time and cost of earlier jobs of the run as well."""
-        self.earlier = earlier
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""

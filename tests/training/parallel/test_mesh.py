@@ -19,7 +19,6 @@ from training.parallel.mesh import (
     checkpoint_rows,
     full_tensor,
     held_rows,
-    inside_mesh,
     levels_of,
     local_tensor,
     make_mesh,
@@ -70,7 +69,6 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
         levels = levels_of(mesh)
         assert (levels.inside.rank, levels.inside.size) == (1, 4)
         assert (levels.across.rank, levels.across.size, levels.size) == (1, 2, 8)
-        assert inside_mesh(mesh).size() == 4
         levels = levels_of(make_mesh(ranks))
         assert (levels.inside.rank, levels.inside.size, levels.size) == (5, 8, 8)
         assert levels == Levels(inside=levels.inside)

@@ -56,7 +56,7 @@ def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock:
     earlier = read_earlier(tmp_path, checkpoint_seconds=20.0)
     assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (40.0, 10.0 + 7.0)  # two jobs were killed
     fourth = ledger_of(clock, price=7200)
-    fourth.add_earlier(earlier)
+    fourth.earlier = earlier
     assert fourth.usd() == 23 + 10 / 2 + 2 * (7 + 23)
     record = fourth.record(0.0)
     assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 40.0 + 23.0
