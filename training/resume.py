@@ -1,12 +1,12 @@
 """Resume: find a run's checkpoint, compare it with this job, load it."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from common.files import is_folder
-from training.checkpoints import archive
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord, describe_changes
@@ -50,6 +50,11 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     damaged or of another run.
     """
     directory, wanted, ranks = request.directory, request.wanted, disks.ranks
+    there = disks.on_each(lambda: os.path.lexists(checkpoints_of(directory)))
+    if wanted == "auto" and bucket is None and not any(there):
+        return begin(request, state, ranks)
+    from training.checkpoints import archive
+
     print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
     if wanted == "never":
         _check_branch(bucket, 0, wanted, ranks)
