@@ -94,26 +94,19 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward layer: linear, activation, linear."""
+    """Feed-forward layer: linear, activation, linear. A gate is activated, and multiplied with the first."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.up = nn.Linear(config.emb_dim, config.hidden_width, bias=config.biases)
         self.down = nn.Linear(config.hidden_width, config.emb_dim, bias=config.biases)
+        gated = config.activation in GATED
+        self.gate = nn.Linear(config.emb_dim, config.hidden_width, bias=config.biases) if gated else None
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        return self.down(self.activation(self.up(x)))
-
-
-class GatedMLP(MLP):
-    """Feed-forward layer whose activation is a gate: multiplied with a second projection of the input."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(config)
-        self.gate = nn.Linear(config.emb_dim, config.hidden_width, bias=config.biases)
-
-    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
@@ -135,7 +128,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config)
         self.attention = Attention(config, layer)
         self.mlp_norm = norm(config)
-        self.mlp = GatedMLP(config) if config.activation in GATED else MLP(config)
+        self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.drop_rate)
 
     def forward(

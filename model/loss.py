@@ -53,28 +53,19 @@ class NextTokenLoss(nn.Module):
         `token_weights`: factor of each target's loss in the scalar mean.
         """
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
+        weight, options = self.network.output_weight(), self.network.head_options
         if by_sequence:
-            weight, options = self.network.output_weight(), self.network.head_options
             parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
             return torch.cat([self._sequence_losses(part, weight, wanted, options) for part, wanted in parts])
-        return self._mean(hidden, self.network.output_weight(), targets, token_weights)
-
-    def _mean(
-        self,
-        hidden: Float[Tensor, "B T C"],
-        weight: Float[Tensor, "R C"],
-        targets: Int[Tensor, "B T"],
-        token_weights: Float[Tensor, "B T"] | None,
-    ) -> Float[Tensor, ""]:
-        options, factors = self.network.head_options, None if token_weights is None else token_weights.flatten()
+        factors = None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self._chunks == 1:
             if factors is None:
                 return self._head_loss(hidden, weight, targets, options, "mean")
             return (self._head_loss(hidden, weight, targets, options, "none") * factors).mean()
-        total, parts = torch.zeros((), device=hidden.device), hidden.chunk(self._chunks)
-        chunks_of_factors = [None] * len(parts) if factors is None else factors.chunk(self._chunks)
-        for part, wanted, own in zip(parts, targets.chunk(self._chunks), chunks_of_factors, strict=True):
+        total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self._chunks)
+        chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self._chunks)
+        for part, wanted, own in zip(chunks, targets.chunk(self._chunks), chunks_of_factors, strict=True):
             arguments = (part, weight, wanted, options, "sum" if own is None else "none")
             loss = checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
             total = total + (loss if own is None else (loss * own).sum())
