@@ -24,8 +24,6 @@ def main() -> int:
     """Run the command; return its exit status."""
     command = parse_command()
     supervision = supervise(command)
-    if isinstance(supervision, int):
-        return supervision
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # torch takes seconds
 
     from training.command import describe_error
@@ -76,8 +74,8 @@ def parse_command() -> "TrainCommand":
     return command
 
 
-def supervise(command: "TrainCommand") -> "Supervision | int":
-    """Receive signals and lock the run directory; return the exit status instead where the command ends here."""
+def supervise(command: "TrainCommand") -> "Supervision":
+    """Receive signals and lock the run directory. Exits where the environment or another job leaves nothing to do."""
     from training.supervision.supervision import Supervision
 
     if command.trains:
@@ -92,11 +90,11 @@ def supervise(command: "TrainCommand") -> "Supervision | int":
         say(str(error))
         if not isinstance(error, Locked):
             ExitRecord(None).write(EXIT_ERROR)
-        return EXIT_ERROR
+        leave(checked_status(EXIT_ERROR))
     if supervision.earlier_status is not None:
         say(f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again")
         supervision.exit_record.write(supervision.earlier_status)
-        return supervision.earlier_status
+        leave(checked_status(supervision.earlier_status))
     return supervision
 
 

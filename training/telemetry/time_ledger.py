@@ -129,7 +129,8 @@ class TimeLedger:
         """Return the average of one validation or checkpoint; 0 before the first one of this process."""
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
-    def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
+    def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
+        """Return the ledger record of the metrics, of this process and of the whole run; `read_earlier` reads it."""
         self._turn_to(self._part)
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
@@ -139,11 +140,6 @@ class TimeLedger:
             extra = max(0.0, first - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
             parts["training"] -= parts["compile"]
-        return parts
-
-    def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
-        """Return the ledger record of the metrics, of this process and of the whole run; `read_earlier` reads it."""
-        parts = self.breakdown(waited_for_data_seconds)
         names = [*PARTS, *(name for name in self.earlier.seconds if name not in PARTS)]
         run = {name: parts.get(name, 0.0) + self.earlier.seconds.get(name, 0.0) for name in names}
         usd = self.usd()

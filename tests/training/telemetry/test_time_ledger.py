@@ -11,7 +11,7 @@ from training.telemetry.time_ledger import Remaining, TimeLedger, read_earlier
 
 def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[float]) -> None:
     ledger = ledger_of(clock)
-    assert ledger.breakdown(waited_for_data_seconds=1.0) == {
+    assert ledger.record(waited_for_data_seconds=1.0)["ledger"] == {
         "start-up": 4.0,
         "data": 1.0,
         "compile": 7.0,
@@ -31,7 +31,7 @@ def test_a_wait_for_data_is_neither_compilation_nor_what_a_step_takes(clock: lis
             clock[0] += seconds
             ledger.after_step(waited)
     assert ledger.longest_step_seconds() == 2.0
-    parts = ledger.breakdown(4500.0)
+    parts = ledger.record(4500.0)["ledger"]
     assert parts["data"] == 4500.0 and parts["compile"] + parts["training"] == 15.0
 
 
