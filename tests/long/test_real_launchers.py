@@ -184,7 +184,9 @@ def serve_ssh(machine: Machine, run: Path) -> subprocess.Popen[str]:
     key = machine.folder / "key"
     options = ("-h", str(key), "-o", f"AuthorizedKeysFile={key}.pub", "-o", "StrictModes=no", "-o", "PidFile=none")
     sshd = (str(shutil.which("sshd")), "-D", "-e", "-f", "/dev/null", *options)
-    return machine.start(*sshd, own_disk=run if machine.name == "b" else None)
+    server = machine.start(*sshd, own_disk=run if machine.name == "b" else None)
+    assert server.stderr is not None and "listening" in server.stderr.readline()
+    return server
 
 
 def loop(machine: Machine, run: Path) -> subprocess.Popen[str]:
