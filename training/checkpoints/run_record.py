@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,21 @@ class SettingChange:
         return f"{self.key} {json.dumps(self.old)} -> {json.dumps(self.new)}"
 
 
+def _model_form(values: dict[str, Any]) -> dict[str, Any]:
+    return one_form("model", values)
+
+
+def _train_form(values: dict[str, Any]) -> dict[str, Any]:
+    return one_form("train", values)
+
+
 @attrs.frozen(kw_only=True)
 class RunRecord:
     """Resolved configuration of a run."""
 
     # keys of model.json and train.json in their one form
-    model: dict[str, Any] = attrs.field(converter=partial(one_form, "model"))
-    train: dict[str, Any] = attrs.field(converter=partial(one_form, "train"))
+    model: dict[str, Any] = attrs.field(converter=_model_form)
+    train: dict[str, Any] = attrs.field(converter=_train_form)
     global_batch_size: int
     accumulation: int | None = None
     world_size: int | None = None
