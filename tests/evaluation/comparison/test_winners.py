@@ -49,10 +49,7 @@ def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) ->
     sample = LossSample(nats=nats, tokens=TOKENS, is_gpjt_range=False)
     loss = float(nats.sum() / TOKENS.sum())
     found = result("loss", [Measurement(measure=HELD_OUT, value=loss, sample=sample)])
-    return Row(
-        label=label, title=label, home=Path(label), results=[found], cost=None, validation_loss=None, seed=seed,
-        recipe=recipe,
-    )  # fmt: skip
+    return Row(label=label, title=label, home=Path(label), results=[found], seed=seed, recipe=recipe)
 
 
 def pair(measure: Measure, deviation: float | None = 1.0, **more: Any) -> Pair:
