@@ -1,5 +1,8 @@
-"""Builders: the network, its training state, step settings and training loop from a checked configuration."""
+"""Builders: from a checked configuration the opened job, the network, its training state, step settings and loop."""
 
+from typing import TYPE_CHECKING
+
+import attrs
 import torch
 
 from model.axes import axes_of
@@ -8,30 +11,100 @@ from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.run_record import RunRecord
+from training.checkpoints.node_disks import NodeDisks, find_disks
+from training.checkpoints.run_record import RunRecord, files_read_before
 from training.checkpoints.writer import CheckpointWriter
-from training.config.batch_plan import VALIDATION_SHARE, Plan
-from training.config.train_config import TrainConfig
-from training.data.open_tokens import make_reading
-from training.data.verify_tokens import TokenWatch
+from training.command import Options
+from training.config.batch_plan import VALIDATION_SHARE, Plan, make_plan
+from training.config.train_config import Run, TrainConfig
+from training.data.open_tokens import TokenSet, make_reading, open_tokens
+from training.data.verify_tokens import TokenWatch, verify_tokens
 from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.loop import Loop
-from training.open_job import OpenJob
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import Ranks, from_coordinator
 from training.parallel.wrap import parallelize
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
+from training.step_intervals import Intervals
 from training.stopping import StopRequest
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar
-from training.telemetry.reporter import Reporter
+from training.telemetry.reporter import Reporter, print_lines
+from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
+
+if TYPE_CHECKING:
+    from training.checkpoints.bucket_upload import Uploader
+
+
+@attrs.frozen(kw_only=True)
+class OpenJob:
+    """One launch of a run on this rank, opened."""
+
+    run: Run
+    options: Options
+    supervision: Supervision
+    heartbeat: Heartbeat
+    ledger: TimeLedger
+    disks: NodeDisks
+    uploader: "Uploader | None"
+    token_set: TokenSet
+    plan: Plan
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.heartbeat.ranks
+
+    @property
+    def intervals(self) -> Intervals:
+        return make_intervals(self.run.train, self.plan, self.options)
+
+
+def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Intervals:
+    """Return the steps after which a job logs, validates, saves and ends."""
+    return Intervals(
+        log=train.log_interval,
+        checkpoint=train.checkpoints.checkpoint_interval,
+        validation=train.validation.validation_interval,
+        state_hash=options.hash_every,
+        last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
+    )
+
+
+def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: Heartbeat, ledger: TimeLedger) -> OpenJob:
+    """Lock the disks, open and check the tokens, and plan. Call it on every rank. Raises BadInput."""
+    ranks, replays = heartbeat.ranks, options.replay is not None
+    disks = NodeDisks(ranks) if replays else find_disks(run, ranks)
+    if not disks.shared:
+        disks.on_each(lambda: supervision.lock_own_disk(run.directory))
+    url, uploader = run.train.checkpoints.checkpoints, None
+    if url is not None and not replays:
+        from training.checkpoints.bucket_upload import open_uploader
+
+        uploader = open_uploader(url, run, ranks)
+    print_lines(ranks, run.notices)
+    before = from_coordinator(ranks, lambda: files_read_before(run.directory))
+    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)
+    plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)
+    return OpenJob(
+        run=run,
+        options=options,
+        supervision=supervision,
+        heartbeat=heartbeat,
+        ledger=ledger,
+        disks=disks,
+        uploader=uploader,
+        token_set=verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size),
+        plan=plan,
+    )
 
 
 def make_network(model: ModelConfig) -> GPT:
@@ -85,8 +158,17 @@ def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
 
 def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
     """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
-    run, plan, intervals = job.run, job.plan, job.intervals
-    reporter = _make_reporter(job, state.position.step)
+    run, plan, intervals, peak = job.run, job.plan, job.intervals, peak_flops(job.ranks.device)
+    bar = ProgressBar(state.position.step, plan.steps) if job.ranks.coordinates else None
+    reporter = Reporter(
+        plan=plan,
+        device=job.ranks.device,
+        ledger=job.ledger,
+        peak_tokens=None if peak is None else peak * job.ranks.world_size / flops_per_token(run.model),
+        bar=bar,
+        metrics=None if bar is None else MetricsLog(run.directory, bar.say),
+        chart=None if bar is None else BackgroundChart(run.directory),
+    )
     start, sequences = run.train.validation.start_val_token, plan.validation_sequences
     streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
     writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
@@ -117,18 +199,3 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
 def validation_steps(plan: Plan) -> float:
     """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step
-
-
-def _make_reporter(job: OpenJob, first_step: int) -> Reporter:
-    """Return this rank's reporter."""
-    ranks, peak = job.ranks, peak_flops(job.ranks.device)
-    bar = ProgressBar(first_step, job.plan.steps) if ranks.coordinates else None
-    return Reporter(
-        plan=job.plan,
-        device=ranks.device,
-        ledger=job.ledger,
-        peak_tokens=None if peak is None else peak * ranks.world_size / flops_per_token(job.run.model),
-        bar=bar,
-        metrics=None if bar is None else MetricsLog(job.run.directory, bar.say),
-        chart=None if bar is None else BackgroundChart(job.run.directory),
-    )

@@ -6,7 +6,7 @@ import attrs
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
 from common.json_files import utc_now
-from training.build import build_loop, make_feed, make_network, make_settings, make_state
+from training.build import OpenJob, build_loop, make_feed, make_network, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
@@ -19,7 +19,6 @@ from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
 from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
 from training.loop import Loop
-from training.open_job import OpenJob, open_job
 from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.precision import Numerics
 from training.resume import ResumeRequest, resume

@@ -28,7 +28,7 @@ import time
 import torch
 
 import train
-from training import job, loop, open_job, self_test, step
+from training import build, job, loop, self_test, step
 from training.parallel import mesh, process_group
 from training.supervision import heartbeat
 

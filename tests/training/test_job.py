@@ -122,7 +122,7 @@ def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], own_
 
 # Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
 DAMAGE_AFTER_THE_CHECK = """
-plain, damage = open_job.verify_tokens, os.environ["DAMAGE"]
+plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
@@ -144,7 +144,7 @@ def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
     return checked
 
 
-open_job.verify_tokens = check_then_damage
+build.verify_tokens = check_then_damage
 """
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from training.build import make_intervals
 from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.open_job import make_intervals
 from training.step_intervals import Intervals
 from training.telemetry.time_ledger import Remaining
 

@@ -8,11 +8,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.training.conftest import ledger_of
-from training.build import validation_steps
+from training.build import make_intervals, validation_steps
 from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.open_job import make_intervals
 from training.parallel.process_group import Ranks
 from training.state import Position
 from training.stopping import StopRequest

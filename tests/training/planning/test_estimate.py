@@ -10,9 +10,9 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.test_train import one_line
+from training.build import make_intervals
 from training.command import Options
 from training.config.train_config import load_run
-from training.open_job import make_intervals
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
 from training.planning.throughput import Network
