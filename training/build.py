@@ -29,8 +29,7 @@ from training.precision import LossScale, Numerics
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
-from training.step_intervals import Intervals
-from training.stopping import StopRequest
+from training.step_intervals import Intervals, StopRequest
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds

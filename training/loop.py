@@ -11,8 +11,7 @@ from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
-from training.step_intervals import Intervals
-from training.stopping import StopRequest
+from training.step_intervals import Intervals, StopRequest
 from training.supervision.heartbeat import Heartbeat
 from training.telemetry.reporter import Reporter
 from training.validation import Validation

@@ -1,10 +1,21 @@
-"""Step intervals: after which steps a run logs, validates, saves and hashes its state."""
+"""Step intervals, after which a run logs, validates, saves and hashes its state; and stopping early.
+
+A stop is any rank's wish, by a signal or a used-up budget, agreed on by all ranks.
+"""
+
+import threading
 
 import attrs
+import torch
+import torch.distributed as dist
 
 from common.errors import advisory
 from training.config.batch_plan import count_due
-from training.telemetry.time_ledger import Remaining
+from training.parallel.process_group import Ranks
+from training.saving import Saving
+from training.state import TrainState
+from training.telemetry.budget import Budget
+from training.telemetry.time_ledger import Remaining, TimeLedger
 
 
 @attrs.frozen(kw_only=True)
@@ -41,3 +52,42 @@ class Intervals:
             validations=0 if self.validation is None else count_due(step, self.last_step, *intervals),
             checkpoints=count_due(step, self.last_step, self.checkpoint),
         )
+
+
+@attrs.define(kw_only=True)
+class StopRequest:
+    """Agreement to stop: `asked` is set by a signal; --max-hours and --max-usd leave room for what a step brings."""
+
+    ranks: Ranks
+    asked: threading.Event
+    budget: Budget
+    ledger: TimeLedger
+    state: TrainState
+    intervals: Intervals
+    saving: Saving
+    validation_steps: float  # steps that take as long as a validation, until one has been measured
+    _signalled: bool = attrs.field(init=False, default=False)  # the last agreement was on a signal
+
+    def agreed(self) -> bool:
+        """Tell whether any rank wants to stop. All ranks call it at the same place and get the same answer."""
+        wish = 2.0 if self.asked.is_set() else float(self.limit_reached())
+        flag = torch.tensor([wish])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.ranks.control)
+        self._signalled = flag.item() == 2.0
+        return flag.item() > 0
+
+    @property
+    def cause(self) -> str:
+        """The cause of the stop: "signal", or the option of the limit."""
+        left = None if self._signalled else self.budget.seconds_left(self.ledger)
+        return "signal" if left is None else left[1]
+
+    def limit_reached(self) -> bool:
+        """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
+        if self.budget.seconds_left(self.ledger) is None:
+            return False
+        seconds = self.saving.seconds_to_stop
+        if self.intervals.validation_due(self.state.position.step + 1):
+            expected = self.validation_steps * self.ledger.longest_step_seconds()
+            seconds += self.ledger.typical_seconds("validation") or expected
+        return self.budget.reached(self.ledger, seconds)

@@ -4,7 +4,7 @@ Phases: start (before torch is imported, until the ranks have met), preparation 
 training.
 
 Requests to stop may come on any rank. In training they are noted: before each step and inside a validation all ranks
-agree (training/stopping.py), and one rank's request makes all of them save and end as "stopped".
+agree (training/step_intervals.py), and one rank's request makes all of them save and end as "stopped".
 
 | request                            | in start             | in preparation                        | in training |
 |------------------------------------|----------------------|---------------------------------------|-------------|
