@@ -103,14 +103,12 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     store, rank, world_size = _rendezvous()
     generation = str(restarts())
     if environment_nodes() > 1:
-        from training.parallel.job_generation import agree_on_generation
+        from training.parallel.rendezvous import agree_on_generation, choose_interface
 
         generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
     # After a restart the store may be the same, with stale addresses of the failed group.
     store = dist.PrefixStore(f"start {generation}", store)  # type: ignore[attr-defined]  # missing from its __all__
     if environment_nodes() > 1:
-        from training.parallel.network_interface import choose_interface
-
         choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(

@@ -1,18 +1,27 @@
-"""Nodes meet whatever their own names resolve to, train with the bits of one node, and say why where they cannot."""
+"""Nodes meet whatever their own names resolve to, train with the bits of one node, and say why where they cannot.
+
+Ranks that were started together agree on one name, whatever earlier ones have left in the store.
+"""
 
 import os
+import random
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed
+import torch.distributed as dist
 
 from tests.conftest import metrics, train
 from tests.machines import Hosts, Machine
-from training.parallel import network_interface
+from training.parallel import rendezvous
 
 SECONDS = 300  # a hang
+MINUTE = timedelta(minutes=1)
 
 
 @pytest.mark.slow
@@ -42,7 +51,7 @@ def test_nodes_meet_whatever_their_names_are(
 
 INTERFACES = """
 import sys
-from training.parallel.network_interface import address_towards, interface_with
+from training.parallel.rendezvous import address_towards, interface_with
 
 print([interface_with(address_towards(host)) for host in sys.argv[1:]])
 """
@@ -73,19 +82,46 @@ def test_all_ranks_learn_of_an_address_that_other_nodes_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "nccl.conf").write_text(configured)
-    for name in (network_interface.GLOO_VARIABLE, network_interface.NCCL_VARIABLE):
+    for name in (rendezvous.GLOO_VARIABLE, rendezvous.NCCL_VARIABLE):
         monkeypatch.setenv(name, "set, for monkeypatch to restore")
         monkeypatch.delenv(name)
     told = {"RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "first", "NCCL_CONF_FILE": str(tmp_path / "nccl.conf")}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(network_interface, "NCCL_FILES", ())
-    store = torch.distributed.HashStore()
+    monkeypatch.setattr(rendezvous, "NCCL_FILES", ())
+    store = dist.HashStore()
     routes = {"first": "", addresses[0]: "10.77.0.9"}
-    monkeypatch.setattr(network_interface, "address_towards", lambda host: routes[host] or None)
-    monkeypatch.setattr(network_interface, "interface_with", {"10.77.0.9": "eth7", None: None}.__getitem__)
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host: routes[host] or None)
+    monkeypatch.setattr(rendezvous, "interface_with", {"10.77.0.9": "eth7", None: None}.__getitem__)
     store.set("address 1", addresses[1])
     store.set("reachable address", next(filter(None, addresses), ""))
-    network_interface.choose_interface(store, 1, 2)
-    found = tuple(map(os.environ.get, (network_interface.GLOO_VARIABLE, network_interface.NCCL_VARIABLE)))
+    rendezvous.choose_interface(store, 1, 2)
+    found = tuple(map(os.environ.get, (rendezvous.GLOO_VARIABLE, rendezvous.NCCL_VARIABLE)))
     assert found == chosen
+
+
+def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
+    """Let so many ranks come at random times."""
+
+    def come(rank: int, seconds: float) -> str:
+        time.sleep(seconds)
+        return rendezvous.agree_on_generation(store, rank, world_size, MINUTE)
+
+    delays = [draw.uniform(0, 0.5) for _ in range(world_size)]
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(come, range(world_size), delays))
+
+
+def test_generations_in_one_store_have_a_name_each() -> None:
+    draw, store = random.Random(5), dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+    names = []
+    for world_size in (4, 4, 2, 4, 3, 1):  # nodes come and go; none removes what it has written
+        [name] = set(agree(store, world_size, draw))
+        names.append(name)
+    assert len(set(names)) == len(names)
+
+
+def test_a_missing_rank_is_an_error_in_time() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with pytest.raises(dist.DistStoreError, match="not all of 2 ranks have met within 0:00:01"):
+        rendezvous.agree_on_generation(store, 0, 2, timedelta(seconds=1))
