@@ -6,7 +6,7 @@ import numpy.typing as npt
 
 from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
-from experiments.sweep.verdicts import compare_with_base
+from experiments.sweep.sweep_table import compare_with_base
 
 SHARED = 2.0  # deviation of what a seed does to all variants alike, in seed deviations
 EFFECT = 3.0  # planted, in seed deviations

@@ -26,8 +26,7 @@ from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from experiments.shared.training_process import train_command
 from experiments.sweep.sweep_file import BASE, Sweep, Variant, run_name
-from experiments.sweep.sweep_table import SweepTable, describe_power
-from experiments.sweep.verdicts import VariantResult
+from experiments.sweep.sweep_table import SweepTable, VariantResult, describe_power
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import KEYS, PLUMBING_KEYS, recipe
 from training.data.locate_tokens import lengths_at_hand

@@ -6,8 +6,7 @@ import pytest
 
 from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving, read_sweep
-from experiments.sweep.sweep_table import SweepTable
-from experiments.sweep.verdicts import VariantResult, compare_with_base, judge_variants
+from experiments.sweep.sweep_table import SweepTable, VariantResult, compare_with_base, judge_variants
 from tests.experiments.conftest import MakeSweep
 
 SEEDS = (42, 43, 44, 45, 46)
