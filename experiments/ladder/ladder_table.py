@@ -11,8 +11,7 @@ import attrs
 from tabulate import tabulate
 
 from common.errors import BadInput, printable
-from experiments.ladder.budget_sizes import describe_best_sizes, size_family
-from experiments.ladder.forecast import Forecast, write_forecast
+from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import HeldOut, LossPoint, fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk

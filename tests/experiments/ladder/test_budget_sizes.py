@@ -4,8 +4,8 @@ import attrs
 import pytest
 from forecast_coverage import BESIROGLU
 
-from experiments.ladder import budget_sizes
-from experiments.ladder.budget_sizes import best_sizes, describe_best_sizes, size_family
+from experiments.ladder import forecast
+from experiments.ladder.forecast import best_sizes, describe_best_sizes, size_family
 from experiments.ladder.loss_law import LawFit, LossPoint, fit_law
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
@@ -111,7 +111,7 @@ def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed
     machines = prices("8xh100-80gb")
     [free] = best_sizes(fit(), LADDER, RUN, 40, machines)
     assert any("whether the dataset holds as many is not known here" in limit for limit in free.limits)
-    monkeypatch.setattr(budget_sizes, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
+    monkeypatch.setattr(forecast, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
     [choice] = best_sizes(fit(), LADDER, attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3)), 40, machines)
     assert choice.tokens == 3 * 10**9 < free.tokens and choice.hours < free.hours
     assert any("all of the tokens at hand in max_epochs epochs" in limit for limit in choice.limits)
