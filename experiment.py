@@ -16,19 +16,14 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 """
 
 
-def commands() -> dict[str, type]:
-    """Return the commands by name."""
-    from experiments.command import LadderCommand, SweepCommand
-
-    return {"sweep": SweepCommand, "ladder": LadderCommand}
-
-
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("experiment.py")
     from common.arguments import parse
+    from experiments.command import LadderCommand, SweepCommand
 
-    command = parse("experiment.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    commands = {"sweep": SweepCommand, "ladder": LadderCommand}
+    command = parse("experiment.py", commands, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     return run_command("experiment.py", command.run, "; the same command continues")
 
 

@@ -48,7 +48,8 @@ class PoolDevices:
     def of(cls, options: PoolOptions) -> "PoolDevices":
         """Return the devices of this machine. Raises BadInput where it has too few."""
         gpus, ranks = _gpus(options.device), options.ranks
-        at_once = options.at_once or max(1, (len(gpus) or _cores()) // ranks)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        at_once = options.at_once or max(1, (len(gpus) or cores) // ranks)
         if gpus and at_once * ranks > len(gpus):
             raise BadInput(f"--at-once {at_once} x --ranks {ranks}: this machine has {len(gpus)} GPUs")
         return cls(gpus, at_once, ranks)
@@ -73,7 +74,3 @@ def _gpus(device: str | None) -> list[str]:
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

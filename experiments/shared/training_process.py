@@ -73,13 +73,14 @@ class TrainingProcess:
 
     def ask_to_stop(self) -> None:
         """Ask it to save a checkpoint and to end."""
-        if self._process.poll() is None:
-            _send(self._process.pid, signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it and its ranks, and wait for it; the last checkpoint is as it was."""
-        for pid in [*_children(self._process.pid), self._process.pid]:
-            _send(pid, signal.SIGKILL)
+        for pid in _children(self._process.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def last_words(self) -> str:
@@ -115,8 +116,3 @@ def _children(pid: int) -> list[int]:
     with suppress(OSError):  # ended, or no /proc
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
-
-
-def _send(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
