@@ -10,7 +10,6 @@ tree's shape matters.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,11 +94,7 @@ class OrderedGradients:
             for parameter in parameters:
                 parameter.grad = None
 
-    def ddp_hook(
-        self,
-        _: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
-    ) -> torch.futures.Future[Tensor]:
+    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """Reduce a bucket in place of DDP's all-reduce; on a GPU beside the backward pass, on a stream of its own."""
         if self._stream is None:
             self._reduce(bucket)

@@ -40,22 +40,16 @@ class StepClock:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Context of one step."""
-        self._begin_step()
+        with advisory("step clock"):
+            while self._steps and _passed(self._steps[0][-1][1]):
+                own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
+                self.totals = StepSeconds(steps=self.totals.steps + 1, own=self.totals.own + own)
+            self._own, self._since = [], self._mark()
         yield
-        self._end_step()
-
-    @advisory("step clock")
-    def _begin_step(self) -> None:
-        while self._steps and _passed(self._steps[0][-1][1]):
-            own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
-            self.totals = StepSeconds(steps=self.totals.steps + 1, own=self.totals.own + own)
-        self._own, self._since = [], self._mark()
-
-    @advisory("step clock")
-    def _end_step(self) -> None:
-        assert self._since is not None
-        self._steps.append(self._own or [(self._since, self._mark())])
-        self._since = None
+        with advisory("step clock"):
+            assert self._since is not None
+            self._steps.append(self._own or [(self._since, self._mark())])
+            self._since = None
 
     def begin_waiting(self) -> None:
         """End own work for now; does nothing outside a timed step."""

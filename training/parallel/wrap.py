@@ -41,11 +41,7 @@ class BucketSum:
         self.reducing = True  # False: a backward pass only moves its gradients into the buckets
         self._first = True  # DDP replaces its buckets after the first pass
 
-    def ddp_hook(
-        self,
-        _: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
-    ) -> torch.futures.Future[Tensor]:
+    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         if not self.reducing:
             return finished(bucket.buffer())
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
@@ -193,7 +189,7 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
     ) -> torch.futures.Future[Tensor]:
         with clock.reducing():
-            return reduction.ddp_hook(None, bucket)
+            return reduction.ddp_hook(bucket)
 
     wrapped.register_comm_hook(None, timed_hook)
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
