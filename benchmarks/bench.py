@@ -31,7 +31,7 @@ from safetensors.numpy import save_file  # noqa: E402
 
 from common.errors import BadInput  # noqa: E402
 from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
-from training.build import make_network, make_settings, make_state  # noqa: E402
+from training.build import make_settings, make_state  # noqa: E402
 from training.config.batch_plan import make_plan  # noqa: E402
 from training.config.train_config import Run  # noqa: E402
 from training.exactness.fingerprint import resolve_numerics, set_determinism  # noqa: E402
@@ -171,7 +171,7 @@ def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     plan = make_plan(run.train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    state = make_state(make_network(run.model), run.train, plan, numerics, ranks)
+    state = make_state(run.model, run.train, plan, numerics, ranks)
     start_random(state, run.train.random_seed)
     return state, make_settings(run.train, plan, numerics)
 

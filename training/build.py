@@ -106,29 +106,24 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
     )
 
 
-def make_network(model: ModelConfig) -> GPT:
-    """Return a network on the meta device: shapes without memory."""
-    with torch.device("meta"):
-        return GPT(model)
+def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
+    """Make a network and wrap it for all ranks; return it with its optimizer, before step 0. Call it on every rank.
 
-
-def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
-    """Wrap a network for all ranks; return it with its optimizer, before step 0. Call it on every rank.
-
-    The weights of a network on the meta device have no values yet: see training/initial_weights.py.
+    Its weights have no values yet: see training/initial_weights.py.
     """
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     if ranks.device.type == "cuda":  # torch has one fused kernel on a CPU, and unfused attention for dropout
         from training.exactness.attention_kernel import Shape, use_attention
 
-        shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
+        shape = Shape(model, train.batch.microbatch_size, numerics.precision, ranks.device)
         use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
-    model = NextTokenLoss(network, recompute_blocks=recompute, chunks=chunks)
-    parallel = parallelize(model, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
+    with torch.device("meta"):  # shapes without memory
+        network = NextTokenLoss(GPT(model), recompute_blocks=recompute, chunks=chunks)
+    parallel = parallelize(network, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
     parameters = parallel.named_parameters()
-    axes = {name: axes_of(name, network.config) for name in parameters}
+    axes = {name: axes_of(name, model) for name in parameters}
     return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.updating),

@@ -6,7 +6,7 @@ import attrs
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
 from common.json_files import utc_now
-from training.build import OpenJob, build_loop, make_feed, make_network, make_settings, make_state, open_job
+from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
@@ -152,7 +152,7 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with advisory("introduction"):
         print_lines(ranks, introduce(run, plan, numerics, ranks))
-    return numerics, make_state(make_network(run.model), run.train, plan, numerics, ranks)
+    return numerics, make_state(run.model, run.train, plan, numerics, ranks)
 
 
 def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -> ResumeRequest:

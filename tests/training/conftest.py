@@ -103,7 +103,7 @@ def state_of(run: Path, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     config = load_run(run, [])
     plan = make_plan(config.train, config.model.context_length, ranks.world_size, {"x": 100_000})
     numerics = resolve_numerics(config.train, ranks.device)
-    state = build.make_state(build.make_network(config.model), config.train, plan, numerics, ranks)
+    state = build.make_state(config.model, config.train, plan, numerics, ranks)
     start_random(state, config.train.random_seed)
     return state, build.make_settings(config.train, plan, numerics)
 

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from common.errors import EXIT_ERROR, BadInput
 from model.config import INITIAL_STD
-from training.build import make_network, make_settings, make_state
+from training.build import make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics, set_determinism
@@ -197,7 +197,7 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    state = make_state(make_network(run.model), train, plan, numerics, ranks)
+    state = make_state(run.model, train, plan, numerics, ranks)
     for parameter in state.parallel.named_parameters().values():  # any weights will do, and a GPU draws them in no time
         nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
     return state, make_settings(train, plan, numerics)

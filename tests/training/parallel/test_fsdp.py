@@ -17,7 +17,6 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
-from training.build import make_network
 from training.config.key_groups import OptimizationOptions
 from training.initial_weights import keep_rows
 from training.optimizer import Optimizer
@@ -83,7 +82,9 @@ def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism
     network_bytes, largest = (take(value.nbytes for value in whole.values()) for take in (sum, max))
     with as_rank(1, of=4):
         with Watched((live := LiveBytes()).note):
-            parallel = wrapped("bf16", determinism, network=make_network(config))
+            with torch.device("meta"):
+                network = GPT(config)
+            parallel = wrapped("bf16", determinism, network=network)
             for name, values in initial_weights(parallel.network, 3):
                 keep_rows(parallel.named_parameters()[name], values)
         shards = {name: local_tensor(value) for name, value in parallel.named_parameters().items()}
