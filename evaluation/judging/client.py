@@ -15,10 +15,9 @@ from tqdm import tqdm
 
 from common.errors import BadInput
 from common.json_files import parse_json
-from evaluation.judging.cost import money
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
-from evaluation.judging.store import Asked, Reply, Usage
+from evaluation.judging.store import Asked, Reply, Usage, money
 
 RETRIES = 6  # of a request, by OpenAI's client
 KEY, ID = "Idempotency-Key", "X-Client-Request-Id"

@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
 from evaluation.command_line import JudgeCommand, check_alone
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
-from evaluation.judging.cost import PRICES, UNKNOWN_PRICE, Price, money, read_price
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.panel import Panel, find_files, read_panel
 from evaluation.judging.prompt import Judge
 from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
-from evaluation.judging.store import VerdictStore
+from evaluation.judging.store import PRICES, UNKNOWN_PRICE, Price, VerdictStore, money, read_price
 
 OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"

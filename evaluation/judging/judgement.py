@@ -9,10 +9,21 @@ import attrs
 
 from common.errors import BadInput, printable
 from evaluation.command_line import JudgeCommand
-from evaluation.judging.cost import JudgeCost, Price, expected_usage, money, most_output
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts, request_body
-from evaluation.judging.store import Asked, PromptHistory, Reply, StoreLine, Usage, VerdictStore
+from evaluation.judging.store import (
+    Asked,
+    JudgeCost,
+    Price,
+    PromptHistory,
+    Reply,
+    StoreLine,
+    Usage,
+    VerdictStore,
+    expected_usage,
+    money,
+    most_output,
+)
 
 TRIES = 2  # of a prompt whose first reply is invalid
 DEAD = 8  # requests in a row without a reply, or with an invalid one: the fault is common to all

@@ -9,9 +9,18 @@ import pytest
 
 from common.errors import BadInput
 from evaluation.command_line import JudgeCommand
-from evaluation.judging.cost import PRICES, UNKNOWN_PRICE, expected_usage, most_output, read_price
 from evaluation.judging.judgement import Judgement
-from evaluation.judging.store import Reply, StoreLine, Usage, VerdictStore
+from evaluation.judging.store import (
+    PRICES,
+    UNKNOWN_PRICE,
+    Reply,
+    StoreLine,
+    Usage,
+    VerdictStore,
+    expected_usage,
+    most_output,
+    read_price,
+)
 from tests.evaluation.judging.sessions import JUDGE, panel
 
 
