@@ -2,13 +2,9 @@
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import exit_status, interrupts_kept, prepare_process
-
-if TYPE_CHECKING:
-    from evaluation.registry import RegisteredCommand
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
@@ -29,33 +25,20 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 """
 
 
-def commands() -> "dict[str, RegisteredCommand]":
-    """Return the commands by name."""
-    from evaluation.command_line import ExportCommand
-    from evaluation.comparison.command import CompareCommand
-    from evaluation.registry import COMMANDS, RegisteredCommand
-
-    return {
-        **COMMANDS,
-        "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.command"),
-        "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
-    }
-
-
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("evaluate.py")
     from common.arguments import parse
+    from evaluation.registry import COMMANDS
 
-    known = commands()
-    classes = {name: command.options for name, command in known.items()}
+    classes = {name: command.options for name, command in COMMANDS.items()}
     options = parse("evaluate.py", classes, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     from training.launch import check_environment, environment_rank
 
     try:
         check_environment()
         with interrupts_kept():
-            return known[sys.argv[1]].run(options) or EXIT_DONE
+            return COMMANDS[sys.argv[1]].run(options) or EXIT_DONE
     except BadInput as error:
         if error.alone or environment_rank() == 0:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)

@@ -167,6 +167,22 @@ class HarnessCommand(MeasureOptions):
 
 
 @attrs.frozen(kw_only=True)
+class CompareCommand:
+    """Compare stored results in one table, and name significant differences."""
+
+    models: Models = attrs.field(kw_only=False)
+    seed_deviation: Annotated[
+        float | None,
+        option(
+            "standard deviation of the held-out loss over random_seed; default: estimated from runs of one recipe",
+            "NATS",
+            check=number(0, above=True, example="0.01"),
+        ),
+    ] = None
+    markdown: Annotated[bool, option("print GitHub's Markdown")] = False
+
+
+@attrs.frozen(kw_only=True)
 class ExportCommand:
     """Export a model to a directory that Hugging Face's libraries load as a class of their own."""
 

@@ -1,4 +1,4 @@
-"""Registry of the commands of `evaluate.py` that measure models: each has a folder, and a line here.
+"""Registry of the commands of `evaluate.py`: each has a folder, and a line here.
 
 Their options are in `evaluation/command_line.py`.
 """
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from evaluation.command_line import (
+    CompareCommand,
+    ExportCommand,
     HarnessCommand,
     HellaSwagCommand,
     InstructCommand,
@@ -18,12 +20,12 @@ from evaluation.command_line import (
 )
 
 if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
+    from evaluation.shared.results import EvaluationResult
 
 
 @attrs.frozen
 class RegisteredCommand:
-    """A command that appends results to `evaluations.jsonl` under its own name, and how the comparison reads them.
+    """A command; of one that appends results to `evaluations.jsonl` under its own name, how the comparison reads them.
 
     Modules are imported at use: numpy and torch are heavy.
     """
@@ -53,4 +55,6 @@ COMMANDS = {  # in the order of the comparison's columns
     ),
     "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
     "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
+    "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.page"),
+    "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
 }

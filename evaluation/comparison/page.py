@@ -1,16 +1,25 @@
-"""Renderings of a comparison: text for a terminal, GitHub's Markdown, and HTML for a report."""
+"""evaluate.py compare, and renderings of a comparison: text for a terminal, GitHub's Markdown, HTML for a report."""
 
 import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from evaluation.comparison.compare import Comparison
+from evaluation.command_line import CompareCommand, check_alone
+from evaluation.comparison.compare import Comparison, compare
+from evaluation.comparison.rows import read_rows
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
 BAR = {"width": 96, "height": 12, "margin": 4}  # of an interval, pixels
+
+
+def run(command: CompareCommand) -> None:
+    """Print stored results of models side by side; no model is loaded."""
+    check_alone("compare")
+    comparison = compare(read_rows(command.models), command.seed_deviation)
+    print(as_markdown(comparison) if command.markdown else as_text(comparison))
 
 
 def as_text(comparison: Comparison) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from common.arguments import parse
-from evaluate import commands
 from evaluation import registry
 from evaluation.command_line import FineTuneSettings, SmokeCommand
 from evaluation.comparison.compare import compare
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 
@@ -55,7 +54,7 @@ def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
 
 
 def test_every_registered_module_runs_its_command_or_reads_its_results() -> None:
-    assert all(callable(import_module(entry.module).run) for entry in commands().values())
+    assert all(callable(import_module(entry.module).run) for entry in registry.COMMANDS.values())
     named = [entry.measures for entry in registry.COMMANDS.values() if entry.measures is not None]
     assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
@@ -78,7 +77,7 @@ def test_every_registered_module_runs_its_command_or_reads_its_results() -> None
     ],
 )
 def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
-    known = {name: command.options for name, command in commands().items()}
+    known = {name: command.options for name, command in registry.COMMANDS.items()}
     command = parse("evaluate.py", known, words)
     assert isinstance(command, known[words[0]])
     assert {name: getattr(command, name) for name in values} == values
