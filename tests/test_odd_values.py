@@ -17,7 +17,7 @@ from common.errors import BadInput
 from evaluation.comparison.compare import compare
 from evaluation.comparison.page import as_fragment
 from evaluation.comparison.rows import read_rows
-from evaluation.shared.run_cost import seconds_by_price
+from evaluation.shared.results import seconds_by_price
 from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import measured_speed, read_progress

@@ -13,7 +13,7 @@ from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.registry import COMMANDS
-from evaluation.shared.measure import EvaluationResult, Measure
+from evaluation.shared.results import EvaluationResult, Measure
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "

@@ -13,9 +13,7 @@ from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.registry import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
-from evaluation.shared.measure import EvaluationResult, Measurement
-from evaluation.shared.results import read_result_lines, tell
-from evaluation.shared.run_cost import RunCost, cost_of
+from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_result_lines, tell
 from evaluation.shared.significance import CONFIDENCE
 from training.checkpoints.directory import LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes

@@ -11,7 +11,7 @@ from itertools import combinations
 import attrs
 
 from evaluation.comparison.rows import Row
-from evaluation.shared.measure import EvaluationResult, Measure
+from evaluation.shared.results import EvaluationResult, Measure
 from evaluation.shared.significance import (
     ERROR,
     Interval,

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.measure import perplexity
-from evaluation.shared.run_cost import cost_of
+from evaluation.shared.results import cost_of, perplexity
 from model.config import rows
 from model.counts import parameter_count
 from model.stock import stock_class

@@ -23,8 +23,8 @@ from common.files import replace_file
 from evaluation.command_line import HarnessCommand
 from evaluation.export.export import CONFIG, hugging_face_weights
 from evaluation.shared.load import Trained
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.hardware.usable_gpus import is_memory_error

@@ -22,8 +22,8 @@ from common.structure import structured
 from evaluation.command_line import HellaSwagCommand
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, plus_minus, student_interval
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.parallel.process_group import Ranks

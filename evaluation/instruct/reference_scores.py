@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.records import Answers
+from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from evaluation.shared.significance import combined_error, mean_and_error, plus_minus
 
 MEASURES = {  # by the key of a stored result

@@ -18,8 +18,15 @@ from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Prompt
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
-from evaluation.shared.results import append_result, as_read, results_of
+from evaluation.shared.results import (
+    EvaluationResult,
+    Measure,
+    Measurement,
+    Published,
+    append_result,
+    as_read,
+    results_of,
+)
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS
 

@@ -20,8 +20,8 @@ from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
-from evaluation.shared.measure import perplexity
 from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.results import perplexity
 from evaluation.shared.significance import effective_units, mean_and_error, plus_minus
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE, read_manifest

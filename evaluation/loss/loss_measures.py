@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from evaluation.command_line import RangeName
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, ratio_freedom, student_interval
 
 GROUPS = 256  # in one result, at most

@@ -1,16 +1,111 @@
-"""Result log of a run or model: `evaluations.jsonl`, append-only, one result per line."""
+"""Results of evaluations: the log of a run or model, `evaluations.jsonl`, append-only, one result per line.
+
+`evaluate.py compare` reads them as measures, and shows the cost of training beside them: tokens, wall-clock hours, and
+dollars with each job at its own price.
+"""
 
 import json
 import math
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from common.errors import BadInput, printable
 from common.files import write_error
 from common.json_files import JsonLines, JsonLog, is_number, numbers_in, read_json_lines, utc_now
-from training.telemetry.metrics_log import EVALUATIONS
+from evaluation.shared.significance import Interval, plus_minus, student_interval
+from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_lines
+
+if TYPE_CHECKING:
+    from evaluation.shared.load import ModelLocation
+    from training.state import Position
+
+# Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
+Difference = Callable[[list[Any], list[Any], float], Interval | None]
+
+
+def perplexity(nats: float) -> float:
+    """Return the perplexity of a loss, infinite where a float does not hold it."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Published:
+    """Values that others have published of one measure, shown beside ours; they have no interval."""
+
+    values: dict[str, str]  # by model, as printed there
+    source: str
+    comparable: Callable[[Any], bool] = lambda _: True  # of a result's sample: whether it is on the same data
+    otherwise: str | None = None  # note where published values are omitted because it is not
+
+
+@attrs.frozen(kw_only=True)
+class Measure:
+    """A column of the comparison."""
+
+    name: str
+    unit: str = ""
+    digits: int = 4
+    higher_is_better: bool = True
+    difference: Difference | None = None  # None: no statement about two models
+    published: Published | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """A measure's value for one model, with its standard error, with an interval, or alone."""
+
+    measure: Measure
+    value: float
+    error: float | None = None
+    freedom: float = math.inf  # degrees of freedom of the error
+    interval: Interval | None = None  # 95 %
+    sample: Any = None  # input of `measure.difference`, of a type that the evaluation chooses
+
+    @property
+    def text(self) -> str:
+        """The value with its error or interval."""
+        if self.interval is not None:
+            return self.interval.text(self.measure.digits)
+        return plus_minus(self.value, self.error, self.measure.digits)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends of the 95 % interval, where known."""
+        found = self.interval or student_interval(self.value, self.error, self.freedom)
+        return None if found.low is None or found.high is None else (found.low, found.high)
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationResult:
+    """One evaluation of one model, structured from a line of `evaluations.jsonl`."""
+
+    evaluation: str  # what was evaluated: the command, with a task's name where it runs several
+    model: str
+    time: str
+    subject: str  # identity of the data: results are comparable only where it is equal
+    description: str  # of the subject, for people
+    measurements: list[Measurement]
+    ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
+    left_out: int = 0  # items without an answer, left out for all models alike
+    session: str = ""  # what the items that were left out belong to, for people
+
+    @classmethod
+    def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
+        """Return the result in a line, with those fields that all evaluations store alike."""
+        stored = {"evaluation": record["evaluation"], "model": record["model"], "time": str(record.get("time"))}
+        return cls(**(stored | values))
+
+    def measurement(self, measure: Measure) -> Measurement | None:
+        """Return the measurement of a measure, if there is one."""
+        return next((one for one in self.measurements if one.measure == measure), None)
 
 
 def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
@@ -63,6 +158,50 @@ def tell(lines: JsonLines) -> None:
     """Print which lines are left out."""
     for note in lines.notes():
         print(printable(note), file=sys.stderr)
+
+
+@attrs.frozen(kw_only=True)
+class RunCost:
+    """Cost of a run up to one of its checkpoints."""
+
+    tokens: int
+    hours: float  # wall clock
+    hours_by_price: dict[float | None, float]  # price of the machine, USD per hour; None: of a run without prices
+
+    @property
+    def dollars(self) -> float | None:
+        """Cost of all hours; None where no price is known."""
+        priced = [price * hours for price, hours in self.hours_by_price.items() if price is not None]
+        return sum(priced) if priced else None
+
+    def __str__(self) -> str:
+        prices = [f"${price:,.2f}" for price in self.hours_by_price if price is not None]
+        return f"${self.dollars or 0:,.2f} at {' and '.join(prices)} an hour"
+
+
+def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
+    """Return the cost of a run up to the position of a checkpoint."""
+    records = [] if place.run is None else read_lines(place.run)
+    price = place.record.get("price_per_hour")
+    seconds = seconds_by_price(records, position.elapsed_seconds, price if is_price(price) else None)
+    return RunCost(
+        tokens=position.tokens,
+        hours=position.elapsed_seconds / 3600,
+        hours_by_price={price: value / 3600 for price, value in seconds.items()},
+    )
+
+
+def seconds_by_price(
+    lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
+) -> dict[float | None, float]:
+    """Return how many of a run's first seconds cost each price per hour. `price`: where no job has recorded one."""
+    seconds: dict[float | None, float] = {}
+    counted, paid = 0.0, last_price(lines, price)
+    for reached, paid in priced_seconds(lines, price):
+        before, counted = counted, min(reached, elapsed_seconds)
+        seconds[paid] = seconds.get(paid, 0.0) + counted - before
+    seconds[paid] = seconds.get(paid, 0.0) + elapsed_seconds - counted  # saved after the last line
+    return {price: value for price, value in seconds.items() if value > 0}
 
 
 def _is_sound(record: dict[str, Any]) -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.comparison.rows import Row, read_rows
-from evaluation.shared.measure import EvaluationResult, Measurement
-from evaluation.shared.results import append_result
+from evaluation.shared.results import EvaluationResult, Measurement, append_result
 from tests import launch
 from tests.conftest import ROOT
 

@@ -17,7 +17,7 @@ from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import Group, Pair, seed_note, verdict
 from evaluation.judging.scores import JUDGED
 from evaluation.loss.loss_measures import HELD_OUT, LossSample
-from evaluation.shared.measure import Measure, Measurement
+from evaluation.shared.results import Measure, Measurement
 from evaluation.shared.significance import Interval, SeedNoise, student_quantile, two_way_intervals
 from experiments.sweep.sweep_table import VariantResult, judge_variants
 from tests.evaluation.comparison.stored import hellaswag, result, rows_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement
+from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from evaluation.shared.significance import Interval
 
 LOSS = Measure(name="loss", digits=2)

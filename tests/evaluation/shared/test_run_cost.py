@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.shared.run_cost import RunCost, seconds_by_price
+from evaluation.shared.results import RunCost, seconds_by_price
 from reporting.run_history import clock
 
 HOUR = 3600.0
