@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tokens.batches.micro_batches import MicroBatch, Reading, micro_batches, ready
-from training.data.verify_tokens import TokenWatch
+from training.data.verify_tokens import TOKEN_POLL_SECONDS, TokenWatch
 from training.parallel.process_group import Ranks
 
 MICROBATCHES_AHEAD = 4
-TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
+REMIND_SECONDS = 60.0  # between two log lines while waiting for them
 
 
 class _Closed(Exception):
@@ -45,16 +46,29 @@ class Feed:
     def wait_for_tokens(
         self, step: int, ranks: Ranks, stopping: Callable[[], bool], say: Callable[[str], None]
     ) -> bool:
-        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile.
+        """Wait for a step's tokens while they are prepared; return False when asked to stop, or when no more will come.
 
-        Call it on every rank.
+        Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
         """
-        if not self._reading.growing:
-            return True
-        from training.data.follow_tokens import wait_for_step
-
+        growing, told = self._reading.growing, -REMIND_SECONDS
         with self._waiting():
-            return wait_for_step(self._reading, step, ranks, stopping, say)
+            while growing:
+                is_ready = ready(self._reading, step)
+                looks = not is_ready and ranks.coordinates
+                problem = next(filter(None, (each.abandoned() for each in growing if looks)), None)
+                flags = torch.tensor([float(is_ready), float(problem is None)])
+                dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=ranks.control)
+                if flags[0].item():
+                    break
+                if problem is not None:
+                    say(problem)
+                if not flags[1].item() or stopping():
+                    return False
+                if time.monotonic() - told >= REMIND_SECONDS:
+                    told = time.monotonic()
+                    say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
+                time.sleep(TOKEN_POLL_SECONDS)
+        return True
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import torch
 from common.errors import BadInput
 from tokens.batches.micro_batches import MicroBatch
 from training import prefetch
-from training.data import follow_tokens
+from training.parallel.process_group import Ranks
 from training.prefetch import MICROBATCHES_AHEAD, Feed
 
 
@@ -58,7 +58,7 @@ def test_an_error_of_the_thread_is_raised_in_training(monkeypatch: pytest.Monkey
     feed.close()
 
 
-def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch, alone: Ranks) -> None:
     def slow(first: int, *_: Any) -> Iterator[MicroBatch]:
         time.sleep(0.3)
         yield batch(first)
@@ -67,10 +67,10 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch)
     feed.next()
     first_wait = feed.waited_seconds
     assert first_wait > 0.1
-    monkeypatch.setattr(follow_tokens, "wait_for_step", lambda *_: time.sleep(0.1))
-    feed._reading = SimpleNamespace(growing=True)  # type: ignore[assignment]
-    nothing: Any = None
-    assert not feed.wait_for_tokens(4, nothing, nothing, print)  # asked to stop
+    monkeypatch.setattr(prefetch, "ready", lambda *_: False)
+    grows: Any = SimpleNamespace(abandoned=lambda: time.sleep(0.1))
+    feed._reading = SimpleNamespace(growing=[grows])  # type: ignore[assignment]
+    assert not feed.wait_for_tokens(4, alone, lambda: True, print)  # asked to stop
     assert feed.waited_seconds >= first_wait + 0.1
     feed.close()
 

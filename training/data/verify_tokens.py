@@ -1,10 +1,12 @@
 """Verification of a run's token files: before the first step, length, sha256 and ids; then a watch for changes."""
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,8 +21,12 @@ from training.config.train_config import TrainConfig
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.parallel.process_group import Ranks, together
 
+if TYPE_CHECKING:
+    from tokens.prepare.growing_tokens import GrowingTokens
+
 HASHED_AT_ONCE = 4  # files
 ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
+TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
@@ -98,9 +104,7 @@ def _with_enough_validation(
     for directory in token_set.directories:
         growing, stream, kept = directory.growing, directory.validation, directory
         if stream is not None and growing is not None:
-            from training.data.follow_tokens import wait_for_validation
-
-            wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
+            wait = functools.partial(_wait_for_validation, growing, wanted, say=ranks.coordinates)
             together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
             growing.refresh()
         elif stream is not None and stream.length < wanted:
@@ -117,6 +121,25 @@ def _with_enough_validation(
                 print(f"NOTE: {printable(str(path))}: {note}", flush=True)
         directories.append(kept)
     return directories
+
+
+def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int, *, say: bool) -> None:
+    """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
+    growing.refresh()
+    while (have := growing.committed("validation")) < wanted_tokens:
+        if growing.finished:
+            raise BadInput(
+                f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
+                "hold out more with --validation-fraction, or lower validation_sequences in train.json"
+            )
+        if say:
+            say = False
+            where = printable(f"{growing.directory}: {growing.progress()}")
+            print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
+        if (problem := growing.abandoned()) is not None:
+            raise BadInput(problem)
+        time.sleep(TOKEN_POLL_SECONDS)
+        growing.refresh()
 
 
 class TokenWatch:
