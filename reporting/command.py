@@ -107,7 +107,7 @@ class ReportCommand:
         from common.files import replace_file, writing
         from reporting.report_page import report_page
         from reporting.run_history import read_history, run_names
-        from reporting.samples.sample_recording import lacks_samples
+        from reporting.samples.sample_log import lacks_samples
         from reporting.samples.sample_sections import sample_sections
 
         lacking = not self.no_samples and any(map(lacks_samples, self.runs))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.web_page import render
 from reporting.run_history import run_names
-from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, spaced
-from reporting.samples.sample_recording import record_samples
+from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, record_samples, spaced
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
 

@@ -10,7 +10,7 @@ from common.errors import BadInput
 from common.files import replace_file
 from reporting.report_page import differing_settings, facts, recipe, report_page
 from reporting.run_history import read_history
-from reporting.samples.sample_recording import record_samples
+from reporting.samples.sample_log import record_samples
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
 from training.supervision.run_lock import take_run_lock
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import reporting.samples.sample_recording as recording
+import reporting.samples.sample_log as recording
 from common.file_lock import lock
 from evaluation.smoke.smoke import GALLERY
-from reporting.samples.sample_log import read_samples
-from reporting.samples.sample_recording import record_samples
+from reporting.samples.sample_log import read_samples, record_samples
 from tests.conftest import metrics, seal_again, train
 from tokens.format.token_file import open_split
 from training.checkpoints.directory import WEIGHTS
