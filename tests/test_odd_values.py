@@ -24,7 +24,7 @@ from experiments.shared.run_progress import measured_speed, read_progress
 from reporting.report_page import report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_sections import sample_sections
-from reporting.trackers.tracked_rows import tracked_rows
+from reporting.trackers.tracker_sync import tracked_rows
 from tests.evaluation.comparison.stored import hellaswag, losses_on
 from tests.reporting.written_runs import start, step, training, write_run
 from training.config.train_config import load_run

@@ -19,8 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from common.files import writing
-from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import Store, TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 FOLDER = "tensorboard"
 CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies

@@ -8,8 +8,7 @@ from typing import Any
 from trackio.sqlite_storage import SQLiteStorage
 
 from common.errors import BadInput
-from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import Store, TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 
 class TrackioRun(Store):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from common.errors import BadInput
-from reporting.trackers.tracked_rows import TrackedRow
-from reporting.trackers.tracker_sync import Store, TrackedRun
+from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}

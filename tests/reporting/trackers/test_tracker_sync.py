@@ -10,7 +10,7 @@ import pytest
 from common.errors import BadInput
 from reporting.run_history import NotBegun
 from reporting.trackers import tracker_sync as module
-from reporting.trackers.tracked_rows import tracked_rows
+from reporting.trackers.tracker_sync import tracked_rows
 from tests import launch
 from tests.conftest import ROOT
 from tests.reporting.trackers.tracked import (
