@@ -75,7 +75,7 @@ class PrepareSettings:
 
         Empty documents are in train. Others by a hash of their text, so that a document stays in its split whatever is
         added or reordered, and copies share one. With a tail split, the last documents of train are held out at the end
-        (tokens/prepare/tail_split.py).
+        (tokens/prepare/token_writer.py).
         """
         if self.split == TAIL or not self.held_out:
             return None

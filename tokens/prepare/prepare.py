@@ -15,8 +15,7 @@ from common.file_lock import open_locked
 from common.files import by_number, is_folder, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import Source, resolve_sources
-from tokens.format.contents import read_finished
-from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest
+from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, Totals, read_log
@@ -25,8 +24,7 @@ from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
-from tokens.prepare.tail_split import TooFewDocuments
-from tokens.prepare.token_writer import TokenWriter
+from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
 from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
