@@ -17,9 +17,8 @@ from common.errors import BadInput
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
-from tokens.format.contents import has_split
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
-from tokens.format.manifest import SPLITS, is_of
+from tokens.format.manifest import SPLITS, has_split, is_of
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format

@@ -27,9 +27,8 @@ from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import read_regular
 from common.remote_files import THREADS
-from tokens.format.contents import read_content
 from tokens.format.header import HEADER_BYTES, read_header
-from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Content, Manifest, parse_manifest
+from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Content, Manifest, parse_manifest, read_content
 from tokens.prepare.commit_log import COMMITS, reached
 from tokens.prepare.growing_files import PARTIAL, GrowingStream, partial_files, partial_path
 from tokens.prepare.plan import UnitPlan, read_plan

@@ -16,9 +16,8 @@ from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
-from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, is_of, read_manifest
+from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, is_of, open_listed, read_contents, read_manifest
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result

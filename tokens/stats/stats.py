@@ -15,8 +15,7 @@ import numpy as np
 from common.errors import BadInput, printable
 from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
-from tokens.format.contents import open_listed
-from tokens.format.manifest import PLAN, SPLITS, Manifest, is_of, read_manifest
+from tokens.format.manifest import PLAN, SPLITS, Manifest, is_of, open_listed, read_manifest
 from tokens.format.token_file import TokenStream
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest

@@ -8,7 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_bucket, is_folder
-from tokens.format.contents import has_split
+from tokens.format.manifest import has_split
 from tokens.format.token_file import open_split
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig

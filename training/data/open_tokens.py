@@ -10,8 +10,16 @@ import attrs
 from common.errors import BadInput
 from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
-from tokens.format.contents import has_split, open_listed
-from tokens.format.manifest import RANKS_FILE, Content, Manifest, TokenizerRecord, read_manifest, still_grows
+from tokens.format.manifest import (
+    RANKS_FILE,
+    Content,
+    Manifest,
+    TokenizerRecord,
+    has_split,
+    open_listed,
+    read_manifest,
+    still_grows,
+)
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.train_config import Run, TrainConfig

@@ -12,9 +12,8 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import sha256
-from tokens.format.contents import read_contents
 from tokens.format.header import TokenFile
-from tokens.format.manifest import Content
+from tokens.format.manifest import Content, read_contents
 from tokens.format.token_file import TokenStream, Version, version_of
 from training.config.batch_plan import Plan
 from training.config.train_config import TrainConfig

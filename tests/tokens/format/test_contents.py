@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 from common.errors import BadInput
 from tests.tokens.documents.reading import flipped
 from tests.tokens.format.token_directory import SHARDS, check, prepared
-from tokens.format.contents import has_split, open_listed, read_contents
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import has_split, open_listed, read_contents, read_manifest
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (
@@ -67,7 +66,7 @@ def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypat
     save_file({"tokens": values}, tmp_path / "train.safetensors")
     files = open_listed(tmp_path, "train", None).files
     whole = read_contents(files, None)
-    monkeypatch.setattr("tokens.format.contents.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 4096)
     assert read_contents(files, None) == whole
     assert whole["train.safetensors"].max_id == 99_999
     assert whole["train.safetensors"].sha256 == hashlib.sha256(files[0].path.read_bytes()).hexdigest()

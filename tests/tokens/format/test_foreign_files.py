@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.format.token_directory import check_flips, write_llm_c, write_nanogpt
-from tokens.format.contents import read_content
 from tokens.format.foreign_files import foreign_names, parse_name, read_foreign_header
+from tokens.format.manifest import read_content
 from tokens.format.token_file import TokenStream
 
 FEW = np.arange(1000, dtype=np.uint16)

@@ -10,8 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
-from tokens.format.contents import open_listed, read_contents
-from tokens.format.manifest import Content, Manifest, read_manifest
+from tokens.format.manifest import Content, Manifest, open_listed, read_contents, read_manifest
 
 TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
 

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run, texts_of
-from tokens.format.contents import has_split
+from tokens.format.manifest import has_split
 from tokens.format.token_file import open_split
 from tokens.hub import download as hub
 

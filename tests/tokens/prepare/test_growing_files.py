@@ -10,8 +10,7 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.documents.reading import flipped
 from tests.tokens.preparing import files_of, jsonl, write
-from tokens.format.contents import open_listed
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import open_listed, read_manifest
 from tokens.format.token_file import open_split
 from tokens.prepare.verify import verify
 
