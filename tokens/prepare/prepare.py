@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.file_lock import open_locked
 from common.files import by_number, is_folder, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
-from tokens.documents.sources import Source, resolve_sources
+from tokens.documents.sources import resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
@@ -48,10 +48,17 @@ def prepare(command: PrepareCommand) -> Manifest:
         order = by_number if version > 1 else str
         sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
         tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
+        settings = _settings(command, tokenizer, version)
         if plan is None:
-            plan = _begin(command, sources, _settings(command, tokenizer, version), tokenizer, bucket)
+            _refuse_other_tokens(directory)
+            plan = make_plan(sources, settings)
+            if tokenizer.ranks_file is not None:
+                replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
+            write_plan(directory, plan)
+            if bucket is not None:
+                bucket.begin()
         else:
-            check_same(directory, plan, _settings(command, tokenizer, version), sources)
+            check_same(directory, plan, settings, sources)
         _delete_units(directory)
         if finished is not None:
             if bucket is None:
@@ -72,25 +79,6 @@ def prepare(command: PrepareCommand) -> Manifest:
 def locked(directory: Path) -> TextIO:
     """Lock a token directory until the returned file is closed. Raises BadInput while another process holds it."""
     return open_locked(directory / LOCK, f"{directory}: {IN_USE}")
-
-
-def _begin(
-    command: PrepareCommand,
-    sources: list[Source],
-    settings: PrepareSettings,
-    tokenizer: Tokenizer,
-    bucket: BucketOutput | None,
-) -> UnitPlan:
-    """Make and keep the plan of a new preparation."""
-    directory = command.directory.absolute()
-    _refuse_other_tokens(directory)
-    plan = make_plan(sources, settings)
-    if tokenizer.ranks_file is not None:
-        replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
-    write_plan(directory, plan)
-    if bucket is not None:
-        bucket.begin()
-    return plan
 
 
 def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> PrepareSettings:

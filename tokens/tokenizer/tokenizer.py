@@ -72,9 +72,17 @@ def load_tokenizer(name: str, recorded: str | None = None) -> "Tokenizer":
         return ByteTokenizer()
     if name == "gpt2":
         return _load_gpt2()
-    if name.endswith(".tiktoken"):
-        return _with_pattern(Path(name), recorded)
-    raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
+    if not name.endswith(".tiktoken"):
+        raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
+    path = Path(name)
+    ranks = read_ranks(path)
+    tokenizer = byte_pair_tokenizer(path.name, ranks, ranks_file=path)
+    if not is_gpt2(ranks) and (recorded is None or fingerprint(tokenizer) != recorded):
+        raise BadInput(
+            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted GPT-2's 50,256: the file names neither "
+            "splitting pattern nor special tokens, which are known of those alone; pass gpt2 or bytes"
+        )
+    return tokenizer
 
 
 class ByteTokenizer:
@@ -190,14 +198,3 @@ def _load_gpt2() -> Tokenizer:
             "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
         ) from error
     return BytePairTokenizer("gpt2", encoding, ranks_file=None)
-
-
-def _with_pattern(path: Path, recorded: str | None) -> Tokenizer:
-    ranks = read_ranks(path)
-    tokenizer = byte_pair_tokenizer(path.name, ranks, ranks_file=path)
-    if not is_gpt2(ranks) and (recorded is None or fingerprint(tokenizer) != recorded):
-        raise BadInput(
-            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted GPT-2's 50,256: the file names neither "
-            "splitting pattern nor special tokens, which are known of those alone; pass gpt2 or bytes"
-        )
-    return tokenizer
