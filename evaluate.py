@@ -29,7 +29,7 @@ def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("evaluate.py")
     from common.arguments import parse
-    from evaluation.registry import COMMANDS
+    from evaluation.command_line import COMMANDS
 
     classes = {name: command.options for name, command in COMMANDS.items()}
     options = parse("evaluate.py", classes, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)

@@ -1,7 +1,8 @@
-"""Options of the commands of `evaluate.py` that measure, judge or export models. Importing this is quick: no torch."""
+"""Commands of `evaluate.py`: the options of each, and its registration. Importing this is quick: no torch."""
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -9,6 +10,9 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import integer, number
 from common.errors import BadInput
+
+if TYPE_CHECKING:
+    from evaluation.shared.results import EvaluationResult
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
@@ -205,3 +209,40 @@ def check_alone(command: str) -> None:
     processes = environment_world_size()
     if processes > 1:
         raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")
+
+
+@attrs.frozen
+class RegisteredCommand:
+    """A command; of one that appends results to `evaluations.jsonl` under its own name, how the comparison reads them.
+
+    Modules are imported at use: numpy and torch are heavy.
+    """
+
+    options: type  # frozen, of options; the docstring is the command's help
+    module: str  # its `run` takes the options, and returns an exit status, None for success
+    # Module whose `read_results` structures such a line. Of a damaged line, or another version's, it may raise
+    # UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
+    measures: str | None = None
+
+    def run(self, options: Any) -> int | None:
+        return import_module(self.module).run(options)
+
+    def read_results(self, record: dict[str, Any]) -> "list[EvaluationResult]":
+        """Structure a stored result."""
+        return import_module(self.measures).read_results(record) if self.measures else []
+
+
+COMMANDS = {  # in the order of the comparison's columns
+    "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
+    "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
+    "hellaswag": RegisteredCommand(
+        HellaSwagCommand, "evaluation.hellaswag.hellaswag", "evaluation.hellaswag.hellaswag"
+    ),
+    "instruct": RegisteredCommand(
+        InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
+    ),
+    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
+    "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
+    "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.page"),
+    "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
+}

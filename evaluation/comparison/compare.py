@@ -9,10 +9,10 @@ from collections.abc import Callable
 import attrs
 
 from common.errors import BadInput, printable
+from evaluation.command_line import COMMANDS
 from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
-from evaluation.registry import COMMANDS
 from evaluation.shared.results import EvaluationResult, Measure
 
 SCOPE = (
@@ -111,7 +111,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
 
 
 def _evaluations(rows: list[Row]) -> list[str]:
-    """Return the measures on which any of the models has a result, in the order of the registry."""
+    """Return the measures on which any of the models has a result, in the order of the commands."""
     commands = list(COMMANDS)
     found = dict.fromkeys(result.evaluation for row in rows for result in row.results)
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.json_files import is_number
-from evaluation.registry import COMMANDS
+from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_result_lines, tell
 from evaluation.shared.significance import CONFIDENCE
