@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from common.arguments import parse
-from evaluation import command_line
-from evaluation.command_line import FineTuneSettings, SmokeCommand
+from evaluation.command_line import COMMANDS, FineTuneSettings, RegisteredCommand, SmokeCommand
 from evaluation.comparison.compare import compare
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval
@@ -36,7 +35,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(command_line.COMMANDS, "poetry", command_line.RegisteredCommand(SmokeCommand, __name__, __name__))
+    monkeypatch.setitem(COMMANDS, "poetry", RegisteredCommand(SmokeCommand, __name__, __name__))
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
@@ -54,8 +53,8 @@ def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
 
 
 def test_every_registered_module_runs_its_command_or_reads_its_results() -> None:
-    assert all(callable(import_module(entry.module).run) for entry in command_line.COMMANDS.values())
-    named = [entry.measures for entry in command_line.COMMANDS.values() if entry.measures is not None]
+    assert all(callable(import_module(entry.module).run) for entry in COMMANDS.values())
+    named = [entry.measures for entry in COMMANDS.values() if entry.measures is not None]
     assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
 
@@ -77,7 +76,7 @@ def test_every_registered_module_runs_its_command_or_reads_its_results() -> None
     ],
 )
 def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
-    known = {name: command.options for name, command in command_line.COMMANDS.items()}
+    known = {name: command.options for name, command in COMMANDS.items()}
     command = parse("evaluate.py", known, words)
     assert isinstance(command, known[words[0]])
     assert {name: getattr(command, name) for name in values} == values
