@@ -11,8 +11,7 @@ from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
 from evaluation.command_line import JudgeCommand, check_alone
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
-from evaluation.judging.panel import Panel, find_files, read_panel
-from evaluation.judging.prompt import Judge
+from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
 from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
 from evaluation.judging.store import PRICES, UNKNOWN_PRICE, Price, VerdictStore, money, read_price
 

@@ -9,8 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from evaluation.command_line import JudgeCommand
-from evaluation.judging.panel import Panel
-from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts, request_body
+from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, request_body
 from evaluation.judging.store import (
     Asked,
     JudgeCost,

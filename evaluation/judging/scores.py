@@ -16,8 +16,7 @@ from common.errors import printable
 from common.files import replace_file, writing
 from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
-from evaluation.judging.panel import Panel
-from evaluation.judging.prompt import Grade, Prompt
+from evaluation.judging.prompt import Grade, Panel, Prompt
 from evaluation.shared.results import (
     EvaluationResult,
     Measure,

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.judging.panel import read_panel
-from evaluation.judging.prompt import make_prompts
+from evaluation.judging.prompt import make_prompts, read_panel
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import JUDGE, ORDERS, QUESTIONS, result, write

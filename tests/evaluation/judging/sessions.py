@@ -15,8 +15,7 @@ from unittest.mock import patch
 import attrs
 
 import evaluate
-from evaluation.judging.panel import Candidate, Panel
-from evaluation.judging.prompt import Grade, Prompt
+from evaluation.judging.prompt import Candidate, Grade, Panel, Prompt
 from evaluation.judging.prompt import Judge as WhoIsAsked
 from evaluation.judging.store import Reply, VerdictStore
 from evaluation.shared.records import Answer, Answers, Record, write_answers

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from evaluation.judging.panel import find_files, read_panel
+from evaluation.judging.prompt import find_files, read_panel
 from evaluation.shared.results import append_result
 from tests.evaluation.judging.sessions import Sessions, write
 

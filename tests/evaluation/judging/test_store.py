@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.judging.panel import read_panel
 from evaluation.judging.prompt import Judge as WhoIsAsked
-from evaluation.judging.prompt import make_prompts
+from evaluation.judging.prompt import make_prompts, read_panel
 from tests.evaluation.judging.sessions import ORDERS, PROMPTS, Sessions, printed, quality, read_store
 from tests.judge_server import Judge
 
