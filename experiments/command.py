@@ -9,7 +9,7 @@ import attrs
 
 from common.arguments import UsageError, option
 from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
-from experiments.shared.pool_options import PoolOptions
+from experiments.shared.training_jobs import PoolOptions
 from training.telemetry.budget import USD
 
 if TYPE_CHECKING:

@@ -306,7 +306,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from experiments.shared import training_process
+    from experiments.shared import training_jobs
     from training.batch_finder import probe as team
     from training.telemetry import chart
 
@@ -314,7 +314,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     chart.subprocess = SimpleNamespace(
         Popen=lambda args, env, **_: _fork_again(args[1:], env), TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None
     )
-    training_process.subprocess = SimpleNamespace(
+    training_jobs.subprocess = SimpleNamespace(
         DEVNULL=None,
         STDOUT=None,
         Popen=lambda args, env, stdout, **_: _fork_again(

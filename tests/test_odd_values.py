@@ -19,8 +19,8 @@ from evaluation.comparison.page import as_fragment
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.results import seconds_by_price
 from experiments.shared.account import ACCOUNT, Account
-from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import measured_speed, read_progress
+from experiments.shared.training_jobs import PoolOptions
 from reporting.report_page import report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_sections import sample_sections

@@ -18,7 +18,7 @@ from common.errors import printable
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from common.structure import structured
-from experiments.shared.pool_options import PoolOptions
+from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.progress_bar import duration

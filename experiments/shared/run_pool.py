@@ -22,9 +22,8 @@ from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, prin
 from common.file_lock import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
-from experiments.shared.pool_options import PoolDevices, PoolOptions
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
-from experiments.shared.training_process import TrainingProcess, train_command
+from experiments.shared.training_jobs import PoolDevices, PoolOptions, TrainingProcess, train_command
 from training.supervision.run_lock import lock_is_held
 from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier

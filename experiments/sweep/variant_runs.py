@@ -21,10 +21,9 @@ from experiments.shared.experiment_files import (
     show_results,
     write_run_directory,
 )
-from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
-from experiments.shared.training_process import train_command
+from experiments.shared.training_jobs import PoolOptions, train_command
 from experiments.sweep.sweep_file import BASE, Sweep, Variant, run_name
 from experiments.sweep.sweep_table import SweepTable, VariantResult, describe_power
 from training.config.batch_plan import Plan, make_plan

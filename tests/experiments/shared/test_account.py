@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.shared.account import ACCOUNT, ORPHAN_SECONDS, Account
-from experiments.shared.pool_options import PoolOptions
+from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds
 from training.telemetry.budget import Budget
 

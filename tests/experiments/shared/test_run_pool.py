@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from experiments.shared import pool_options, run_pool
+from experiments.shared import run_pool, training_jobs
 from experiments.shared.account import ACCOUNT, Account
-from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
-from experiments.shared.training_process import JOB_LOG, TrainingProcess
+from experiments.shared.training_jobs import JOB_LOG, PoolOptions, TrainingProcess
 from tests import launch
 from tests.conftest import ROOT
 from training.launch import job_seconds
@@ -48,12 +47,12 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
 
 
 def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_options, "_gpus", lambda _: ["2", "5", "7"])
-    devices = pool_options.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
+    monkeypatch.setattr(training_jobs, "_gpus", lambda _: ["2", "5", "7"])
+    devices = training_jobs.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
     assert devices.free([]) == ["2"] and devices.free([["2"]]) == ["5"] and devices.free([["2"], ["5"]]) is None
     assert devices.environment(["5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
     with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: this machine has 3 GPUs"):
-        pool_options.PoolDevices.of(PoolOptions(ranks=2, at_once=2))
+        training_jobs.PoolDevices.of(PoolOptions(ranks=2, at_once=2))
 
 
 @pytest.mark.slow
@@ -132,7 +131,7 @@ def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_de
 def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None:
     job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
     start = (
-        "import pathlib, signal, time; from experiments.shared.training_process import TrainingProcess; "
+        "import pathlib, signal, time; from experiments.shared.training_jobs import TrainingProcess; "
         f"signal.pthread_sigmask(signal.SIG_BLOCK, [15]); TrainingProcess(pathlib.Path({str(tmp_path)!r}), "
         f"['-c', {job!r}], {{}}); print(flush=True); time.sleep(99)"
     )

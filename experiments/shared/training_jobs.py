@@ -1,4 +1,4 @@
-"""Training process: one job of a run as a subprocess that does not outlive experiment.py."""
+"""Training jobs of an experiment: options, devices, and a job as a subprocess that does not outlive experiment.py."""
 
 import ctypes
 import os
@@ -9,18 +9,76 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
-from common.errors import EXIT_ERROR
+import attrs
+from cyclopts import Parameter
+
+from common.arguments import UsageError, option
+from common.checks import integer
+from common.errors import EXIT_ERROR, BadInput
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
-from experiments.shared.pool_options import PoolOptions
+from training.command import WORLD_SIZE, Device
 from training.supervision.exit_record import EXIT_FILE, read_exit
-from training.telemetry.budget import MOST_HOURS
+from training.telemetry.budget import MOST_HOURS, USD, Budget
 
 ROOT = Path(__file__).parents[2]
 JOB_LOG = "train.log"  # output of all jobs, in the run directory
 LOG_TAIL_BYTES = 1 << 16
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class PoolOptions:
+    """Options of an experiment's training jobs. The budget counts earlier calls of the same experiment."""
+
+    at_once: Annotated[
+        int | None,
+        option(
+            "runs side by side; default: as many as the GPUs, or on a CPU the cores, hold",
+            "K",
+            check=integer(1, 1 << 16),
+        ),
+    ] = None
+    ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
+    device: Device = None
+    price_per_hour: Annotated[float | None, option("price of the machine", "USD", check=USD)] = None
+    budget: Budget = attrs.field(factory=Budget)
+
+    def __attrs_post_init__(self) -> None:
+        if self.budget.max_usd is not None and self.price_per_hour is None:
+            raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
+
+
+@attrs.frozen
+class PoolDevices:
+    """Devices, and how many jobs share them, each with as many as it has ranks."""
+
+    gpus: list[str]  # numbers, as CUDA_VISIBLE_DEVICES has them; none on a CPU
+    at_once: int
+    ranks: int
+
+    @classmethod
+    def of(cls, options: PoolOptions) -> "PoolDevices":
+        """Return the devices of this machine. Raises BadInput where it has too few."""
+        gpus, ranks = _gpus(options.device), options.ranks
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        at_once = options.at_once or max(1, (len(gpus) or cores) // ranks)
+        if gpus and at_once * ranks > len(gpus):
+            raise BadInput(f"--at-once {at_once} x --ranks {ranks}: this machine has {len(gpus)} GPUs")
+        return cls(gpus, at_once, ranks)
+
+    def free(self, taken: list[list[str]]) -> list[str] | None:
+        """Return the devices of one more job beside those that jobs have taken; None where there are too few."""
+        places = self.gpus or [str(place) for place in range(self.at_once * self.ranks)]
+        left = [place for place in places if not any(place in devices for devices in taken)]
+        return left[: self.ranks] if len(taken) < self.at_once and len(left) >= self.ranks else None
+
+    def environment(self, devices: list[str]) -> dict[str, str]:
+        """Return the environment variables of a job that has these devices."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.gpus else {"OMP_NUM_THREADS": "1"}
 
 
 def train_command(
@@ -95,6 +153,17 @@ class TrainingProcess:
         lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("train.py: ")]
         return (own or lines or ["it printed nothing"])[-1]
+
+
+def _gpus(device: str | None) -> list[str]:
+    from training.hardware.usable_gpus import choose_device
+
+    if choose_device(device) == "cpu":
+        return []
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
