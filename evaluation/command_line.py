@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -10,9 +10,6 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import integer, number
 from common.errors import BadInput
-
-if TYPE_CHECKING:
-    from evaluation.shared.results import EvaluationResult
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
@@ -227,8 +224,8 @@ class RegisteredCommand:
     def run(self, options: Any) -> int | None:
         return import_module(self.module).run(options)
 
-    def read_results(self, record: dict[str, Any]) -> "list[EvaluationResult]":
-        """Structure a stored result."""
+    def read_results(self, record: dict[str, Any]) -> list[Any]:
+        """Return a stored result as EvaluationResult, one or several."""
         return import_module(self.measures).read_results(record) if self.measures else []
 
 
