@@ -85,8 +85,8 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     """Begin or resume the run; return its loop, or None where nothing is left to do."""
     numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
-    beginning = resume(_request(job, numerics, initial), state, job.disks, bucket)
-    settings = _make_settings(job, numerics, beginning.record)
+    numerics_changes, begun = resume(_request(job, numerics, initial), state, job.disks, bucket)
+    settings = _make_settings(job, numerics, begun)
     job.supervision.run_lock.write_resumed()
     directory, position = job.run.directory, state.position
     if job.uploader is not None and position.step > 0:  # where the bucket lacks what an earlier job left
@@ -98,11 +98,11 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
         return None
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
     from_coordinator(job.ranks, lambda: job.options.budget.check_start(job.ledger, save_seconds))
-    record = attrs.evolve(beginning.record, self_test=_test_determinism(state, settings, job))
+    record = attrs.evolve(begun, self_test=_test_determinism(state, settings, job))
     _write_record(job, record)
-    job.supervision.begin_training()
+    job.supervision.training = True
     loop = build_loop(job, state, settings, record)
-    _report_start(loop, job, record, beginning.numerics_changes)
+    _report_start(loop, job, record, numerics_changes)
     return loop
 
 
@@ -138,8 +138,8 @@ def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: i
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     numerics, state = _make_state(job)
-    beginning = load_before(first, _request(job, numerics, initial), state, job.ranks)
-    settings = _make_settings(job, numerics, beginning.record)
+    record = load_before(first, _request(job, numerics, initial), state, job.ranks)
+    settings = _make_settings(job, numerics, record)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
         return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded) else EXIT_ERROR

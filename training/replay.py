@@ -11,11 +11,11 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.run_record import WeightsOrigin, read_record
+from training.checkpoints.run_record import RunRecord, WeightsOrigin, read_record
 from training.checkpoints.tensor_files import state_sha256
 from training.checkpoints.verification import find_before
 from training.parallel.process_group import Ranks, from_coordinator
-from training.resume import ResumeOutcome, ResumeRequest, begin, load_checkpoint
+from training.resume import ResumeRequest, begin, load_checkpoint
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import METRICS, read_metrics
@@ -67,22 +67,22 @@ def replay(
     return same
 
 
-def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
+def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
     """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
 
-    Call it on every rank.
+    Returns this job's record. Call it on every rank.
     """
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
-        beginning = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
+        _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
-        beginning = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
+        record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
         if recorded is not None:
-            _check_beginning(recorded.initial_weights, beginning.record.initial_weights)
+            _check_beginning(recorded.initial_weights, record.initial_weights)
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
-    return beginning
+    return record
 
 
 def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:

@@ -35,24 +35,19 @@ class ResumeRequest:
     initial: InitialWeights | None = None  # what a run without a checkpoint starts from; None: random weights
 
 
-@attrs.frozen
-class ResumeOutcome:
-    """Beginning of a job: a checkpoint, or the first weights."""
-
-    numerics_changes: list[str]  # since the checkpoint
-    record: RunRecord  # this job's, with what it takes over from the checkpoint's
-
-
-def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None") -> ResumeOutcome:
+def resume(
+    request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None"
+) -> tuple[list[str], RunRecord]:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
-    `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint that is missing,
-    damaged or of another run.
+    Returns the changes of the numerics since the checkpoint, and this job's record with what it takes over from the
+    checkpoint's. `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint
+    that is missing, damaged or of another run.
     """
     directory, wanted, ranks = request.directory, request.wanted, disks.ranks
     there = disks.on_each(lambda: os.path.lexists(checkpoints_of(directory)))
     if wanted == "auto" and bucket is None and not any(there):
-        return begin(request, state, ranks)
+        return [], begin(request, state, ranks)
     from training.checkpoints import archive
 
     print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
@@ -61,7 +56,7 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
         archived = disks.on_each(lambda: archive.archive_all(directory))[0]
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
-        return begin(request, state, ranks)
+        return [], begin(request, state, ranks)
     if disks.shared and bucket is None:
         [found] = disks.on_each(lambda: find(checkpoints_of(directory), wanted))
     else:
@@ -69,7 +64,7 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
 
         found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:
-        return begin(request, state, ranks)
+        return [], begin(request, state, ranks)
     beginning = load_checkpoint(found, request, state, ranks)
     _check_branch(bucket, state.position.step, wanted, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
@@ -90,18 +85,20 @@ def _check_branch(bucket: "Bucket | None", step: int, wanted: str, ranks: Ranks)
         from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 
 
-def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
-    """Begin at step 0."""
+def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
+    """Begin at step 0; return this job's record."""
     origin = None
     if request.initial is None:
         start_random(state, request.record.train["random_seed"])
     else:
         origin = start_from(request.initial, state, request.directory / "model.json", ranks)
-    return ResumeOutcome([], attrs.evolve(request.record, initial_weights=origin))
+    return attrs.evolve(request.record, initial_weights=origin)
 
 
-def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> ResumeOutcome:
-    """Print the changes since the checkpoint, then load it. Call it on every rank."""
+def load_checkpoint(
+    found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks
+) -> tuple[list[str], RunRecord]:
+    """Print the changes since the checkpoint, then load it; return as `resume`. Call it on every rank."""
     from training.checkpoints import compatibility
 
     before = read_state(found).config
@@ -130,4 +127,4 @@ def load_checkpoint(found: Path, request: ResumeRequest, state: TrainState, rank
         if state.position.best_step is not None:
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
-    return ResumeOutcome(changes, attrs.evolve(record, changes=compatibility.all_changes(before.changes, changed)))
+    return changes, attrs.evolve(record, changes=compatibility.all_changes(before.changes, changed))

@@ -73,7 +73,7 @@ class Supervision:
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # on the first rank of another node than rank 0's
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
-        self._training = False
+        self.training = False  # from then on, requests to stop are only noted
         receive_signals(self._on_signal)
         if run_directory is None:
             return
@@ -104,10 +104,6 @@ class Supervision:
         if self.run_lock.file is None:
             self._own_disk_lock = take_run_lock(run_directory)
 
-    def begin_training(self) -> None:
-        """From now on, only note requests to stop."""
-        self._training = True
-
     def end_torchrun(self) -> None:
         """On several nodes, end this one's torchrun where it would restart ranks that have all stopped or diverged.
 
@@ -129,18 +125,18 @@ class Supervision:
         self.exit_record.write(EXIT_ERROR, LOST)
 
     def _on_orphaned(self) -> None:
-        if not self._training:
+        if not self.training:
             os._exit(EXIT_ERROR)
         self.stop_asked.set()
 
     def _on_others_stopped(self) -> None:
-        if not (self._training or self.stop_asked.is_set()):  # else torchrun has asked this node's, too
-            self._training = True  # torchrun's signal, when it ends, changes nothing
+        if not (self.training or self.stop_asked.is_set()):  # else torchrun has asked this node's, too
+            self.training = True  # torchrun's signal, when it ends, changes nothing
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:
         self.stop_asked.set()
-        if not self._training:
+        if not self.training:
             self._stop_before_training(name)
 
     def _stop_before_training(self, cause: str, then: Callable[[], object] = lambda: None) -> NoReturn:
