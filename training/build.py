@@ -86,9 +86,9 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
         disks.on_each(lambda: supervision.lock_own_disk(run.directory))
     url, uploader = run.train.checkpoints.checkpoints, None
     if url is not None and not replays:
-        from training.checkpoints.bucket_upload import open_uploader
+        from training.checkpoints.bucket_upload import Uploader
 
-        uploader = open_uploader(url, run, ranks)
+        uploader = Uploader(url, run, ranks)
     print_lines(ranks, run.notices)
     before = from_coordinator(ranks, lambda: files_read_before(run.directory))
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)

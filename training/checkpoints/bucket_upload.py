@@ -50,31 +50,25 @@ class UploadOutcome:
     seconds: float
 
 
-def open_uploader(url: str, run: Run, ranks: Ranks) -> "Uploader":
-    """Claim a prefix of a bucket for the run's checkpoints. Call it on every rank.
-
-    Raises BadInput where the bucket cannot be used, or another job uploads there.
-    """
-    uploader = Uploader(Bucket(url), run.train.checkpoints.keep_checkpoints, ranks)
-    from_coordinator(ranks, lambda: uploader.claim(run.directory), group=ranks.download)
-    return uploader
-
-
 class Uploader:
     """Uploads to one prefix. Every rank has one; rank 0's claims the prefix and uploads."""
 
-    def __init__(self, bucket: Bucket, keep: int, ranks: Ranks):
-        """`keep`: newest checkpoints to keep in the bucket."""
-        self.bucket, self._keep, self._ranks = bucket, keep, ranks
+    def __init__(self, url: str, run: Run, ranks: Ranks):
+        """Claim a prefix of a bucket for the run's checkpoints. Call it on every rank.
+
+        Raises BadInput where the bucket cannot be used, or another job uploads there.
+        """
+        self.bucket, self._keep, self._ranks = Bucket(url), run.train.checkpoints.keep_checkpoints, ranks
         self._lease: BucketLease | None = None  # of rank 0
         self._thread: threading.Thread | None = None
         self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # not reported yet
         self._complete: str | None = None  # newest checkpoint of this job in the bucket
         self._under_way: str | None = None
 
-    def claim(self, run_directory: Path) -> None:
-        """Take the lease of the prefix. Raises BadInput while another job holds it."""
-        self._lease = BucketLease(self.bucket, run_directory, lambda line: print_lines(self._ranks, [line]))
+        def claim() -> None:
+            self._lease = BucketLease(self.bucket, run.directory, lambda line: print_lines(ranks, [line]))
+
+        from_coordinator(ranks, claim, group=ranks.download)
 
     def offer(self, checkpoint: Path) -> None:
         """Begin to upload a checkpoint of the disk, unless an upload is under way; on other ranks than 0 do nothing."""
