@@ -103,9 +103,15 @@ class Loop:
                 self.reporter.say_on_machine(line)
 
     def _validate(self) -> None:
-        losses = self._measure_losses()
-        if losses is None:
-            return
+        """Measure the loss on each dataset, unless asked to stop meanwhile. Call it on every rank."""
+        assert self.validations
+        losses = {}
+        with self.reporter.ledger.measure("validation"):
+            for dataset, validation in self.validations.items():
+                loss = validation.measure(self.state, self.settings, self.heartbeat.ranks, self.stop_request.agreed)
+                if loss is None:
+                    return
+                losses[dataset] = loss
         loss = next(iter(losses.values()))
         position = attrs.evolve(self.state.position, validation_loss=loss)
         best = position.best_validation_loss
@@ -117,18 +123,6 @@ class Loop:
         self.reporter.record(position.step, validation_loss=loss, **several, elapsed_seconds=elapsed)
         each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
         self.reporter.say(f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}")
-
-    def _measure_losses(self) -> dict[str, float] | None:
-        """Return the validation loss on each dataset; None when asked to stop meanwhile. Call it on every rank."""
-        assert self.validations
-        losses = {}
-        with self.reporter.ledger.measure("validation"):
-            for dataset, validation in self.validations.items():
-                loss = validation.measure(self.state, self.settings, self.heartbeat.ranks, self.stop_request.agreed)
-                if loss is None:
-                    return None
-                losses[dataset] = loss
-        return losses
 
     def _save(self) -> None:
         self._check_token_files(wait=True)  # a checkpoint never holds updates from changed tokens
