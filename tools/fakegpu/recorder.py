@@ -12,6 +12,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 
@@ -166,15 +167,6 @@ def _driver() -> ctypes.CDLL:
 
 
 def _event(entry: Entry) -> Event:
-    return Event(
-        kind=Kind(entry.kind),
-        name=entry.name.decode(),
-        device=entry.device,
-        stream=entry.stream,
-        object=entry.object,
-        grid=tuple(entry.grid),
-        block=tuple(entry.block),
-        flops=entry.flops,
-        bytes=entry.bytes,
-        ranks=entry.ranks,
-    )
+    values: dict[str, Any] = {name: getattr(entry, name) for name, *_ in Entry._fields_}
+    values |= {"kind": Kind(entry.kind), "name": entry.name.decode(), "grid": (*entry.grid,), "block": (*entry.block,)}
+    return Event(**values)
