@@ -30,10 +30,17 @@ def run(command: "PrepareCommand | DirectoryCommand") -> int:
     from tokens.prepare.command import PrepareCommand
 
     try:
-        if isinstance(command, PrepareCommand):
-            return prepare(command)
-        print("\n".join(map(printable, command.lines())))
-        return EXIT_DONE
+        if not isinstance(command, PrepareCommand):
+            print("\n".join(map(printable, command.lines())))
+            return EXIT_DONE
+        from tokens.prepare.display import report, too_many_bad
+        from tokens.prepare.prepare import prepare
+
+        keep_logs_only()
+        began = time.monotonic()
+        manifest = prepare(command)
+        report(command, manifest, time.monotonic() - began)
+        return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
     except OSError as error:  # a full disk, above all
         raise BadInput(f"{error}{kept(command)}") from error
 
@@ -45,18 +52,6 @@ def kept(command: "PrepareCommand | DirectoryCommand") -> str:
 
     begun = isinstance(command, PrepareCommand) and (command.directory / COMMITS).exists()
     return "; what was committed is kept: the same command goes on" if begun else ""
-
-
-def prepare(command: "PrepareCommand") -> int:
-    """Read, encode and write every document, in the order of the sources."""
-    from tokens.prepare.display import report, too_many_bad
-    from tokens.prepare.prepare import prepare
-
-    keep_logs_only()
-    began = time.monotonic()
-    manifest = prepare(command)
-    report(command, manifest, time.monotonic() - began)
-    return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
 
 
 if __name__ == "__main__":
