@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,10 +48,7 @@ class PoolDisplay:
             disable=not sys.stderr.isatty() or self._first == self._total,
         )
 
-    def __enter__(self) -> "PoolDisplay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._bar.close()
 
     def say(self, line: str) -> None:
@@ -141,7 +139,7 @@ class RunPool:
             target.done = target.end(read_progress(target.directory)) is not None
         waiting = [target for target in targets if not target.done]
         self._over_budget = False
-        with PoolDisplay(targets, self.account) as display:
+        with closing(PoolDisplay(targets, self.account)) as display:
             while self._jobs or (waiting and not self._stopping):
                 self._start(waiting, display)
                 time.sleep(POOL_POLL_SECONDS)
