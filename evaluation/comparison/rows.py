@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
-from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_result_lines, tell
+from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
 from training.checkpoints.directory import LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
@@ -58,9 +58,7 @@ def read_rows(references: Sequence[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    structured, lines = read_result_lines(home).parsed(_structured)
-    tell(lines)
-    results = [result for found in structured for result in found]
+    results = [result for found in read_results(home, _structured) for result in found]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:

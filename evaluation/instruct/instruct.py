@@ -16,8 +16,8 @@ from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
 from evaluation.instruct.fine_tuning import FineTuned, answer_losses, fine_tune, make_example, prompt_text
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
-from evaluation.shared.load import ModelLocation, Trained, load_on_all
-from evaluation.shared.measuring import TIMEOUT_SECONDS, locate_all, share
+from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
+from evaluation.shared.measuring import TIMEOUT_SECONDS, share
 from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
 from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
@@ -197,7 +197,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
 
 
 def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQuestions]:
-    places = locate_all(command)
+    places = [locate(model, command.checkpoint) for model in command.models]
     titles = [place.title for place in places]
     if len(set(titles)) < len(titles):
         raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")

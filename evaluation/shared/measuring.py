@@ -18,11 +18,6 @@ Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
 
 
-def locate_all(options: MeasureOptions) -> list[ModelLocation]:
-    """Return the models' locations. Raises BadInput."""
-    return [locate(model, options.checkpoint) for model in options.models]
-
-
 def measure_each(
     options: MeasureOptions,
     kind: str,
@@ -37,7 +32,7 @@ def measure_each(
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
     def make() -> tuple[list[ModelLocation], Prepared]:
-        places = locate_all(options)
+        places = [locate(model, options.checkpoint) for model in options.models]
         return places, prepare(places)
 
     places, prepared = from_coordinator(ranks, make)

@@ -16,7 +16,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import write_error
-from common.json_files import JsonLines, JsonLog, is_number, numbers_in, read_json_lines, utc_now
+from common.json_files import JsonLog, is_number, numbers_in, read_json_lines, utc_now
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_lines
 
@@ -139,25 +139,15 @@ def as_read(values: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(values))
 
 
-def read_results(home: Path) -> list[dict[str, Any]]:
-    """Return all results of a log, oldest first; a note tells which lines are left out as damaged.
+def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
+    """Return all results of a log as `parse` returns them, oldest first; None: damaged, as a line that is none.
 
-    Raises BadInput where the file cannot be read.
+    A note tells which lines are left out as damaged. Raises BadInput where the file cannot be read.
     """
-    lines = read_result_lines(home)
-    tell(lines)
-    return lines.records
-
-
-def read_result_lines(home: Path) -> JsonLines:
-    """Return the results of a log, and which lines are left out. Raises BadInput where the file cannot be read."""
-    return read_json_lines(home / EVALUATIONS).parsed(_is_sound)[1]
-
-
-def tell(lines: JsonLines) -> None:
-    """Print which lines are left out."""
+    results, lines = read_json_lines(home / EVALUATIONS).parsed(_is_sound)[1].parsed(parse)
     for note in lines.notes():
         print(printable(note), file=sys.stderr)
+    return results
 
 
 @attrs.frozen(kw_only=True)
