@@ -6,7 +6,6 @@ The same command resumes after any interruption.
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import attrs
 
@@ -40,7 +39,7 @@ def prepare(command: PrepareCommand) -> Manifest:
     _check_output(command)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
+    with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
         bucket = None if command.bucket is None else BucketOutput(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
@@ -76,11 +75,6 @@ def prepare(command: PrepareCommand) -> Manifest:
         return manifest
 
 
-def locked(directory: Path) -> TextIO:
-    """Lock a token directory until the returned file is closed. Raises BadInput while another process holds it."""
-    return open_locked(directory / LOCK, f"{directory}: {IN_USE}")
-
-
 def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
     names = [field.name for field in attrs.fields(PrepareSettings)]
@@ -110,7 +104,10 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        _discard(directory)
+        # so that another command may begin here
+        for path in (*partial_files(directory), directory / COMMITS, directory / RANKS_FILE, directory / PLAN):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(directory / UNITS)
         raise BadInput(f"{error}; nothing was written") from error
     finally:
         writer.close()
@@ -202,10 +199,3 @@ def _delete_units(directory: Path) -> None:
     if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
         (directory / UNITS).unlink()
     shutil.rmtree(directory / UNITS, ignore_errors=True)
-
-
-def _discard(directory: Path) -> None:
-    """Delete a preparation without tokens, so that another command may begin here."""
-    for path in (*partial_files(directory), directory / COMMITS, directory / RANKS_FILE, directory / PLAN):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(directory / UNITS)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from common.file_lock import open_locked
 from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, tokens_of
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
+from tokens.prepare.growing_files import LOCK
 from tokens.prepare.growing_tokens import GrowingTokens
-from tokens.prepare.prepare import locked
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
@@ -110,7 +111,7 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
     assert after(59) is None
     (tmp_path / "out" / ".units" / "00000009.train").write_bytes(b"a unit that is being computed")
     assert after(59) is None
-    with locked(tmp_path / "out"):
+    with open_locked(tmp_path / "out" / LOCK, "held"):
         assert after(1000) is None
     message = after(59)
     assert message is not None and "its preparation has ended or hangs" in message and "3 of 16 units" in message

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
+from common.file_lock import open_locked
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, texts_of, tokens_of, write
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
-from tokens.prepare.prepare import locked
+from tokens.prepare.growing_files import LOCK
 from tokens.tokenizer.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
 
 
@@ -76,7 +77,8 @@ def test_nothing_is_written_through_links_in_the_output_folder(
 def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
+    refused = pytest.raises(BadInput, match="another process prepares these tokens")
+    with open_locked(tmp_path / "out" / LOCK, "held"), refused:
         write(tmp_path / "out", source)
     write(tmp_path / "out", source)
 
