@@ -7,11 +7,10 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
-from common.file_lock import Locked
-from common.files import is_folder
+from common.files import Locked, is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
 from training.launch import check_environment, check_launcher, environment_rank
-from training.supervision.exit_record import ExitRecord
+from training.supervision.run_lock import ExitRecord
 
 if TYPE_CHECKING:
     from training.command import TrainCommand

@@ -151,7 +151,7 @@ def _version(run: Path) -> list[object]:
     """Return a value that changes when a run has something new to report."""
     from tokens.format.token_file import version_of
     from training.checkpoints.directory import checkpoints_of, steps_in
-    from training.supervision.exit_record import EXIT_FILE
+    from training.supervision.run_lock import EXIT_FILE
     from training.telemetry.metrics_log import EVALUATIONS, METRICS
 
     return [*(version_of(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]

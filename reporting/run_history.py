@@ -15,8 +15,7 @@ from common.structure import structured
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
-from training.supervision.exit_record import read_exit
-from training.supervision.run_lock import is_locked
+from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
 from training.telemetry.metrics_log import (
     METRICS,

@@ -30,7 +30,7 @@ from tests.reporting.written_runs import start, step, training, write_run
 from training.config.train_config import load_run
 from training.planning.estimate import start_up_of
 from training.planning.estimate_table import FORECAST, describe_forecast_file
-from training.supervision.exit_record import final_status
+from training.supervision.run_lock import final_status
 from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, current_records, read_counted, read_lines

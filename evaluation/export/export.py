@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput, printable
-from common.file_lock import lock
-from common.files import replace_file, writing
+from common.files import lock, replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, check_alone

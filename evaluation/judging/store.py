@@ -15,8 +15,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, nearest, printable
-from common.file_lock import lock
-from common.files import writing
+from common.files import lock, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
 from common.structure import structured
 from evaluation.judging.prompt import Grade, Judge, read_grades

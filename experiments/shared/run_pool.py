@@ -20,7 +20,7 @@ import attrs
 from tqdm import tqdm
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, printable
-from common.file_lock import open_locked
+from common.files import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress

@@ -20,7 +20,7 @@ from common.errors import EXIT_ERROR, BadInput
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
 from training.command import WORLD_SIZE, Device
-from training.supervision.exit_record import EXIT_FILE, read_exit
+from training.supervision.run_lock import EXIT_FILE, read_exit
 from training.telemetry.budget import MOST_HOURS, USD, Budget
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,7 @@ import attrs
 import numpy as np
 
 from common.errors import LARGEST_INTEGER, BadInput
-from common.file_lock import lock
-from common.files import sha256, writing
+from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
 from common.structure import structured
 from model.generate import Sampling

@@ -23,8 +23,7 @@ import numpy as np
 
 from common.checks import integer
 from common.errors import BadInput, printable
-from common.file_lock import open_locked
-from common.files import is_folder, replace_file, writing
+from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
 from common.structure import structured
 from reporting.run_history import check_begun, clock

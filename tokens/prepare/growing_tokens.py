@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
-from common.file_lock import is_held
+from common.files import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, RANKS_FILE, TokenizerRecord
 from tokens.format.token_file import TokenStream, open_split

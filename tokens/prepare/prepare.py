@@ -10,8 +10,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.file_lock import open_locked
-from common.files import by_number, is_folder, replace_file, writing
+from common.files import by_number, is_folder, open_locked, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished

@@ -25,7 +25,7 @@ from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, Beats, Departure
-from training.supervision.exit_record import ERROR, LOST
+from training.supervision.run_lock import ERROR, LOST
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long

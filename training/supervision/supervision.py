@@ -27,7 +27,7 @@ rank is, and end as "lost".
 
 Files, written by rank 0 of a command that trains. `.lock` (run_lock.py): held from start until the process is dead;
 names the job once the ranks have met, and that --resume is done, for the groups that follow in it. `exit.json`
-(exit_record.py): removed at the start, written once, at the end; a job that was killed leaves none.
+(likewise): removed at the start, written once, at the end; a job that was killed leaves none.
 
 | outcome  | status | when                                                                     |
 |----------|--------|--------------------------------------------------------------------------|
@@ -48,8 +48,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
 from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
-from training.supervision.exit_record import LOST, ExitRecord, final_status
-from training.supervision.run_lock import RunLock, take_run_lock
+from training.supervision.run_lock import LOST, ExitRecord, RunLock, final_status, take_run_lock
 
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import reporting.samples.sample_log as recording
-from common.file_lock import lock
+from common.files import lock
 from evaluation.smoke.smoke import GALLERY
 from reporting.samples.sample_log import read_samples, record_samples
 from tests.conftest import metrics, seal_again, train

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.file_lock import open_locked
+from common.files import open_locked
 from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, tokens_of
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
-from common.file_lock import open_locked
+from common.files import open_locked
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, texts_of, tokens_of, write
