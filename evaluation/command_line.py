@@ -240,6 +240,6 @@ COMMANDS = {  # in the order of the comparison's columns
     ),
     "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
     "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
-    "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.page"),
+    "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.compare"),
     "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
 }

@@ -147,8 +147,7 @@ def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
     advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
-    from evaluation.comparison.compare import compare
-    from evaluation.comparison.page import as_fragment
+    from evaluation.comparison.compare import as_fragment, compare
     from evaluation.comparison.rows import read_rows
 
     try:

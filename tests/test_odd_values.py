@@ -14,8 +14,7 @@ import pytest
 
 from common.checks import number
 from common.errors import BadInput
-from evaluation.comparison.compare import compare
-from evaluation.comparison.page import as_fragment
+from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.results import seconds_by_price
 from experiments.shared.account import ACCOUNT, Account

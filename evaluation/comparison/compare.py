@@ -1,19 +1,25 @@
-"""Comparison of models: a table of stored results, and which recipes differ significantly.
+"""Comparison of models: a table of stored results, and which recipes differ significantly; its renderings.
 
 Only results on the same tokens, items or questions are compared, recipe by recipe: evaluation/comparison/winners.py.
 """
 
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.command_line import COMMANDS
-from evaluation.comparison.rows import Row
+from evaluation.command_line import COMMANDS, CompareCommand, check_alone
+from evaluation.comparison.rows import Row, read_rows
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
@@ -37,6 +43,8 @@ FACTS: dict[str, Callable[[Row], str]] = {  # columns before those of the measur
     "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
 }
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model
+LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
+BAR = {"width": 96, "height": 12, "margin": 4}  # of an interval, pixels
 
 
 @attrs.frozen(kw_only=True)
@@ -65,6 +73,13 @@ class Comparison:
     rows: list[list[Cell]]  # the first cell of each is the model
     statements: list[str]
     notes: list[str]
+
+
+def run(command: CompareCommand) -> None:
+    """Print stored results of models side by side; no model is loaded."""
+    check_alone("compare")
+    comparison = compare(read_rows(command.models), command.seed_deviation)
+    print(as_markdown(comparison) if command.markdown else as_text(comparison))
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
@@ -108,6 +123,34 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
             printable(note) for note in (*notes, *_not_shown(rows, shown), *changes, *sources, *scope, *noises, *advice)
         ],
     )
+
+
+def as_text(comparison: Comparison) -> str:
+    """Return the table, with a column for each model, statements and notes, as wide as the terminal at most."""
+    width = max(60, min(120, shutil.get_terminal_size().columns))
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    models = [
+        [textwrap.fill(row[0].text, LABEL_WIDTH, break_on_hyphens=False), *(cell.text for cell in row[1:])]
+        for row in comparison.rows
+    ]
+    lists = ("\n".join(map(wrapper.fill, lines)) for lines in (comparison.statements, comparison.notes))
+    return "\n\n".join(part for part in (*_blocks(comparison.columns, models, width), *lists) if part)
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return the same in GitHub's Markdown, with a row for each model."""
+    rows = [[_escaped(cell.text) for cell in row] for row in comparison.rows]
+    lists = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
+    return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
+
+
+def as_fragment(comparison: Comparison) -> "Markup":
+    """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
+    from common.web_page import render
+
+    ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
+    ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
+    return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
 
 
 def _evaluations(rows: list[Row]) -> list[str]:
@@ -207,3 +250,30 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
     ]
     notes = [*(f"[{number}] {source}" for number, source in enumerate(sources, 1)), *omitted]
     return rows, [*notes, NOT_COMPARED] if rows else notes
+
+
+def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
+    """Return tables of as many models side by side as fit, one at least. `models`: a label and values, each."""
+    blocks = []
+    while models:
+        for count in range(len(models), 0, -1):
+            heads, *rows = zip(["", *names[1:]], *models[:count], strict=True)
+            block = _table(list(heads), [list(row) for row in rows], "simple")
+            if max(map(len, block.splitlines())) <= width:
+                break
+        blocks.append(block)
+        models = models[count:]
+    return blocks
+
+
+def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
+    from tabulate import tabulate
+
+    numbers = ["right"] * (len(columns) - 1)
+    return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
+
+
+def _escaped(text: str) -> str:
+    for sign in "\\|<":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from evaluation.comparison.compare import Cell, Comparison
-from evaluation.comparison.page import as_fragment, as_markdown
+from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown
 from tests.evaluation.comparison.stored import compared, kept
 
 
