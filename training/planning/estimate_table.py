@@ -1,9 +1,12 @@
-"""Table of an estimate: measured machines first, bounds marked as bounds, then what the numbers assume.
+"""Dry run of train.py: the arithmetic of a run, or with --plan a table of its hours and dollars on machines for rent.
+
+In the table measured machines are first, and bounds marked as bounds; then comes what the numbers assume.
 
 Below it the forecast of the run's final loss: forecast.json in its directory, written by experiment.py ladder.
 """
 
 import json
+import math
 from typing import Any
 
 import attrs
@@ -11,12 +14,18 @@ from tabulate import tabulate
 
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
-from training.config.batch_plan import describe
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.saved_state import read_state
+from training.checkpoints.verification import find
+from training.command import TrainCommand
+from training.config.batch_plan import describe, make_plan
 from training.config.train_config import Run, one_form, recipe
-from training.planning.estimate import Offer, RunEstimate
+from training.data.locate_tokens import lengths_at_hand
+from training.initial_weights import InitialWeights, check_network, check_origin
+from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes
-from training.planning.price_list import shown
-from training.planning.throughput import ANOTHER_TRAINER, BOUND, SIMILAR
+from training.planning.price_list import MACHINES, read_machines, shown
+from training.planning.throughput import ANOTHER_TRAINER, BOUND, SIMILAR, Network
 
 _HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
 _COLUMNS = ("left", *["right"] * 7, "left", "left")
@@ -31,6 +40,29 @@ ESTIMATE_CAUTION = (
 FORECAST = "forecast.json"
 WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
 _AGAIN = "run experiment.py ladder again"
+
+
+def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:
+    """Print what a run would do; needs no GPU, nor tokens with min_train_tokens.
+
+    Raises BadInput, also where training could not begin with, or go on from, the weights of --init-from.
+    """
+    if initial is not None:
+        wanted = command.options.resume
+        found = None if wanted == "never" else find(checkpoints_of(run.directory), wanted)
+        if found is not None:
+            check_origin(initial, read_state(found).config.initial_weights, found)
+        else:
+            check_network(initial, initial.load().config, run.model, run.directory / "model.json")
+    lengths = lengths_at_hand(run.train, command.options.token_files)
+    if command.dry_run:
+        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+        lines = describe(run.model, run.train, plan)
+    else:
+        prices = read_machines(command.machines or MACHINES, command.machine)
+        network = Network(nodes=command.nodes, link=command.node_link or math.inf)
+        lines = [*describe_estimate(make_estimate(run, prices, lengths, network)), *describe_forecast_file(run)]
+    print("\n".join(map(printable, [*run.notices, *lines])))
 
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
