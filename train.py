@@ -64,13 +64,12 @@ def parse_command() -> "TrainCommand":
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
-        command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+        return parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     except SystemExit as end:
         if not end.code:
             leave(checked_status(EXIT_DONE))
         ExitRecord(None).write(EXIT_USAGE)
         raise
-    return command
 
 
 def supervise(command: "TrainCommand") -> "Supervision":

@@ -84,7 +84,9 @@ class Attention(nn.Module):
 
     def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:
         """Return queries (B, H, T, D), keys and values (B, K, T, D), normed and rotated as configured."""
-        queries, keys, values = split_heads(fused, self.heads)
+        width = fused.shape[-1] // sum(self.heads)
+        parts = fused.split([count * width for count in self.heads], dim=-1)
+        queries, keys, values = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]  # views, no copies
         queries, keys = self.query_norm(queries), self.key_norm(keys)
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
@@ -201,13 +203,6 @@ def norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.emb_dim, config.norm_eps, config.norm_gain)
     return nn.LayerNorm(config.emb_dim, config.norm_eps, config.norm_gain, config.biases)
-
-
-def split_heads(fused: Float[Tensor, "B T _"], heads: tuple[int, ...]) -> list[Float[Tensor, "B _ T D"]]:
-    """Return queries, keys and values of so many heads: (B, heads, T, D) each. Views, no copy."""
-    width = fused.shape[-1] // sum(heads)
-    parts = fused.split([count * width for count in heads], dim=-1)
-    return [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:

@@ -37,7 +37,7 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     Raises BadInput.
     """
     if command.dry_run or command.plan:
-        from training.planning.dry_run import dry_run
+        from training.planning.estimate_table import dry_run
 
         dry_run(run, command, initial)
         return EXIT_DONE
@@ -94,7 +94,10 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
     if _is_done(job, position):
         print_lines(job.ranks, [nothing_to_do(directory, job.plan.steps, position)])
-        _finish_upload(job)
+        if job.uploader is not None:
+            job.uploader.finish(None)
+            problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
+            print_lines(job.ranks, [f"WARNING: its last checkpoint is NOT UPLOADED: {line}" for line in problems])
         return None
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
     from_coordinator(job.ranks, lambda: job.options.budget.check_start(job.ledger, save_seconds))
@@ -178,13 +181,6 @@ def _is_done(job: OpenJob, position: Position) -> bool:
     intervals = job.intervals
     unvalidated = position.validation_loss is None and intervals.validation_due(intervals.last_step)
     return position.step > intervals.last_step or (position.step == intervals.last_step and not unvalidated)
-
-
-def _finish_upload(job: OpenJob) -> None:
-    if job.uploader is not None:
-        job.uploader.finish(None)
-        problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
-        print_lines(job.ranks, [f"WARNING: its last checkpoint is NOT UPLOADED: {line}" for line in problems])
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:
