@@ -111,7 +111,7 @@ class LadderCommand(ExperimentCommand):
         from experiments.ladder.ladder_file import read_ladder
         from experiments.ladder.ladder_table import show_ladder
         from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk_training import describe_plan, train_ladder
+        from experiments.ladder.trunk import describe_plan, train_ladder
         from experiments.shared.experiment_files import check_results, missing_tokens, remove_results
 
         ladder = read_ladder(self.file, self.output, self.pool.ranks)

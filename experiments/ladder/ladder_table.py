@@ -14,8 +14,7 @@ from common.errors import BadInput, printable
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import HeldOut, LossPoint, fit_law, hold_out_largest, mean_points, refusal
-from experiments.ladder.trunk import SCHEDULE, Trunk
-from experiments.ladder.trunk_training import best_rate, loss_points
+from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points
 from experiments.shared.experiment_files import show_results, write_results
 from model.counts import matmul_parameter_count
 from training.planning.estimate_table import FORECAST

@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.ladder_table import LadderTable, conclude
-from experiments.ladder.trunk_training import describe_plan, size_trunks
+from experiments.ladder.trunk import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
 from model.counts import matmul_parameter_count
 from tests.experiments.conftest import MakeLadder

@@ -10,10 +10,9 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from experiments.ladder import trunk_training
+from experiments.ladder import trunk
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.trunk import trunks_of
-from experiments.ladder.trunk_training import describe_plan
+from experiments.ladder.trunk import describe_plan, trunks_of
 from experiments.shared.experiment_files import write_run_directory
 from tests.experiments.conftest import MakeLadder
 
@@ -32,9 +31,9 @@ def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
             assert named in ([], [f"{seed}"])
             return loss(float(rate), seed)
 
-        monkeypatch.setattr(trunk_training, "train_trunks", lambda *_, **__: None)
-        monkeypatch.setattr(trunk_training, "final_loss", final_loss)
-        return trunk_training.tune_rate(None, attrs.evolve(ladder, seeds=seeds))  # type: ignore[arg-type]
+        monkeypatch.setattr(trunk, "train_trunks", lambda *_, **__: None)
+        monkeypatch.setattr(trunk, "final_loss", final_loss)
+        return trunk.tune_rate(None, attrs.evolve(ladder, seeds=seeds))  # type: ignore[arg-type]
 
     return tune
 
