@@ -7,6 +7,7 @@ may run out of memory. A smaller card is this one with less of it given to torch
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,9 @@ import bench
 import torch
 from bench import SIZES, Size, prepare
 
+import find_batch_size
 from common.errors import BadInput
+from training.batch_finder import probe
 from training.batch_finder.finder import PROBE, gallop
 from training.batch_finder.probe import Prober
 from training.config.train_config import Run, load_run
@@ -28,6 +31,7 @@ from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
 OVERRIDE = "global_batch_size=null"  # any micro-batch is a candidate
+CARD_VARIABLE = "CARD_BYTES"  # of a probe's process: memory of the card that this GPU imitates
 SHARES = (0.25, 0.5, 0.75)  # of the largest micro-batch by prediction
 
 
@@ -85,8 +89,23 @@ def _run(folder: Path, size: str) -> Run:
     return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
+def probe_on_card(card_bytes: int) -> None:
+    """Take a probe's steps as find_batch_size.py does, as if this GPU had less memory."""
+    whole = probe.usable_bytes
+
+    def usable_bytes(device: torch.device) -> int:
+        _, total = torch.cuda.mem_get_info(device)
+        missing = max(0, total - card_bytes)
+        return whole(device) - missing + int(HEADROOM * missing)
+
+    probe.usable_bytes = usable_bytes
+    find_batch_size.main()
+
+
 def _prober(run: Run, card_bytes: int | None) -> Prober:
-    return Prober([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
+    program = PROBE if card_bytes is None else Path(__file__)
+    os.environ |= {} if card_bytes is None else {CARD_VARIABLE: str(card_bytes)}
+    return Prober([str(program), str(run.directory), f"--set={OVERRIDE}"], 1)
 
 
 def _gpu() -> tuple[str, int]:
@@ -106,4 +125,6 @@ def _print_ratio(what: str, predicted: int, measured: int) -> None:
 
 
 if __name__ == "__main__":
+    if CARD_VARIABLE in os.environ:
+        probe_on_card(int(os.environ[CARD_VARIABLE]))
     bench.run(main)

@@ -68,15 +68,14 @@ class ProbeSettings:
     prefix: str  # of the probe's keys in the store
     microbatch_size: int
     parent_pid: int
-    gpu_bytes: int | None = None  # memory of a smaller GPU to imitate; None: all of this one's
 
 
 class Prober:
     """This process's ranks of the probes, and the store that connects them with the rest of the job."""
 
-    def __init__(self, command: list[str], processes: int, gpu_bytes: int | None = None):
-        # `command` starts a rank; `processes`: how many, unless torchrun started this process; `gpu_bytes`: as in
-        # ProbeSettings. Raises BadInput under a launcher other than torchrun.
+    def __init__(self, command: list[str], processes: int):
+        # `command` starts a rank; `processes`: how many, unless torchrun started this process. Raises BadInput under a
+        # launcher other than torchrun.
         if "RANK" in os.environ:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
                 raise BadInput(
@@ -88,7 +87,7 @@ class Prober:
             self._places = _places(store.port, processes)
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._places))
-        self._command, self._gpu_bytes, self._store = command, gpu_bytes, store
+        self._command, self._store = command, store
         self._number = 0  # of probes
         self._processes: list[Any] = []
 
@@ -107,13 +106,9 @@ class Prober:
 
         Raises BadInput for a failure other than memory or time.
         """
-        settings = ProbeSettings(
-            prefix=f"finder {restarts()}: probe {self._number}",
-            microbatch_size=size,
-            parent_pid=os.getpid(),
-            gpu_bytes=self._gpu_bytes,
-        )
-        store = PrefixStore(settings.prefix, self._store)
+        prefix = f"finder {restarts()}: probe {self._number}"
+        settings = ProbeSettings(prefix=prefix, microbatch_size=size, parent_pid=os.getpid())
+        store = PrefixStore(prefix, self._store)
         try:
             self._start(settings)
             verdict = self._wait(store)
@@ -166,7 +161,7 @@ def run_probe(run: Run, device: str | None, settings: ProbeSettings) -> NoReturn
         try:
             ranks = start(device, run.train.timeout_seconds)
             state, step_settings = _prepare(run, settings.microbatch_size, ranks)
-            report = _measure(state, step_settings, ranks, settings.gpu_bytes)
+            report = _measure(state, step_settings, ranks)
             store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
             if store.add("fitting", 1) == ranks.world_size:
                 _vote(store, Verdict(outcome="fits"))
@@ -203,33 +198,29 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     return state, make_settings(train, plan, numerics)
 
 
-def _measure(state: TrainState, settings: StepSettings, ranks: Ranks, gpu_bytes: int | None) -> Report:
+def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     """Take the steps. Raises allocation errors, and torch.OutOfMemoryError for a micro-batch that barely fits."""
     device = ranks.device
     if device.type != "cuda":
         take_steps(state, settings, ranks, PROBE_STEPS)
         return Report()
     _, total = torch.cuda.mem_get_info(device)
-    torch.cuda.set_per_process_memory_fraction(max(0, _usable_bytes(device, gpu_bytes)) / total, device)
+    torch.cuda.set_per_process_memory_fraction(max(0, usable_bytes(device)) / total, device)
     take_steps(state, settings, ranks, PROBE_STEPS)
     torch.cuda.synchronize(device)
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0:
         raise torch.OutOfMemoryError("the allocator had to empty its cache: slow, and close to failing")
     reserved = torch.cuda.max_memory_reserved(device)
-    usable = _usable_bytes(device, gpu_bytes)  # again: libraries load, and take memory, with their first use
+    usable = usable_bytes(device)  # again: libraries load, and take memory, with their first use
     if reserved > usable:
         raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU would be left")
     return Report(allocated=torch.cuda.max_memory_allocated(device), reserved=reserved, usable=usable)
 
 
-def _usable_bytes(device: torch.device, gpu_bytes: int | None) -> int:
-    """Return the bytes that torch's allocator may hold: held and free memory, less headroom.
-
-    `gpu_bytes`: memory of a smaller GPU to imitate.
-    """
+def usable_bytes(device: torch.device) -> int:
+    """Return the bytes that torch's allocator may hold: held and free memory, less headroom."""
     free, total = torch.cuda.mem_get_info(device)
-    size = total if gpu_bytes is None else min(gpu_bytes, total)
-    return free + torch.cuda.memory_reserved(device) - (total - size) - int(HEADROOM * size)
+    return free + torch.cuda.memory_reserved(device) - int(HEADROOM * total)
 
 
 def _report_error(store: Any, error: Exception) -> None:

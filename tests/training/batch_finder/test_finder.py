@@ -16,7 +16,7 @@ from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT
 from training.batch_finder import finder
-from training.batch_finder.probe import HEADROOM, Prober, ProbeSettings, Report, _usable_bytes
+from training.batch_finder.probe import HEADROOM, Prober, ProbeSettings, Report, usable_bytes
 from training.config.train_config import load_run
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
@@ -175,8 +175,7 @@ def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.Mo
     total, held, others = 80 * GIB, 10 * GIB, 3 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held - others, total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
-    for gpu, size in ((None, total), (24 * GIB, 24 * GIB), (90 * GIB, total)):
-        assert _usable_bytes(torch.device("cuda"), gpu) == size - others - int(HEADROOM * size)
+    assert usable_bytes(torch.device("cuda")) == total - others - int(HEADROOM * total)
 
 
 def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[..., Path]) -> None:
