@@ -80,10 +80,9 @@ class SeedNoise:
         return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
 
 
-def plus_minus(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:
+def plus_minus(value: float, error: float | None, digits: int) -> str:
     """Return a value and, where known, its standard error as text."""
-    value = round(value, digits) + 0.0  # -0.04 is 0.0, not -0.0
-    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # -0.04 is 0.0, not -0.0
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 

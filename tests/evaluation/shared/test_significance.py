@@ -35,7 +35,7 @@ def test_turned_round_an_interval_says_the_same_of_the_other() -> None:
 
 def test_values_are_told_with_their_errors_and_without_a_negative_zero() -> None:
     assert plus_minus(-0.04, None, 1) == "0.0"
-    assert plus_minus(0.26, 0.14, 1, signed=True) == "+0.3 ± 0.1"
+    assert plus_minus(0.26, 0.14, 1) == "0.3 ± 0.1"
     assert Interval(value=1, low=0.5, high=2).text(1) == "1.0 [0.5, 2.0]"
     assert Interval(value=1).text(2) == "1.00"
 
