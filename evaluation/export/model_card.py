@@ -15,32 +15,7 @@ from training.config.optimization import describe_group_rates, describe_optimize
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 
-TEMPLATE = """---
-{{ card_data }}
----
-
-# {{ title }}
-
-A decoder-only transformer of {{ parameters }} parameters, a base model: it continues text and follows no \
-instructions. Loaded as Hugging Face's own `{{ stock.name }}`, without remote code:
-
-```python
-from transformers import pipeline
-
-speak = pipeline("text-generation", "{{ name }}")
-print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
-```
-{% for heading, text, facts in sections if facts %}
-## {{ heading }}
-{{ text }}
-| | |
-|---|---|
-{%- for key, value in facts %}
-| {{ key }} | {{ value }} |
-{%- endfor %}
-{% endfor %}"""
-
-
+TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
 
 
@@ -64,7 +39,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     ]
     card = ModelCard.from_template(
         data,
-        template_str=TEMPLATE,
+        template_path=str(TEMPLATE),
         title=name.rpartition("/")[2],
         name=name,
         stock=stock,
