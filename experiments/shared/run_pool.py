@@ -145,7 +145,8 @@ class RunPool:
                 time.sleep(POOL_POLL_SECONDS)
                 if self._signal is not None or self._problem is not None:
                     self._stop_jobs()  # here, so that a job which began as the signal came is asked, too
-                self._collect(waiting, display)
+                for job in list(self._jobs):
+                    self._judge(job, waiting, display)
                 if self._jobs:
                     self.account.beat()
                 self._enforce_budget()
@@ -197,15 +198,11 @@ class RunPool:
         self.account.beat()  # before it: a call after a kill counts this one
         return TrainingProcess(target.directory, command, self._devices.environment(devices))
 
-    def _collect(self, waiting: list[Target], display: PoolDisplay) -> None:
-        """Take the jobs that have ended out of the list, and judge each."""
-        for job in list(self._jobs):
-            status = job.process.status()
-            if status is not None:
-                self._jobs.remove(job)
-                self._judge(job, status, waiting, display)
-
-    def _judge(self, job: Job, status: int, waiting: list[Target], display: PoolDisplay) -> None:
+    def _judge(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
+        """Take a job that has ended out of the list, and tell what follows from it."""
+        if (status := job.process.status()) is None:
+            return
+        self._jobs.remove(job)
         target, progress = job.target, read_progress(job.target.directory)
         if target.end(progress) is not None and status in (EXIT_DONE, EXIT_DIVERGED):
             self._finish(target, progress, display)
@@ -232,10 +229,8 @@ class RunPool:
         """Note that a target has ended, and how."""
         target.done = True
         loss = progress.losses.get(target.step)
-        more = (
-            f": {progress.diverged}" if progress.diverged else "" if loss is None else f", validation loss {loss:.4f}"
-        )
-        display.say(f"{target.name}: {target.end(progress)}{more}")
+        more = "" if loss is None else f", validation loss {loss:.4f}"
+        display.say(f"{target.name}: {target.end(progress)}{f': {progress.diverged}' if progress.diverged else more}")
 
     def _stop_jobs(self) -> None:
         """Ask all jobs, once, to save a checkpoint and to end."""
