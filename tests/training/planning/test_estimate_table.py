@@ -42,7 +42,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
         re.MULTILINE,
     )
     assert "cheapest, fastest: of the machines with known tokens/s (measured, another trainer)" in done.stdout
-    assert "calibrated on torch's allocator, not on a card" in done.stdout
+    assert "calibrated on torch's allocator, met on one H200" in done.stdout
     assert "prices of 2025-12-06: training/planning/machines.json; " in done.stdout
     assert "and 120 s of start-up (an assumption)" in done.stdout
     assert sorted(run.iterdir()) == before
