@@ -11,10 +11,10 @@ from common.files import Locked, is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
 from training.launch import check_environment, check_launcher, environment_rank
 from training.supervision.run_lock import ExitRecord
+from training.supervision.supervision import Supervision
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
-    from training.supervision.supervision import Supervision
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
@@ -72,10 +72,8 @@ def parse_command() -> "TrainCommand":
         raise
 
 
-def supervise(command: "TrainCommand") -> "Supervision":
+def supervise(command: "TrainCommand") -> Supervision:
     """Receive signals and lock the run directory. Exits where the environment or another job leaves nothing to do."""
-    from training.supervision.supervision import Supervision
-
     if command.trains:
         keep_logs_only()
     try:
