@@ -26,8 +26,7 @@ from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_counted
-from training.telemetry.reporter import print_lines
-from training.telemetry.summary import introduce, nothing_to_do, summarize
+from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
 
