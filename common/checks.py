@@ -1,12 +1,25 @@
-"""Checks of values: validators of configuration fields and of options' texts; errors name got and wanted."""
+"""Checks of values: validators of configuration fields and of options' texts; errors name got and wanted.
+
+And JSON values as typed attrs classes, structured by cattrs without converting types.
+"""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, either, integer_range, quoted
+from common.errors import LARGEST_INTEGER, either, integer_range, nearest, quoted
 from common.json_files import LARGEST, SIZES, is_number
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+Structured = TypeVar("Structured")
+Hook = Callable[[Any, Any], Any]
+
+_WANTED = {bool: "true or false", int: "an integer of 64 bits", float: "a number", str: "a string"}
+_WANTED_CONTAINERS: dict[type, str] = {dict: "an object", list: "an array"}
 
 
 @attrs.frozen
@@ -91,3 +104,83 @@ def boolean(*others: str) -> ValueCheck:
 def optional(check: ValueCheck) -> ValueCheck:
     """Accept None as well."""
     return attrs.evolve(check, holds=lambda value: value is None or check.holds(value))
+
+
+def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
+    """Return a JSON value as `kind`, an attrs class. Raises ValueError naming the first field that does not fit.
+
+    Missing keys get the default of their field. `unknown_keys`: ignore keys without a field instead of refusing them.
+    """
+    from cattrs import transform_error
+
+    try:
+        return _converter(unknown_keys).structure(value, kind)
+    except Exception as error:  # cattrs: groups of errors, one for each field
+        problem, _, field = transform_error(error, "", _problem)[0].rpartition(" @ ")
+        raise ValueError(f"{field.removeprefix('.')}: {problem}" if field else problem) from error
+
+
+def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
+    """Return a JSON object as `kind`, an attrs class whose validators check the values; `given` fields are no keys.
+
+    Raises ValueError for an unknown or missing key, and as the validators do: "KEY: got ..., wanted ...".
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"got {quoted(values)}, wanted an object of keys and values")
+    fields: Any = attrs.fields(kind)  # type: ignore[arg-type]  # kinds are attrs classes
+    keys = {field.alias: field.default is attrs.NOTHING for field in fields if field.name not in given}
+    required = [key for key, needed in keys.items() if needed]
+    for key in values:
+        if key not in keys:
+            raise ValueError(f"unknown key {quoted(key)}{nearest(key, keys)}")
+    for key in required:
+        if key not in values:
+            raise ValueError(f"key '{key}' is missing; wanted {', '.join(required)}")
+    return kind(**values, **given)
+
+
+@cache
+def _converter(unknown_keys: bool) -> "Converter":
+    from cattrs import Converter, cols, gen
+
+    converter = Converter(forbid_extra_keys=not unknown_keys)
+    for kind, wanted in _WANTED.items():
+        accepted = (int, float) if kind is float else (kind,)
+        converter.register_structure_hook(kind, _checked(accepted, wanted, _scalar))
+    for matches, container, make in (
+        (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
+        (cols.is_mutable_sequence, list, cols.list_structure_factory),
+        (cols.is_mapping, dict, cols.mapping_structure_factory),
+        (attrs.has, dict, gen.make_dict_structure_fn),
+    ):
+        converter.register_structure_hook_factory(matches, _container_factory(container, make))
+    return converter
+
+
+def _container_factory(container: type, make: Callable[..., Hook]) -> Callable[[Any, "Converter"], Hook]:
+    def factory(kind: Any, converter: "Converter") -> Hook:
+        return _checked((container,), _WANTED_CONTAINERS[container], make(kind, converter))
+
+    return factory
+
+
+def _checked(accepted: tuple[type, ...], wanted: str, structure: Hook) -> Hook:
+    """Refuse values of other types, subclasses included: True is an int, too."""
+
+    def hook(value: Any, kind: Any) -> Any:
+        if type(value) not in accepted:
+            raise ValueError(f"got {quoted(value)}, wanted {wanted}")
+        return structure(value, kind)
+
+    return hook
+
+
+def _scalar(value: Any, kind: Any) -> Any:
+    """Return a scalar as it is: a whole number of a float field stays one in JSON. Refuse numbers beyond arithmetic."""
+    if kind in (int, float) and not is_number(value):
+        raise ValueError(f"got {quoted(value)}, wanted {_WANTED[int] if kind is int else SIZES}")
+    return value
+
+
+def _problem(error: BaseException, _: type | None) -> str:
+    return "missing" if isinstance(error, KeyError) else str(error)

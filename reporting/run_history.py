@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from common.checks import structured
 from common.errors import BadInput
 from common.json_files import is_number, read_json
-from common.structure import structured
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record

@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 import torch
 
+from common.checks import structured
 from common.errors import BadInput, printable, quoted
 from common.files import sha256
 from common.hub_client import download_snapshot
 from common.json_files import check_text, read_every_line
-from common.structure import structured
 from evaluation.command_line import HellaSwagCommand
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, Trained

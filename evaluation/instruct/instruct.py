@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput, printable
 from common.files import sha256
 from common.json_files import read_json
-from common.structure import structured
 from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
 from evaluation.instruct.fine_tuning import FineTuned, answer_losses, fine_tune, make_example, prompt_text

@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput, nearest, printable
 from common.files import lock, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
-from common.structure import structured
 from evaluation.judging.prompt import Grade, Judge, read_grades
 
 _COUNT = [attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.le(1 << 50)]

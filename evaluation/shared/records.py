@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
-from common.structure import structured
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 MOST_BYTES = 1 << 30  # of a file

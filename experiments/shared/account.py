@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import printable
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
-from common.structure import structured
 from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds
 from training.supervision.run_lock import LOCK_FILE, lock_is_held

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import numpy as np
 
+from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
-from common.structure import structured
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split

@@ -21,11 +21,10 @@ from typing import Any, ClassVar, Protocol
 import attrs
 import numpy as np
 
-from common.checks import integer
+from common.checks import integer, structured
 from common.errors import BadInput, printable
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
-from common.structure import structured
 from reporting.run_history import check_begun, clock
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked

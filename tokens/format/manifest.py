@@ -14,10 +14,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from common.checks import structured
 from common.errors import BadInput, quoted
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
-from common.structure import structured
 from tokens.format.header import TokenFile, readable_tokens
 from tokens.format.token_file import TokenStream, open_split
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import sync
 from common.json_files import open_regular, parse_json
-from common.structure import structured
 from tokens.format.header import readable_tokens
 from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result

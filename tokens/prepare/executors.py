@@ -19,10 +19,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import read_json
-from common.structure import structured
 from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 

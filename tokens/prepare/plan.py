@@ -14,10 +14,10 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
-from common.structure import structured
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source

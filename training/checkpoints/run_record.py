@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import read_json
-from common.structure import structured
 from tokens.format.manifest import RANKS_FILE
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan

@@ -11,7 +11,6 @@ import attrs
 from common import checks
 from common.errors import BadInput, quoted
 from common.json_files import read_json
-from common.structure import structured
 from training.checkpoints.directory import OPTIMIZER, STATE, STEP_NAME, WEIGHTS, name_of
 from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.precision import SavedLossScale
@@ -46,9 +45,9 @@ def parse_state(values: dict[str, Any]) -> SavedState:
     for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):  # their defaults are not for files
         if key not in values and key != "position":
             raise ValueError(f"{key}: missing")
-    position = structured(values, Position, unknown_keys=True)
+    position = checks.structured(values, Position, unknown_keys=True)
     others = values | {"position": {}, "config": with_stream_list(values["config"])}
-    state = attrs.evolve(structured(others, SavedState, unknown_keys=True), position=position)
+    state = attrs.evolve(checks.structured(others, SavedState, unknown_keys=True), position=position)
     for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", position.best_step)):
         if (count or 0) > position.step:
             raise ValueError(f"{key}: got {count:,}, wanted at most the step, {position.step:,}")

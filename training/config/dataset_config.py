@@ -8,7 +8,6 @@ import attrs
 from common import checks
 from common.errors import quoted
 from common.json_files import is_number
-from common.structure import checked
 from tokens.batches.mixture import to_shares
 
 MOST_STAGES = 512  # of all datasets of the list
@@ -68,7 +67,7 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
     parts: dict[str, DatasetPart] = {}
     for number, entry in enumerate(value, 1):
         try:
-            part = checked(DatasetPart, entry)
+            part = checks.checked(DatasetPart, entry)
         except ValueError as error:
             raise ValueError(f"entry {number}: {error}") from error
         if part.dataset in parts:

@@ -7,11 +7,10 @@ from typing import Any
 
 import attrs
 
-from common.checks import boolean, integer
+from common.checks import boolean, checked, integer
 from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
-from common.structure import checked
 from model.config import ModelConfig
 from model.stock import stock_class
 from training.config.key_groups import (

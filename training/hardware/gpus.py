@@ -16,7 +16,6 @@ import attrs
 from common import checks
 from common.errors import BadInput, nearest, quoted
 from common.json_files import read_json
-from common.structure import checked
 
 Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")
@@ -92,6 +91,6 @@ def named_gpus(device: str) -> list[Gpu]:
 def read_entry(kind: type[Entry], where: str, values: Any, **given: Any) -> Entry:
     """Return an attrs class from a JSON object, as `checked`. Raises BadInput."""
     try:
-        return checked(kind, values, **given)
+        return checks.checked(kind, values, **given)
     except ValueError as error:
         raise BadInput(f"{where}: {error}") from error

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from common.checks import structured
 from common.errors import BadInput
 from common.files import sha256
-from common.structure import structured
 from tests import launch
 from tests.conftest import ROOT, forge_manifest
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
