@@ -24,7 +24,7 @@ from common.errors import EXIT_ERROR, advisory
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.parallel.step_clock import StepSeconds
-from training.supervision.beats import Beat, Beats, Departure
+from training.supervision.beats import Beat, BeatExchange, Beats, Departure
 from training.supervision.run_lock import ERROR, LOST
 
 BEAT_SECONDS = 1.0
@@ -73,8 +73,6 @@ class Heartbeat:
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
-            from training.supervision.beat_exchange import BeatExchange
-
             prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
             self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
