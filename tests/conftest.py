@@ -251,7 +251,7 @@ def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from common.files import sha256
     from training.checkpoints.directory import MANIFEST
-    from training.checkpoints.verification import FileDigest, manifest_text
+    from training.checkpoints.saved_state import FileDigest, manifest_text
 
     files = {
         path.name: FileDigest(path.stat().st_size, sha256(path))

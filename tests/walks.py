@@ -18,7 +18,7 @@ import attrs
 from tests import launch
 from tests.conftest import ROOT, MakeRun, metrics, train, train_command
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.verification import find
+from training.checkpoints.saved_state import find
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")

@@ -21,8 +21,7 @@ from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
 from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import best_name, read_state
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import best_name, read_state, verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 

@@ -24,7 +24,7 @@ from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, WEIGHTS, checkpoints_of, link_target, steps_in
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.verification import manifest_entries
+from training.checkpoints.saved_state import manifest_entries
 from training.parallel.process_group import Ranks, start, stop
 from training.telemetry.metrics_log import SAMPLES, read_starts
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import metrics, train
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import verify
 from training.guard import Guard
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import read_metrics

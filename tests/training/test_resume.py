@@ -11,7 +11,7 @@ from tests.conftest import metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.test_train import one_line
 from tests.training.supervision.runs import assert_same_weights
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
 
 

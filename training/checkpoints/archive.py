@@ -21,8 +21,7 @@ from training.checkpoints.directory import (
     steps_in,
 )
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import read_state
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import read_state, verify
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
 

@@ -33,8 +33,7 @@ from training.checkpoints.directory import (
     stale_partials,
     steps_in,
 )
-from training.checkpoints.saved_state import SavedState, combined_sha256
-from training.checkpoints.verification import FileDigest, manifest_text, verify
+from training.checkpoints.saved_state import FileDigest, SavedState, combined_sha256, manifest_text, verify
 
 
 @attrs.frozen

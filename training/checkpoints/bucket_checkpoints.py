@@ -9,8 +9,15 @@ from common.files import writing
 from common.json_files import parse_json
 from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.directory import MANIFEST, STATE, STEP_NAME, TENSOR_FILES, name_of
-from training.checkpoints.saved_state import check_format, combined_sha256, parse_state, read_state
-from training.checkpoints.verification import FileDigest, manifest_entries, manifest_text
+from training.checkpoints.saved_state import (
+    FileDigest,
+    check_format,
+    combined_sha256,
+    manifest_entries,
+    manifest_text,
+    parse_state,
+    read_state,
+)
 
 NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object `latest` is for people
 

@@ -28,8 +28,7 @@ from training.checkpoints.directory import (
     steps_in,
 )
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import read_state
-from training.checkpoints.verification import find
+from training.checkpoints.saved_state import find, read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 

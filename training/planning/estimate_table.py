@@ -15,8 +15,7 @@ from tabulate import tabulate
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import read_state
-from training.checkpoints.verification import find
+from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
 from training.config.batch_plan import describe, make_plan
 from training.config.train_config import Run, one_form, recipe

@@ -13,7 +13,7 @@ from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.archive import archive_after, archive_all, describe, restore
 from training.checkpoints.atomic_commit import point
 from training.checkpoints.directory import checkpoints_of, link_target, names_in
-from training.checkpoints.verification import find, verify
+from training.checkpoints.saved_state import find, verify
 
 
 @pytest.mark.parametrize("left", ["latest", "best", "both", "all"])

@@ -12,7 +12,7 @@ from tests.training.checkpoints.conftest import CRASH, MakeRun
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.verification import find
+from training.checkpoints.saved_state import find
 
 CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 

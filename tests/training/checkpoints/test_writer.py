@@ -12,7 +12,7 @@ from tests.conftest import ROOT, in_terminal, metrics, train, train_command
 from tests.training.checkpoints.conftest import MakeRun
 from tests.training.supervision.runs import start
 from tests.walks import final_hash
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
 
 LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}

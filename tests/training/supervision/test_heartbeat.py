@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import verify
 from training.supervision.heartbeat import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
 

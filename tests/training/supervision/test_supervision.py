@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import metrics, train, write_run
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.verification import verify
+from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
 
 
