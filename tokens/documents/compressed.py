@@ -10,7 +10,7 @@ from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import read_line
 
 PACKED_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
-ZSTANDARD_BYTES = 3 << 8  # decompressed at a time: 3 bytes may become 128 KiB, so at most 32 MiB come of them
+ZSTANDARD_BYTES = 1 << 9  # decompressed at a time: 3 bytes may become 128 KiB, so at most 22 MiB come of them
 LINES_BYTES = 1 << 20  # buffered, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
 
