@@ -50,7 +50,7 @@ def kept(command: "PrepareCommand | DirectoryCommand") -> str:
     from tokens.prepare.command import PrepareCommand
     from tokens.prepare.commit_log import COMMITS
 
-    begun = isinstance(command, PrepareCommand) and (command.directory / COMMITS).exists()
+    begun = isinstance(command, PrepareCommand) and os.path.exists(command.directory / COMMITS)  # noqa: PTH110  # never raises
     return "; what was committed is kept: the same command goes on" if begun else ""
 
 

@@ -27,7 +27,7 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         return found
 
     bits = [8 * place + place % 8 for place in range(path.stat().st_size)]  # every bit of every byte takes 20 s
-    check_flips(path, bits, read)
+    check_flips(path, bits, read, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def check(directory: Path) -> dict[str, Content]:
     return read_contents([file for stream in streams for file in stream.files], manifest)
 
 
-def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object]) -> None:
-    """Check that a file with any one of these bits flipped is refused in one line, by name, or gives the same."""
+def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
+    """Check that a file with any one of these bits flipped is refused in one line, by name (`path`), or gives the same."""
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)
@@ -56,7 +56,7 @@ def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object]) -> 
         try:
             assert read() == intact, bit
         except BadInput as error:
-            assert str(error).startswith(str(path.parent)) and "\n" not in str(error), bit
+            assert str(error).startswith(str(named or path)) and "\n" not in str(error), bit
 
 
 def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
