@@ -48,6 +48,7 @@ def resume(
     if wanted == "auto" and bucket is None and not any(there):
         return [], begin(request, state, ranks)
     from training.checkpoints import archive
+    from training.checkpoints.node_copies import find_on_nodes
 
     print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
     if wanted == "never":
@@ -56,12 +57,7 @@ def resume(
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
         return [], begin(request, state, ranks)
-    if disks.shared and bucket is None:
-        [found] = disks.on_each(lambda: find(checkpoints_of(directory), wanted))
-    else:
-        from training.checkpoints.node_copies import find_on_nodes
-
-        found = find_on_nodes(directory, wanted, disks, bucket)
+    found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:
         return [], begin(request, state, ranks)
     beginning = load_checkpoint(found, request, state, ranks)

@@ -51,7 +51,9 @@ def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
     make_small_run: MakeRun, script: Path, ranks: int, variables: dict[str, str], line: str
 ) -> None:
     run = make_small_run(compile=True, dataset="nobody/has-this")
-    assert re.match(f"{script.name}: {line}", one_line(emulated.run(script, run, ranks=ranks, **variables)))
+    done = emulated.run(script, run, ranks=ranks, **variables)
+    assert re.match(f"{script.name}: {line}", one_line(done))
+    assert ranks > 1 or done.stderr.count("\n") == 1
     assert not (run / "metrics.jsonl").exists() and not (run / "checkpoints").exists()
     assert (script, variables) != (TRAIN, OLD) or emulated.exit_status(run) == EXIT_ERROR
 

@@ -220,10 +220,13 @@ def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: M
 def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder, make_run: Callable[..., Path]) -> None:
     target = make_run("target", validation_interval=100, learning_rate=0.01)
     (target / "forecast.json").write_text('{"recipe": {}}')
-    refused = run(make_ladder(target=target, rates=[1e-9, 2e-9, 4e-9]), "--max-hours", "0.2")
+    file = make_ladder(target=target, rates=[1e-9, 2e-9, 4e-9])
+    file.with_suffix("").mkdir()
+    (earlier := file.with_suffix("") / "ladder.json").write_text('{"held_out": {}}')
+    refused = run(file, "--max-hours", "0.2")
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "no forecast: the best one of" in refused.stderr
-    assert not (target / "forecast.json").exists()
+    assert not (target / "forecast.json").exists() and not earlier.exists()
 
 
 def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_left(make_sweep: MakeSweep) -> None:

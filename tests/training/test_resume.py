@@ -67,6 +67,17 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_alone(
+    copied: Path, make_run: Callable[..., Path]
+) -> None:
+    run, others = make_run("mine"), copied / "checkpoints"
+    before = sorted(others.iterdir())
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "link").symlink_to(others / before[-1].name)
+    assert "not there" in one_line(train(run, "--resume", "link"))
+    assert sorted(others.iterdir()) == before
+
+
 def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..., Path]) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=None)
     assert train(run, "--max-steps", "2").returncode == 0

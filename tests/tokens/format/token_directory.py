@@ -47,7 +47,7 @@ def check(directory: Path) -> dict[str, Content]:
 
 
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
-    """Check that a file with any one of these bits flipped is refused in one line, by name (`path`), or gives the same."""
+    """Check that a file with any one of these bits flipped is refused in one line, by name, or gives the same."""
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)
