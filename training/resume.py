@@ -10,7 +10,7 @@ from common.files import is_folder
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord, describe_changes
-from training.checkpoints.saved_state import find, read_state
+from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
