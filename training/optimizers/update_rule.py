@@ -34,10 +34,6 @@ class StateTensor:
     shape: Shape  # whole, on all ranks together; at least one dimension
     dtype: torch.dtype = torch.float32
 
-    @property
-    def size_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
 
 @attrs.frozen(kw_only=True)
 class UpdateRule:
@@ -64,7 +60,8 @@ def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
 def state_bytes(rules: Iterable[UpdateRule], parameters: Iterable[Axes]) -> int:
     """Return the bytes of all state tensors for parameters of these axes."""
     taken = [(rule, axes.shape) for axes in parameters for rule in rules if rule.takes(axes)]
-    return sum(tensor.size_bytes for rule, shape in taken for tensor in rule.state(shape).values())
+    tensors = [tensor for rule, shape in taken for tensor in rule.state(shape).values()]
+    return sum(torch.Size(tensor.shape).numel() * tensor.dtype.itemsize for tensor in tensors)
 
 
 def rate_group(axes: Axes) -> str:

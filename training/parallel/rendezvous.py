@@ -72,7 +72,10 @@ def choose_interface(store: Any, rank: int, world_size: int) -> None:
     if name is None:
         return
     os.environ.setdefault(GLOO_VARIABLE, name)
-    if not _configures_nccl():
+    # The environment would outweigh a file of NCCL's variables that names its interface.
+    files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
+    paths = [Path(file).expanduser() for file in files if file]
+    if not any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file()):
         os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # =: that name, and no other that begins so
 
 
@@ -113,10 +116,3 @@ def _read(store: Any, key: str, world_size: int) -> list[str]:
 
 def _get(store: Any, key: str) -> str | None:
     return store.get(key).decode() if store.check([key]) else None
-
-
-def _configures_nccl() -> bool:
-    """Return whether a file of NCCL's variables names its interface; the environment would outweigh that."""
-    files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
-    paths = [Path(file).expanduser() for file in files if file]
-    return any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file())
