@@ -33,8 +33,8 @@ MODULES = {
     **{"tok_emb": "token_embedding", "pos_emb": "position_embedding", "out_head": "head"},
 }
 BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; of the first, the leaf is called bias
-APART = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
-BLOCK = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
+GPJT_QKV = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
+BLOCK_PARTS = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
@@ -115,7 +115,7 @@ def _place(name: str) -> str | None:
     if module in BUFFERS:
         return None
     known = MODULES.get(module, module)
-    if known not in (*HUGGING_FACE, *APART):
+    if known not in (*HUGGING_FACE, *GPJT_QKV):
         raise ValueError(f"parameter {name} is none of GPT-2's")
     prefix = "" if found["layer"] is None else f"blocks.{found['layer']}."
     return f"{prefix}{known}.{LEAVES.get(found['leaf'], found['leaf'])}"
@@ -128,8 +128,8 @@ def _layers(plain: dict[str, Tensor]) -> int:
 
 def _join(plain: dict[str, Tensor], block: str) -> None:
     for leaf in ("weight", "bias"):
-        parts = [plain.pop(f"{block}.{name}.{leaf}") for name in APART if f"{block}.{name}.{leaf}" in plain]
-        if len(parts) == len(APART):
+        parts = [plain.pop(f"{block}.{name}.{leaf}") for name in GPJT_QKV if f"{block}.{name}.{leaf}" in plain]
+        if len(parts) == len(GPJT_QKV):
             plain[f"{block}.attention.qkv.{leaf}"] = torch.cat(parts)
         elif parts:
             raise ValueError(f"{block}: got {len(parts)} of the three {leaf}s of queries, keys and values")
@@ -147,7 +147,7 @@ def _transpose(plain: dict[str, Tensor]) -> None:
 
 def _complete(plain: dict[str, Tensor]) -> None:
     """Add zeros for biases that nanoGPT may omit; raise ValueError for a missing weight."""
-    wanted = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK]
+    wanted = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK_PARTS]
     for module in ("token_embedding", "position_embedding", *wanted, "final_norm"):
         if f"{module}.weight" not in plain:
             raise ValueError(f"parameter {module}.weight is missing")

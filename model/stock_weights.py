@@ -27,8 +27,8 @@ ROTARY_NAMES = {
     **{"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
 }
 NANOCHAT_NAMES = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
-APART = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
-BLOCK = re.compile(r"blocks\.(\d+)\.")
+STOCK_QKV = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
+BLOCK_NAME = re.compile(r"blocks\.(\d+)\.")
 
 
 def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -39,11 +39,11 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     theirs = {}
     for name, value in {**_neutral(config, kind), **state}.items():
         module, _, leaf = name.rpartition(".")
-        block = BLOCK.match(module)
+        block = BLOCK_NAME.match(module)
         part, where = (module[block.end() :], f"{blocks}.{block[1]}.") if block else (module, "")
         if part == "attention.qkv" and kind != GPT2:
             parts = value.split([heads * config.head_width for heads in config.qkv_heads])
-            for projection, heads, own in zip(APART, config.qkv_heads, parts, strict=True):
+            for projection, heads, own in zip(STOCK_QKV, config.qkv_heads, parts, strict=True):
                 rows = swap_halves(own, heads) if kind == NANOCHAT and projection != "v_proj" else own
                 theirs[f"{where}self_attn.{projection}.{leaf}"] = rows.contiguous()
             continue
@@ -68,7 +68,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
         projection = module.removeprefix("self_attn.")
         if leaf == "inv_freq":
             continue  # a buffer of older versions
-        if projection in APART:
+        if projection in STOCK_QKV:
             apart.setdefault(f"{where}attention.qkv.{leaf}", {})[projection] = value.float()
         elif module in modules:
             plain[f"{where}{modules[module]}.{leaf}"] = value.float()
@@ -134,7 +134,7 @@ def _neutral(config: ModelConfig, kind: str) -> dict[str, Tensor]:
 def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped: bool) -> Tensor:
     """Return queries, keys and values as one parameter. Raises ValueError where one is missing or of another size."""
     rows = []
-    for projection, heads in zip(APART, config.qkv_heads, strict=True):
+    for projection, heads in zip(STOCK_QKV, config.qkv_heads, strict=True):
         part, wanted = parts.get(projection), heads * config.head_width
         if part is None or len(part) != wanted:
             got = "none" if part is None else f"{len(part)} rows"

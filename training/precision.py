@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.checks import integer, number
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
 SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow below it are not finite in any precision
@@ -27,7 +27,7 @@ def resolve(precision: str, device: torch.device) -> str:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, DTYPES[precision])
+    return torch.autocast(device.type, AUTOCAST_DTYPES[precision])
 
 
 def kept_casts(device: torch.device) -> AbstractContextManager[object]:

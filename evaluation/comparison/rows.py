@@ -15,7 +15,7 @@ from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
-from training.checkpoints.directory import LINKS, STATE
+from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state
 from training.config.train_config import PLUMBING_KEYS, recipe
@@ -118,7 +118,7 @@ def _checkpoint(title: str) -> str:
 
 def _state(home: Path, title: str) -> SavedState | None:
     """Return `state.json` of a checkpoint, or None where it has been deleted."""
-    path = home / "checkpoints" / _checkpoint(title)
+    path = home / CHECKPOINTS / _checkpoint(title)
     return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
 
 

@@ -16,7 +16,7 @@ from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-DTYPES = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
+DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
 
 
 def model_card(trained: Trained, name: str, license_name: str | None, dtype: str = "float32") -> str:
@@ -34,7 +34,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     tokenizer = f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
     shape = [fact for row in rows(type(config)).values() if (fact := row.card and row.card(config, stock.model_type))]
     sections = [
-        ("Model", "", [("tokenizer", tokenizer), *shape, ("weights", DTYPES[dtype])]),
+        ("Model", "", [("tokenizer", tokenizer), *shape, ("weights", DTYPE_WORDS[dtype])]),
         ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(

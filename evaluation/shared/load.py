@@ -19,7 +19,7 @@ from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
-from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS
+from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import best_name, read_state, verify
 from training.launch import environment_rank
@@ -75,13 +75,13 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     path = Path(reference)
     if not path.exists():
         path = _download(reference)
-    run = path if (path / "checkpoints").is_dir() or (path / "train.json").is_file() else None
+    run = path if (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file() else None
     if run is not None:
         path = _checkpoint(run, name)
     elif name is not None:
         raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
     elif (inside := _run_of(path)) is not None:
-        path = inside / "checkpoints" / path.resolve().name
+        path = inside / CHECKPOINTS / path.resolve().name
         run = home = inside
     place = ModelLocation(path, run, home)
     if place.is_own:
@@ -132,7 +132,7 @@ def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Tr
 
 
 def _checkpoint(run: Path, name: str | None) -> Path:
-    directory = run / "checkpoints"
+    directory = run / CHECKPOINTS
     if name is None:
         name = _best(directory)
     names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
@@ -147,7 +147,7 @@ def _checkpoint(run: Path, name: str | None) -> Path:
 def _run_of(checkpoint: Path) -> Path | None:
     """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
     places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
-    return next((place.parents[1].resolve() for place in places if place.parent.name == "checkpoints"), None)
+    return next((place.parents[1].resolve() for place in places if place.parent.name == CHECKPOINTS), None)
 
 
 def _best(directory: Path) -> str:

@@ -103,7 +103,7 @@ def best_name(checkpoint: Path) -> str | None:
     return None if step is None else name_of(step)
 
 
-def check_origin(checkpoint: Path, digests: Mapping[str, str]) -> None:
+def check_identity(checkpoint: Path, digests: Mapping[str, str]) -> None:
     """Raise BadInput unless the state is of the folder's step and of the tensor files with these sha256."""
     state, name = read_state(checkpoint), STEP_NAME.fullmatch(checkpoint.name)
     step, problem = state.position.step, ""
@@ -159,7 +159,7 @@ def verify(checkpoint: Path) -> str | None:
         for name, entry in sorted(files.items()):
             _compare(checkpoint / name, entry)
         if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
-            check_origin(checkpoint, {name: entry.sha256 for name, entry in files.items()})
+            check_identity(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
         return str(error)
     except FileNotFoundError as error:

@@ -33,7 +33,7 @@ from training.state import TrainState
 
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
 SENT_BYTES = 16 << 20  # at a time to the node that writes
-DTYPES = {  # names in the safetensors format
+STORED_DTYPES = {  # names in the safetensors format
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -188,7 +188,7 @@ def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
     if unlike := sorted(set(opened.keys()) ^ wanted.keys()):
         raise BadInput(f"{path}: parameters differ from model.json, the first is {unlike[0]}")
     for key, stored in wanted.items():
-        found, dtype = opened.get_slice(key), DTYPES[stored.value.dtype]
+        found, dtype = opened.get_slice(key), STORED_DTYPES[stored.value.dtype]
         if found.get_shape() != stored.shape or found.get_dtype() != dtype:
             raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted {dtype} {stored.shape}")
 
@@ -214,7 +214,7 @@ def _header(tensors: list[Stored]) -> bytes:
     end = 0
     for stored in tensors:
         offset, end = end, end + stored.rows * stored.row_bytes
-        dtype = DTYPES[stored.value.dtype]
+        dtype = STORED_DTYPES[stored.value.dtype]
         described[stored.key] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [offset, end]}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)

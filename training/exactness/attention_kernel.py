@@ -26,7 +26,7 @@ from model.config import ModelConfig
 from model.gpt import Attention, repeat_heads, rotation_at
 from training.hardware.usable_gpus import is_memory_error
 from training.parallel.process_group import Ranks, from_coordinator
-from training.precision import DTYPES
+from training.precision import AUTOCAST_DTYPES
 
 KERNELS = {  # in the order of preference
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -73,7 +73,7 @@ class Shape:
     def random_inputs(self, sequences: int, scores: ScoreCase = CASES[0]) -> list[Tensor]:
         """Return queries, keys and values of so many sequences, (B, H, T, D) each, laid out as a block has them."""
         generator, length = torch.Generator(self.device).manual_seed(CASES.index(scores)), self.model.context_length
-        dtype = DTYPES.get(self.precision, torch.float32)  # as autocast would have it
+        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # as autocast would have it
         size = (sequences, length, self.model.qkv_width)
         fused = torch.randn(size, generator=generator, device=self.device, dtype=dtype)
         with self.device:

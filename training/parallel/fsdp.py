@@ -25,7 +25,7 @@ from training.parallel.mesh import INSIDE, Levels, levels_of
 from training.parallel.ordered_reduce import OrderedGradients, compute_memory
 from training.parallel.process_group import reduce_scatter_single
 from training.parallel.step_clock import StepClock
-from training.precision import DTYPES
+from training.precision import AUTOCAST_DTYPES
 
 
 def wrap_in_fsdp(
@@ -44,7 +44,7 @@ def wrap_in_fsdp(
     model.register_forward_pre_hook(lambda *_: clock.end_waiting())  # between both FSDP's own hook gathers weights
     taken: set[nn.Parameter] = {parameter for parameter in network.parameters() if isinstance(parameter, DTensor)}
     dtypes = MixedPrecisionPolicy(
-        param_dtype=DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=AUTOCAST_DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     # In fp32 and with recomputed blocks autocast keeps no cast: blocks are gathered in each forward and backward pass.
     # Else they stay gathered throughout a step, in the place of casts that would be kept as long.

@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import read_lines
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
-LOST = "lost"  # time of jobs that were killed before they wrote their parts
+LOST_TIME = "lost"  # time of jobs that were killed before they wrote their parts
 
 
 @attrs.frozen(kw_only=True)
@@ -182,7 +182,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     elapsed = max(elapsed, checkpoint_seconds)
     seconds = {} if ledger is None else dict(ledger["run_ledger"])
     lost = elapsed - (0.0 if ledger is None else ledger["elapsed_seconds"])
-    seconds[LOST] = seconds.get(LOST, 0.0) + lost
+    seconds[LOST_TIME] = seconds.get(LOST_TIME, 0.0) + lost
     return Earlier(
         elapsed_seconds=elapsed,
         seconds={name: value for name, value in seconds.items() if value > 0},

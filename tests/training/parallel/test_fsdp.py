@@ -23,7 +23,7 @@ from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
 from training.parallel.mesh import held_rows, local_tensor
 from training.parallel.wrap import Parallel, parallelize
-from training.precision import DTYPES, Numerics, autocast
+from training.precision import AUTOCAST_DTYPES, Numerics, autocast
 
 CPU = torch.device("cpu")
 SIX_LAYERS = {"n_layers": 6}  # in groups of two
@@ -108,7 +108,7 @@ def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision:
         gathered = {name: parameter.dtype for name, parameter in parallel.network.named_parameters()}
         shards = {parameter.dtype for parameter in parallel.named_parameters().values()}
     low = {name for name in gathered if name.endswith((".qkv.weight", ".output.weight", ".up.weight", ".down.weight"))}
-    assert {gathered[name] for name in low} == {DTYPES.get(precision, torch.float32)}
+    assert {gathered[name] for name in low} == {AUTOCAST_DTYPES.get(precision, torch.float32)}
     assert {gathered[name] for name in gathered.keys() - low} == shards == {torch.float32}
 
 
