@@ -86,7 +86,7 @@ STEPS = (
         command=f"{TORCHRUN} benchmarks/bus_bandwidth.py",
         dry_run=f"{TORCHRUN} benchmarks/bus_bandwidth.py --mebibytes 1",
         minutes=1,
-        fills="docs/performance.md: eight H100, NCCL's bandwidth",
+        fills="docs/performance.md: NCCL's bandwidth",
         least_gpus=2,
     ),
     HourStep(
@@ -152,7 +152,7 @@ STEPS = (
         command=f"{TORCHRUN} benchmarks/kernels.py runs/8xh100",
         dry_run=f"{TORCHRUN} benchmarks/kernels.py runs/quickstart compile=false",
         minutes=1,
-        fills="docs/performance.md: eight H100, NCCL's share of the kernels' time",
+        fills="docs/performance.md: NCCL's share of the kernels' time",
         least_gpus=2,
     ),
     HourStep(

@@ -240,7 +240,7 @@ def _best_on(
 def _limits(
     fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, tokens: int, at_hand: int | None
 ) -> list[str]:
-    """Return where a choice lies at the edge of the family or of the tokens, or beyond what the ladder supports."""
+    """Return the limits of a choice: edges of the family and of the tokens, and of what the ladder supports."""
     size, limits = matmul_parameter_count(model), []
     searched = [matmul_parameter_count(shape) for shape in shapes]
     for edge, word in ((min(searched), "smaller"), (max(searched), "larger")):
