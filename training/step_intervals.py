@@ -56,7 +56,7 @@ class Intervals:
 
 @attrs.define(kw_only=True)
 class StopRequest:
-    """Agreement to stop: `asked` is set by a signal; --max-hours and --max-usd leave room for what a step brings."""
+    """Agreement to stop: `asked` is set by a signal; --max-hours and --max-usd leave room for a whole step."""
 
     ranks: Ranks
     asked: threading.Event

@@ -199,7 +199,7 @@ class RunPool:
         return TrainingProcess(target.directory, command, self._devices.environment(devices))
 
     def _judge(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
-        """Take a job that has ended out of the list, and tell what follows from it."""
+        """Take a job that has ended out of the list, and judge its end."""
         if (status := job.process.status()) is None:
             return
         self._jobs.remove(job)

@@ -146,7 +146,7 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
     """Train all runs to their ends, but for those that the rule stops.
 
-    Raises as RunPool.train; where it was stopped, the table of what is there is shown.
+    Raises as RunPool.train; where it was stopped, the table of the results so far is shown.
     """
     write_runs(runs)
     try:
