@@ -5,7 +5,7 @@ metrics.jsonl, a replay appends what is new; otherwise, after a kill or where a 
 differ, the tracker's data is written anew. So each row is there once: a step of metrics.jsonl, as numbers by name and
 events as text.
 
-To add a tracker: write its `Store` in a file, and add its line to TRACKERS.
+To add a tracker: write its `Store` in a file, add its line to TRACKERS, and its name to --to of report.py.
 """
 
 import hashlib
