@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import bench
 import torch
@@ -89,7 +90,7 @@ def _run(folder: Path, size: str) -> Run:
     return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
-def probe_on_card(card_bytes: int) -> None:
+def probe_on_card(card_bytes: int) -> NoReturn:
     """Take a probe's steps as find_batch_size.py does, as if this GPU had less memory."""
     whole = probe.usable_bytes
 
@@ -99,7 +100,7 @@ def probe_on_card(card_bytes: int) -> None:
         return whole(device) - missing + int(HEADROOM * missing)
 
     probe.usable_bytes = usable_bytes
-    find_batch_size.main()
+    sys.exit(find_batch_size.main())
 
 
 def _prober(run: Run, card_bytes: int | None) -> Prober:

@@ -72,9 +72,9 @@ def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_al
 ) -> None:
     run, others = make_run("mine"), copied / "checkpoints"
     before = sorted(others.iterdir())
-    (run / "checkpoints").mkdir()
+    shutil.copytree(others, run / "checkpoints", symlinks=True)  # steps of the same names
     (run / "checkpoints" / "link").symlink_to(others / before[-1].name)
-    assert "not there" in one_line(train(run, "--resume", "link"))
+    assert "in another folder; copy it here" in one_line(train(run, "--resume", "link"))
     assert sorted(others.iterdir()) == before
 
 

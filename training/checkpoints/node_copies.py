@@ -91,7 +91,7 @@ def _look(directory: Path, wanted: str) -> HeldCheckpoints:
     """Return the checkpoints of this node's disk."""
     steps = {}
     for name in steps_in(directory):
-        with suppress(BadInput):  # a damaged one
+        with suppress(BadInput, OSError):  # a damaged or unreadable one
             state = read_state(directory / name)
             steps[state.position.step] = state.state_sha256
     try:

@@ -216,6 +216,8 @@ def _find_named(directory: Path, name: str) -> Path:
     if not is_folder(directory / name):
         reason = "no such checkpoint" if target is None else f"refers to {target}, which does not exist"
         raise BadInput(f"{directory / name}: {reason}; there are {', '.join(names_in(directory)) or 'none'}")
+    if target is not None and (directory / target).parent.resolve() != directory.resolve():
+        raise BadInput(f"{directory / name}: refers to {target}, in another folder; copy it here")
     if problem := verify(directory / name):
         raise BadInput(f"{problem}; resume from another one with --resume NAME")
     return directory / (target or name)

@@ -11,7 +11,9 @@ from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
 from tests.machines import Machines
 from tests.training.checkpoints.conftest import MakeRun
-from training.checkpoints.directory import MANIFEST, WEIGHTS
+from training.checkpoints import node_copies
+from training.checkpoints.directory import MANIFEST, WEIGHTS, steps_in
+from training.checkpoints.saved_state import SavedState, read_state
 
 SECONDS = 300  # a hang
 
@@ -26,6 +28,19 @@ def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, statu
     texts = [node.communicate(timeout=SECONDS) for node in nodes]
     assert [node.returncode for node in nodes] == [status, status], texts
     return texts[0]
+
+
+def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = finished / "checkpoints"
+    first, *_, newest = steps_in(directory)
+
+    def read(checkpoint: Path) -> SavedState:
+        if checkpoint.name == first:
+            raise PermissionError(checkpoint)
+        return read_state(checkpoint)
+
+    monkeypatch.setattr(node_copies, "read_state", read)
+    assert node_copies._look(directory, "auto").found == (8, newest)
 
 
 @pytest.mark.slow
