@@ -12,7 +12,7 @@ from tests.reporting.trackers.tracked import append_steps, from_wandb, losses
 from tests.reporting.trackers.wandb_server import WandbServer, serve_wandb
 from tests.training.supervision.runs import start, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # importing wandb takes minutes on a busy machine
 pytest.importorskip("wandb")
 OFFLINE = {"WANDB_MODE": "offline"}
 KEY = "f00dfeed" * 5
