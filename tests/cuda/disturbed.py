@@ -131,7 +131,7 @@ def trial(*allocations: str) -> None:
     probe.take_steps = allocate
     state = SimpleNamespace(parallel=SimpleNamespace(network=torch.nn.Linear(1, 1)))
     try:
-        print(probe._measure(state, None, SimpleNamespace(device=device), None))
+        print(probe._measure(state, None, SimpleNamespace(device=device)))
     except torch.OutOfMemoryError as error:
         print(error)
 
