@@ -104,8 +104,9 @@ def probe_on_card(card_bytes: int) -> NoReturn:
 
 
 def _prober(run: Run, card_bytes: int | None) -> Prober:
-    program = PROBE if card_bytes is None else Path(__file__)
-    os.environ |= {} if card_bytes is None else {CARD_VARIABLE: str(card_bytes)}
+    program = PROBE
+    if card_bytes is not None:
+        program, os.environ[CARD_VARIABLE] = Path(__file__), str(card_bytes)
     return Prober([str(program), str(run.directory), f"--set={OVERRIDE}"], 1)
 
 
