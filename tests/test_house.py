@@ -130,9 +130,9 @@ def test_files_and_modules_that_pages_name_exist() -> None:
         assert absent == set(), page
 
 
-def test_the_readmes_map_names_every_folder_of_code() -> None:
-    readme = (ROOT / "README.md").read_text()
-    named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## Map")[1], re.MULTILINE)}
+def test_the_map_of_contributing_names_every_folder_of_code() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {name for name in re.findall(r"^(\w[\w/]*/) ", page.split("## Map")[1], re.MULTILINE)}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
