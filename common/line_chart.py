@@ -21,6 +21,7 @@ MARGIN = 0.04  # of the range of values, above and below
 SIDE_MARGIN = 0.01  # of the x axis: no dot or event lies on the edge
 LAST_SHARE = 0.96  # of the x axis: a label from there on ends at its place, or it would stick out
 MOST_DOTS = 40  # points of a line that are marked: more would hide the lines below
+LONGEST_JOIN = 0.5  # of the range of a line of dots: a longer one would look like values between two of them
 TICKS = 5
 MOST_POWERS = 8  # of ten that a logarithmic axis labels
 
@@ -34,7 +35,8 @@ class Line:
     y: np.ndarray  # NaN: a gap
     colour: int  # of PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" thick
-    dotted: bool = False  # its points are marked where they are few
+    dotted: bool = False  # its points are marked where they are few, and joined by dashes
+    filled: bool = False  # down to 0, in a PNG
 
 
 @attrs.frozen(kw_only=True)
@@ -56,12 +58,12 @@ class LineChart:
     columns: int = SIZE  # of pixels that a line is drawn in: its extremes in each are kept
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
+    logarithmic_x: bool = False
     top: float | None = None  # largest value to show; None: all are
 
     def svg(self) -> str:
         """Return the chart as HTML."""
-        marks = np.array([0.0, *(mark.x for mark in self.marks)])
-        x = Scale(*_widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN))
+        x = self._x_scale()
         y = self._y_scale()
         grid = "".join(f"M0 {round(SIZE * (1 - float(y.share(value))))}H{SIZE}" for value, _ in y.ticks())
         drawn = [f'<path class="grid" d="{grid}"/>']
@@ -74,7 +76,8 @@ class LineChart:
         told = "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
         ranges = " ".join(f"{value:.10g}" for value in (x.low, x.high, y.low, y.high))
         return (
-            f'<figure class="chart" data-ranges="{ranges}" data-log="{int(self.logarithmic)}">'
+            f'<figure class="chart" data-ranges="{ranges}" data-log="{int(self.logarithmic)}" '
+            f'data-log-x="{int(self.logarithmic_x)}">'
             f"<figcaption>{escape(title)}</figcaption>"
             f'<div class="y">{y.labels("bottom")}</div>'
             f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
@@ -83,14 +86,19 @@ class LineChart:
             f'<div class="axis">{escape(self.axis)}</div></figure>'
         )
 
+    def _x_scale(self) -> "Scale":
+        values = [np.array([mark.x for mark in self.marks]), *(line.x for line in self.lines)]
+        if self.logarithmic_x:
+            return _powers_of(values, 1.1)
+        return Scale(*_widened(*value_range([np.zeros(1), *values]), SIDE_MARGIN))
+
     def _y_scale(self) -> "Scale":
         values = [line.y[np.isfinite(line.y)] for line in self.lines]
         shown = values if self.top is None else [one[one <= self.top] for one in values]
         if self.logarithmic:
-            positive = np.concatenate([one[one > 0] for one in shown])
-            low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
-            return Scale(low / 1.2, high * 1.2, logarithmic=True)
-        return Scale(*_widened(*value_range(shown), MARGIN))
+            return _powers_of(shown, 1.2)
+        scale = Scale(*_widened(*value_range(shown), MARGIN))
+        return attrs.evolve(scale, low=0.0) if any(line.filled for line in self.lines) else scale
 
     def _described_title(self) -> str:
         """Return the title with the kind of the axis, and the values outside it."""
@@ -150,36 +158,40 @@ class Scale:
         return [value for value in values if self.low <= value <= self.high]
 
 
-def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,), *, doublings: bool = False) -> bytes:
-    """Return charts below each other over one x axis, on which `doublings` have equal lengths."""
+def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
+    """Return charts below each other over one x axis."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import NullLocator
 
     height = 8 if len(charts) > 1 else 5
     figure = Figure(figsize=(9, height))
     # A layout that finds its margins takes as long as the drawing.
-    figure.subplots_adjust(left=0.1, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
+    figure.subplots_adjust(left=0.11, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for chart, axes in zip(charts, rows, strict=True):
         for line in chart.lines:
             _draw(axes, line)
         for mark in chart.marks:
             axes.axvline(mark.x, color="gray", linestyle=":", linewidth=1)
+            place = {"xy": (mark.x, 0.97), "xycoords": axes.get_xaxis_transform(), "rotation": 90}
+            axes.annotate(mark.text, **place, ha="right", va="top", fontsize=8, color="gray")
+        y = chart._y_scale()
         axes.set_yscale("log" if chart.logarithmic else "linear")
+        axes.set_ylim(y.low, y.high)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_yticks(*zip(*y.ticks(), strict=True))
         axes.set_ylabel(chart.title)
+        axes.yaxis.set_label_coords(-0.1, 0.5)
         axes.grid(alpha=0.25)
         if len(chart.lines) > 1:
-            axes.legend(loc="best" if doublings else "upper right")
+            axes.legend(loc="upper right")
     rows[0].set_title(title, parse_math=False)  # a dollar sign is one
     rows[-1].set_xlabel(charts[-1].axis)
-    if doublings:
-        rows[-1].set_xscale("log", base=2)
-        rows[-1].margins(x=0)
-        rows[-1].xaxis.set_major_locator(LogLocator(base=2, numticks=12))
-        rows[-1].xaxis.set_minor_formatter(NullFormatter())
-        rows[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    else:
-        rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    x = attrs.evolve(charts[-1], lines=[line for chart in charts for line in chart.lines])._x_scale()
+    rows[-1].set_xscale("log" if x.logarithmic else "linear")
+    rows[-1].set_xlim(x.low, x.high)
+    rows[-1].xaxis.set_minor_locator(NullLocator())
+    rows[-1].set_xticks(*zip(*x.ticks(), strict=True))
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png")
     return drawn.getvalue()
@@ -228,31 +240,53 @@ def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np
 
 def _path(line: Line, x: Scale, y: Scale, columns: int) -> str:
     """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
-    line_x, line_y = extremes(line.x, line.y, columns)
+    dotted, line_x, line_y = _joined(line)
+    line_x, line_y = extremes(line_x, line_y, columns)
     across, down = np.rint(SIZE * x.share(line_x)).astype(int), np.rint(SIZE * (1 - y.share(line_y)))
     known = np.isfinite(down)
     down = np.clip(np.where(known, down, 0), -FARTHEST, FARTHEST).astype(int)
     before, after = np.append(False, known[:-1]), np.append(known[1:], False)
-    dotted = known if line.dotted and known.sum() <= MOST_DOTS else known & ~before & ~after
+    marked = known if dotted else known & ~before & ~after
     places = [f"{one} {two}" for one, two in zip(across.tolist(), down.tolist(), strict=True)]
     path = "".join(("L" if before[at] else "M") + places[at] for at in np.flatnonzero(known))
-    dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(dotted))
-    drawn = f'<path class="line s{line.colour} {line.weight}" data-name="{escape(line.name)}" d="{path}"/>'
+    dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(marked))
+    weight = "joined" if dotted else line.weight
+    drawn = f'<path class="line s{line.colour} {weight}" data-name="{escape(line.name)}" d="{path}"/>'
     return drawn + (f'<path class="dots s{line.colour}" d="{dots}"/>' if dots else "")
 
 
 def _draw(axes: Any, line: Line) -> None:
     raw, bold = line.weight == "raw", line.weight == "bold"
+    dotted, x, y = _joined(line)
     axes.plot(
-        line.x,
-        line.y,
+        x,
+        y,
         color=PALETTE[line.colour],
         alpha=0.35 if raw else 1.0,
+        linestyle="--" if dotted else "-",
         linewidth=1 + bold,
-        marker="o" if line.dotted and len(line.x) <= MOST_DOTS else "",
+        marker="o" if dotted or np.isfinite(y).sum() == 1 else "",
         markersize=4,
         label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),  # after "_" in no legend; no mathematics
     )
+    if line.filled:
+        axes.fill_between(x, y, color=PALETTE[line.colour], alpha=0.25)
+
+
+def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
+    """Return whether a line is one of dots, and its points: those of dots with gaps (NaN) in place of long joins."""
+    values = line.y[np.isfinite(line.y)]
+    if not line.dotted or not 0 < len(values) <= MOST_DOTS:
+        return False, line.x, line.y
+    long = 1 + np.flatnonzero(np.abs(np.diff(line.y)) > LONGEST_JOIN * np.ptp(values))
+    return True, np.insert(line.x, long, line.x[long]), np.insert(line.y, long, np.nan)
+
+
+def _powers_of(values: Sequence[np.ndarray], margin: float) -> Scale:
+    """Return the logarithmic scale of the positive ones of these values, with a factor as its margins."""
+    positive = np.concatenate([np.zeros(0), *(one[one > 0] for one in values)])
+    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
+    return Scale(low / margin, high * margin, logarithmic=True)
 
 
 def _widened(low: float, high: float, share: float) -> tuple[float, float]:

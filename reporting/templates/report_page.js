@@ -24,16 +24,17 @@ function read(value, low, high) {
 
 for (const figure of document.querySelectorAll("figure.chart")) {
   const [x0, x1, y0, y1] = figure.dataset.ranges.split(" ").map(Number), log = figure.dataset.log === "1";
+  const logX = figure.dataset.logX === "1";
   const svg = figure.querySelector("svg"), axis = figure.querySelector(".axis").textContent;
-  const toX = place => x0 + place / SIZE * (x1 - x0);
+  const toX = place => logX ? x0 * (x1 / x0) ** (place / SIZE) : x0 + place / SIZE * (x1 - x0);
   const toY = place => log ? y0 * (y1 / y0) ** (1 - place / SIZE) : y0 + (1 - place / SIZE) * (y1 - y0);
-  const fromX = value => (value - x0) / (x1 - x0) * SIZE;
+  const fromX = value => (logX ? Math.log(value / x0) / Math.log(x1 / x0) : (value - x0) / (x1 - x0)) * SIZE;
   const fromY = value => (1 - (log ? Math.log(value / y0) / Math.log(y1 / y0) : (value - y0) / (y1 - y0))) * SIZE;
   const lines = [...figure.querySelectorAll(".line")].map(path => ({
     name: path.dataset.name, average: path.classList.contains("bold"),
     points: [...path.getAttribute("d").matchAll(/[ML](-?\d+) (-?\d+)/g)].map(found => [+found[1], +found[2]]),
   }));
-  const readX = place => read(toX(place), x0, x1), readY = place => log ? short(toY(place)) : read(toY(place), y0, y1);
+  const readX = place => logX ? short(toX(place)) : read(toX(place), x0, x1), readY = place => log ? short(toY(place)) : read(toY(place), y0, y1);
   const whole = [0, 0, SIZE, SIZE];
   let view = whole, from = null;
   const ours = kind => document.createElementNS("http://www.w3.org/2000/svg", kind);

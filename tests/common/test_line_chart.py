@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.line_chart import Line, LineChart, Scale, VerticalMark, value_range
+from common.line_chart import Line, LineChart, Scale, VerticalMark, png, value_range
 
 
 def chart(values: list[float], **changes: Any) -> str:
@@ -27,6 +27,19 @@ def test_a_point_without_neighbors_is_a_dot() -> None:
 def test_points_are_marked_where_they_are_few() -> None:
     assert dots(chart([2.0, 1.0, 3.0])) == 3
     assert dots(chart([2.0, 1.0] * 50)) == 0
+
+
+def test_points_far_apart_are_not_joined_and_a_single_value_is_a_marker() -> None:
+    assert re.findall(r'line s0 joined" data-name="loss" d="([MLh \d]*)"', chart([9.0, 3.0, 2.0]))[0].count("L") == 1
+    assert chart([2.0, 2.0]).count("L") == chart([9.0, 9.0, 1.0]).count("L") == 1
+    image = png([LineChart(title="t", axis="x", lines=[Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)])], "one")
+    assert len(set(image)) > 1 and image.startswith(b"\x89PNG")
+
+
+def test_a_logarithmic_x_axis_has_powers_of_ten() -> None:
+    line = Line(name="a", x=np.array([1.0, 10.0, 1e5]), y=np.ones(3), colour=0)
+    page = chart([], lines=[line], logarithmic_x=True)
+    assert 'data-log-x="1"' in page and ">100k<" in page and ">1k<" in page
 
 
 def test_an_event_after_the_last_value_is_inside_the_chart() -> None:

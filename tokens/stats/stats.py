@@ -23,7 +23,7 @@ BLOCK_TOKENS = 1 << 19
 PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
 CHART = "document-lengths.png"
-BINS_PER_DOUBLING = 4
+BINS_PER_DOUBLING = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -156,27 +156,22 @@ def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:
 
 
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
-    """Draw document lengths, ascending, with their counts. The file is replaced atomically.
+    """Draw a histogram of document lengths, ascending, with their counts. The file is replaced atomically.
 
-    Bins are log-spaced and hold whole lengths, so short ones differ in width; heights are shares per doubling of the
-    length, which makes areas of equal size equal shares.
+    Bins are log-spaced and hold whole lengths, so short ones differ in width.
     """
-    documents, tokens = int(counts.sum()), int(values @ counts)
-    longest = max(2, int(values[-1]))
-    powers = np.arange(0, np.log2(longest) + 2 / BINS_PER_DOUBLING, 1 / BINS_PER_DOUBLING)
+    documents, longest = int(counts.sum()), int(values[-1])
+    powers = np.arange(0, np.log2(max(2, longest)) + 2 / BINS_PER_DOUBLING, 1 / BINS_PER_DOUBLING)
     edges = np.unique(np.ceil(2**powers - 1e-9).astype(np.int64))
-    edges = np.append(edges[edges <= longest], edges[edges > longest][:1])
-    edges = edges[max(0, np.searchsorted(edges, max([1, *values[values > 0][:1]]), "right") - 1) :]
-    lines = []
-    for colour, (name, weights, total) in enumerate(
-        (("% of documents", counts, documents), ("% of tokens", counts * values, tokens))
-    ):
-        heights = 100 * np.histogram(values, edges, weights=weights)[0] / max(1, total) / np.diff(np.log2(edges))
-        lines.append(Line(name=name, x=np.repeat(edges, 2), y=np.pad(np.repeat(heights, 2), 1), colour=colour))
-    median, mean = int(values[np.searchsorted(np.cumsum(counts), documents / 2)]), tokens / documents
-    marks = [VerticalMark(x=max(1, length), style="", text="") for length in (median, mean)]
-    name, empty = printable(directory.resolve().name), f" ({counts[0]:,} empty ones not shown)" * bool(values[0] == 0)
-    title = f"{name}: {documents:,} documents{empty}, median {median:,}, mean {mean:,.0f} tokens"
+    shortest = max([1, *values[values > 0][:1]])
+    edges = edges[np.searchsorted(edges, shortest, "right") - 1 : np.searchsorted(edges, longest, "right") + 1]
+    heights = np.pad(np.repeat(np.histogram(values, edges, weights=counts)[0], 2), 1).astype(float)
+    line = Line(name="documents", x=np.repeat(edges, 2).astype(float), y=heights, colour=0, filled=True)
+    median = int(values[np.searchsorted(np.cumsum(counts), documents / 2)])
+    named = {median: "median", longest: "longest"}
+    marks = [VerticalMark(x=max(1, at), style="", text=f"{name} {at:,}") for at, name in named.items()]
+    empty = f" ({counts[0]:,} empty ones not shown)" * bool(values[0] == 0)
+    title = f"{printable(directory.resolve().name)}: {documents:,} documents{empty}"
     axis = "tokens per document (without end-of-text)"
-    chart = LineChart(title="share per doubling of the length, %", axis=axis, lines=lines, marks=marks)
-    replace_file(directory / CHART, png([chart], title, doublings=True))
+    chart = LineChart(title="documents", axis=axis, lines=[line], marks=marks, logarithmic_x=True)
+    replace_file(directory / CHART, png([chart], title))

@@ -23,7 +23,7 @@ FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 ROOT = Path(__file__).parents[2]
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables: a drawing is no rank
-PANELS = {"learning_rate": "learning rate", "grad_norm": "gradient norm\n(before clipping)"}  # below the losses
+PANELS = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}  # below the losses
 
 
 class BackgroundChart:
@@ -85,8 +85,9 @@ def draw_chart(directory: Path) -> Path:
             line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
         lines.append(line)
     restarts = [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]
-    marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
+    marks = [VerticalMark(x=step, style="restart", text="" if at else "restart") for at, step in enumerate(restarts)]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
+    marks = [attrs.evolve(mark, text="") for mark in marks]
     for colour, (key, title) in enumerate(PANELS.items(), start=2):
         known = [curves[key]] if key in curves else []
         lines = [Line(name=key, x=curve.steps, y=curve.values, colour=colour) for curve in known]

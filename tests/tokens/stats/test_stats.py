@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from common.line_chart import LineChart, png
 from tests.tokens.preparing import PREPARE, jsonl, run, succeed, write
 from tokens.format.token_file import open_split
 from tokens.stats import stats
@@ -112,13 +113,24 @@ def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.Mo
     assert (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 15)) < 10, peaks
 
 
-def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(tmp_path: Path) -> None:
+def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "50$ and x^$ \udcff\x1b[31m"
     folder.mkdir()
     (tmp_path / "victim").write_text("precious")
     for name in (CHART, f".partial-{CHART}"):
         (folder / name).symlink_to(tmp_path / "victim")
-    for lengths in ([0], [0, 1], [5], [700_000], [3]):
+    drawn: list[LineChart] = []
+
+    def draw(charts: list[LineChart], title: str) -> bytes:
+        drawn.extend(charts)
+        return png(charts, title)
+
+    monkeypatch.setattr(stats, "png", draw)
+    for lengths in ([0], [0, 1], [5], [700_000], [1, 3, 70_000]):
         draw_chart(folder, np.array(lengths), np.ones(len(lengths), np.int64))
+    assert [chart.lines[0].y[1::2].sum() for chart in drawn] == [0, 1, 1, 1, 3]  # documents, empty ones left out
+    assert [mark.text for mark in drawn[-1].marks] == ["median 3", "longest 70,000"]
     assert (tmp_path / "victim").read_text() == "precious"
     assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
