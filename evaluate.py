@@ -9,7 +9,7 @@ from common.installation import exit_status, interrupts_kept, prepare_process
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
 EPILOG = """examples:
-  python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
+  python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
   python evaluate.py smoke runs/8xa100 --checkpoint latest --temperature 0
   python evaluate.py smoke openai-community/gpt2
   python evaluate.py loss runs/8xa100 openai-community/gpt2
@@ -44,7 +44,7 @@ def main() -> int:
             print(f"evaluate.py: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print("evaluate.py: interrupted; results so far are stored", file=sys.stderr)
+        print("evaluate.py: interrupted; stored results are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

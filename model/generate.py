@@ -1,5 +1,8 @@
 """Text generation: sampling one token at a time with a key-value cache."""
 
+from collections import deque
+from collections.abc import Iterator
+
 import attrs
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +17,7 @@ class Sampling:
 
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int | None = None  # candidates kept; None keeps all
+    top_p: float = 1.0  # probability kept: of the fewest likeliest candidates that reach it; 1 keeps all
     seed: int = 0
 
 
@@ -32,33 +36,32 @@ def lay_out_for_generation(model: GPT) -> None:
 
 
 @torch.inference_mode()
-def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> list[int]:
-    """Return `count` new token ids after `prompt`, or fewer up to a `stop` token, which is left out.
+def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
+    """Yield `count` new token ids after `prompt`, or fewer up to a `stop` token, which is left out.
 
-    Raises ValueError when the prompt is empty, does not fit the context, or the logits are not finite.
+    The network sees the last `context_length` tokens, as in nanoGPT's `generate`. Beyond that the window slides: each
+    token computes all of it, as every position moves.
+
+    Raises ValueError when the prompt is empty, or the logits are not finite.
     """
-    context = model.config.context_length
     if not prompt:
-        raise ValueError("the prompt has no tokens; give at least one character")
-    if len(prompt) + count > context:
-        raise ValueError(
-            f"{len(prompt)} prompt tokens and {count} new ones do not fit the context of {context} tokens; "
-            "generate fewer"
-        )
+        raise ValueError("the prompt has no tokens")
     model.eval()
     device = model.token_embedding.weight.device
     generator = torch.Generator(device).manual_seed(sampling.seed)
     cache = KeyValueCache(model.config, batch_size=1, device=device)
-    tokens = torch.tensor([prompt], device=device)  # (1, T)
-    chosen: list[int] = []
+    window = deque(prompt, model.config.context_length)
+    new = [*window]
     for _ in range(count):
-        logits = model(tokens, cache)[:, -1]  # (1, V)
-        tokens = choose(logits.float(), sampling, generator)  # (1, 1)
-        token = int(tokens)
+        if cache.length + len(new) > model.config.context_length:
+            cache.length, new = 0, [*window]
+        logits = model(torch.tensor([new], device=device), cache)[:, -1]  # (1, V)
+        token = int(choose(logits.float(), sampling, generator))
         if token == stop:
-            break
-        chosen.append(token)
-    return chosen
+            return
+        yield token
+        window.append(token)
+        new = [token]
 
 
 def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
@@ -72,4 +75,8 @@ def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Ge
         threshold = logits.topk(kept, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
+    if sampling.top_p < 1:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        spare = ordered.cumsum(dim=-1) - ordered >= sampling.top_p  # likelier ones reach it already
+        probabilities = probabilities.masked_fill(spare.scatter(1, order, spare), 0.0)
     return torch.multinomial(probabilities, num_samples=1, generator=generator)

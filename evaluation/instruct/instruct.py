@@ -21,8 +21,7 @@ from evaluation.shared.measuring import TIMEOUT_SECONDS, share
 from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
 from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
-from evaluation.smoke.smoke import decode
-from model.generate import Sampling, generate, lay_out_for_generation
+from model.generate import Sampling, lay_out_for_generation
 from model.stock import stock_class
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop
@@ -182,12 +181,8 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
 
     def answer(record: Record) -> str:
         prompt = trained.tokenizer.encode(prompt_text(record)).tolist()[-max(1, context - longest) :]
-        end = trained.tokenizer.end_of_text_id
-        try:
-            chosen = generate(trained.network, prompt, longest, Sampling(temperature=0), stop=end)
-        except ValueError as error:
-            raise BadInput(f"{trained.place.path}: {error}") from error
-        return decode(trained, chosen).strip()
+        chosen = trained.generate(prompt, longest, Sampling(temperature=0), trained.tokenizer.end_of_text_id)
+        return trained.decode([*chosen]).strip()
 
     texts = share(ranks, records, answer, "answer")
     return [

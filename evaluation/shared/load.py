@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
+from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
@@ -63,6 +65,22 @@ class Trained:
     network: GPT
     tokenizer: Tokenizer
     place: ModelLocation
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the ids of a prompt; an empty one is the end-of-text id, or 0 where the network has none."""
+        end = self.tokenizer.end_of_text_id
+        return self.tokenizer.encode(prompt).tolist() or [end if end < self.network.config.vocab_size else 0]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids; those beyond the tokenizer's vocabulary have none."""
+        return self.tokenizer.decode([token for token in ids if token < self.tokenizer.vocabulary_size])
+
+    def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
+        """Yield new ids as model/generate.py does. Raises BadInput for logits that are not finite."""
+        try:
+            yield from generate(self.network, prompt, count, sampling, stop)
+        except ValueError as error:
+            raise BadInput(f"{self.place.path}: {error}") from error
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:

@@ -10,7 +10,7 @@ from common.json_files import check_text
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
-from model.generate import Sampling, generate, lay_out_for_generation
+from model.generate import Sampling, lay_out_for_generation
 from training.parallel.process_group import Ranks
 
 # The beginnings of a sentence, a fact, a story, a list, a question and a program.
@@ -64,22 +64,16 @@ def smoke(
 ) -> list[Continuation]:
     """Return the model's continuations of each prompt, greedy and by `sampling`; call it on every rank.
 
-    Default: the gallery, and 40 tokens or half the context; prompts of the gallery are cut at their start where a
-    context is short. Raises BadInput for prompts that do not fit, and logits that are not finite.
+    Default: the gallery, and 40 tokens or half the context. Raises BadInput for logits that are not finite.
     """
     lay_out_for_generation(trained.network)
-    context = trained.network.config.context_length
-    new = min(40, max(1, context // 2)) if count is None else count
+    new = min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
     ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
 
     def work(job: tuple[str, Sampling]) -> Continuation:
         prompt, way = job
-        ids = trained.tokenizer.encode(prompt).tolist()
-        try:
-            chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
-        except ValueError as error:
-            raise BadInput(f"{trained.place.path}: {error}") from error
-        text = decode(trained, chosen)
+        chosen = [*trained.generate(trained.encode(prompt), new, way)]
+        text = trained.decode(chosen)
         # Greedy continuations of small models always repeat.
         problem = _problem(chosen, text) if way is ways[-1] else None
         return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
@@ -92,11 +86,6 @@ def shortest_cycle(tokens: list[int]) -> int | None:
     if len(tokens) < REPEATED_TOKENS:
         return None
     return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
-
-
-def decode(trained: Trained, chosen: list[int]) -> str:
-    """Return the text of the ids; ids beyond the tokenizer's vocabulary have none."""
-    return trained.tokenizer.decode([token for token in chosen if token < trained.tokenizer.vocabulary_size])
 
 
 def _problem(chosen: list[int], text: str) -> str | None:

@@ -33,36 +33,71 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
         lay_out_for_generation(model)
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
         assert not model.token_embedding.weight.is_contiguous()
-    chosen = generate(model, [3, 1, 4, 1, 5], 43, sampling)
+    chosen = [*generate(model, [3, 1, 4, 1, 5], 43, sampling)]
     assert chosen == wanted
     assert len(set(chosen)) > 3
-    assert generate(model, [3, 1, 4, 1, 5], 43, sampling, stop=chosen[7]) == chosen[: chosen.index(chosen[7])]
+    assert [*generate(model, [3, 1, 4, 1, 5], 43, sampling, chosen[7])] == chosen[: chosen.index(chosen[7])]
 
 
 @pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
 def test_cached_generation_equals_uncached_with_rotated_and_grouped_heads(config: ModelConfig) -> None:
     model = noisy(config)
-    chosen = generate(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
+    chosen = [*generate(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))]
     assert chosen == uncached(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
     assert len(set(chosen)) > 3
 
 
 def test_sampling_is_a_function_of_the_seed() -> None:
     model = network(SMALL)
-    first = generate(model, [7], 20, Sampling(top_k=25, seed=3))
-    assert generate(model, [7], 20, Sampling(top_k=25, seed=3)) == first
-    assert generate(model, [7], 20, Sampling(top_k=25, seed=4)) != first
+    first, again, other = ([*generate(model, [7], 20, Sampling(top_k=25, seed=seed))] for seed in (3, 3, 4))
+    assert first == again != other
 
 
-def test_top_k_keeps_only_the_most_likely() -> None:
+@pytest.mark.parametrize("only", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(temperature=1e-3)])
+def test_the_narrowest_sampling_is_greedy(only: Sampling) -> None:
     model = network(SMALL)
-    assert generate(model, [7], 20, Sampling(top_k=1)) == generate(model, [7], 20, Sampling(temperature=0))
+    assert [*generate(model, [7], 20, only)] == [*generate(model, [7], 20, Sampling(temperature=0))]
 
 
-@pytest.mark.parametrize(("prompt", "count", "message"), [([], 3, "no tokens"), ([1] * 40, 9, "do not fit")])
-def test_impossible_requests_are_refused(prompt: list[int], count: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        generate(network(SMALL), prompt, count, Sampling())
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(), [0.1, 0.4, 0.2, 0.3]),
+        (Sampling(top_k=9, top_p=1.0), [0.1, 0.4, 0.2, 0.3]),  # more than there are
+        (Sampling(top_k=2), [0, 0.4, 0, 0.3]),
+        (Sampling(top_p=0.71), [0, 0.4, 0.2, 0.3]),
+        (Sampling(top_p=0.69), [0, 0.4, 0, 0.3]),
+        (Sampling(top_p=0.41), [0, 0.4, 0, 0.3]),
+        (Sampling(top_p=0.39), [0, 0.4, 0, 0]),
+        (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0.0, 0.3]),  # 0.4 and 0.3 are 0.78 of what the first leaves
+        (Sampling(temperature=0.5), [0.01, 0.16, 0.04, 0.09]),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_candidates_and_temperature_say(sampling: Sampling, kept: list[float]) -> None:
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(4000, -1)
+    drawn = choose(logits, sampling, torch.Generator().manual_seed(0)).flatten().bincount(minlength=4)
+    wanted = torch.tensor(kept) / sum(kept)
+    assert torch.allclose(drawn / 4000, wanted, atol=0.03)  # 3.8 standard errors at the most
+    assert all((drawn == 0) == (wanted == 0))
+
+
+@pytest.mark.parametrize("config", [SMALL, MODERN["NanoChat"]], ids=["learned", "rope"])
+@pytest.mark.parametrize("length", [1, 47, 48, 130])
+def test_beyond_the_context_the_last_tokens_are_seen(config: ModelConfig, length: int) -> None:
+    model = noisy(config)
+    context, tokens = config.context_length, [n * n % 50 for n in range(length)]
+    chosen = [*generate(model, tokens, context + 9, Sampling(top_k=25))]
+    generator = torch.Generator().manual_seed(0)
+    for token in chosen:
+        logits = model(torch.tensor([tokens[-context:]]))[:, -1]
+        assert token == int(choose(logits, Sampling(top_k=25), generator))
+        tokens.append(token)
+    assert len(chosen) == context + 9 and len(set(chosen)) > 3
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        next(generate(network(SMALL), [], 3, Sampling()))
 
 
 def test_damaged_weights_are_refused() -> None:
@@ -70,4 +105,4 @@ def test_damaged_weights_are_refused() -> None:
     initialize(model, 0)
     model.final_norm.weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        generate(model, [1], 3, Sampling())
+        next(generate(model, [1], 3, Sampling()))

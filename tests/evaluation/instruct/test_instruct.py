@@ -133,5 +133,5 @@ def test_ctrl_c_is_one_line(copied: Path, data: Path) -> None:
     stopped = launch.start(ROOT / "evaluate.py", "instruct", str(run), *options)
     assert stopped.stdout.readline().startswith(str(run))
     stopped.send_signal(signal.SIGINT)
-    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; results so far are stored"
+    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; stored results are kept"
     assert stopped.returncode == 130

@@ -1,0 +1,107 @@
+"""Sampling: texts of any length after a prompt, streamed; on a terminal a loop of prompts and answers."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, count
+from pathlib import Path
+
+import attrs
+import torch
+
+from common.errors import BadInput, printable
+from common.installation import GuardedStream
+from common.json_files import FILE_BYTES, check_text, read_regular
+from evaluation.command_line import SampleCommand, check_alone
+from evaluation.shared.load import Trained, load_on_all, locate
+from evaluation.shared.measuring import TIMEOUT_SECONDS
+from model.generate import Sampling, lay_out_for_generation
+from training.parallel.process_group import meet, stop
+
+FILE = "FILE:"  # before the path of a prompt, as in nanoGPT's sample.py
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these
+
+
+def run(command: SampleCommand) -> None:
+    """Print samples after a prompt, or after each one that is typed."""
+    check_alone("sample")
+    typed = command.prompt is None and os.isatty(0) and os.isatty(1)
+    prompt = "" if typed else read_prompt(command.prompt)
+    ranks = meet(command.device, TIMEOUT_SECONDS)
+    trained = load_on_all(ranks, locate(command.model, command.checkpoint), command.tokenizer)
+    stop()
+    torch.set_num_threads(1)  # else sums, and so the text, would depend on the number of cores
+    lay_out_for_generation(trained.network)
+    if not typed:
+        print_samples(trained, command, prompt, command.seed)
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() edits lines by it
+    print(f"{printable(trained.place.title)}: type the beginning of a text; Ctrl-C ends an answer, Ctrl-D the program.")
+    for seed in count(command.seed, command.samples):
+        try:
+            print_samples(trained, command, input("> "), seed, typed=True)
+        except EOFError:
+            break
+        except (KeyboardInterrupt, BadInput) as problem:
+            print(problem)
+    print()
+
+
+def read_prompt(given: str | None) -> str:
+    """Return the prompt of an option; None: of stdin, where it is no terminal. A file's last line end is left out.
+
+    Raises BadInput for what cannot be read, is not UTF-8, or is larger than FILE_BYTES.
+    """
+    if given is not None and not given.startswith(FILE):
+        check_text(given, "--prompt")
+        return given
+    try:
+        if given is not None:
+            data = read_regular(Path(given.removeprefix(FILE)))
+        else:
+            with os.fdopen(0, "rb", closefd=False) as file:
+                data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
+        if len(data) > FILE_BYTES:
+            raise OSError(f"got more than {FILE_BYTES:,} bytes")
+        return data.decode().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start:,}"
+        raise BadInput(f"{given or 'stdin'}: cannot be read as a prompt: {reason}") from error
+
+
+def print_samples(trained: Trained, command: SampleCommand, prompt: str, seed: int, *, typed: bool = False) -> None:
+    """Print each sample as it is generated, until the reader is gone. Raises BadInput for logits that are not finite.
+
+    `typed`: the prompt is there already, and the end of a text ends the sample.
+    """
+    sampling = Sampling(temperature=command.temperature, top_k=command.top_k, top_p=command.top_p, seed=seed)
+    ids, end = trained.encode(prompt), trained.tokenizer.end_of_text_id if typed else None
+    for number in range(command.samples):
+        print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
+        new = trained.generate(ids, command.tokens, attrs.evolve(sampling, seed=seed + number), end)
+        try:
+            for text in chain(["" if typed else prompt], whole_characters(trained, new)):
+                print(CONTROL.sub(lambda found: printable(found[0]), text), end="", flush=True)
+                if isinstance(sys.stdout, GuardedStream) and sys.stdout.output.problem is not None:
+                    return
+        finally:
+            print(flush=True)
+
+
+def whole_characters(trained: Trained, ids: Iterable[int]) -> Iterator[str]:
+    """Yield the text of ids while they come; joined, it is the text of all of them.
+
+    Bytes that may begin a character of UTF-8 decode to U+FFFD at the end, which waits for the next id.
+    """
+    pending: list[int] = []
+    shown = 0  # characters of `pending`
+    for token in ids:
+        pending.append(token)
+        text = trained.decode(pending)
+        certain = text.removesuffix("\ufffd")
+        yield certain[shown:]
+        pending, shown = ([], 0) if certain == text else (pending, len(certain))
+    yield trained.decode(pending)[shown:]
