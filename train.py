@@ -33,7 +33,15 @@ def main() -> int:
     run, torchrun_errors = None, get_error_handler()
     torchrun_errors.initialize()
     try:
-        run = load_run(command.run, command.overrides)
+        if command.like is None:
+            run = load_run(command.run, command.overrides)
+        else:
+            from evaluation.shared.load import load_network, locate
+            from training.planning.new_run import new_run
+
+            run = new_run(command, lambda source: load_network(locate(source, None)).config)
+            if command.trains and environment_rank() == 0:
+                supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
             from evaluation.shared.load import load_network, locate
@@ -64,7 +72,13 @@ def parse_command() -> "TrainCommand":
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
-        return parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+        command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+        if command.keys:
+            from training.config.key_table import key_table
+
+            print(key_table())
+            sys.exit(EXIT_DONE)
+        return command
     except SystemExit as end:
         if not end.code:
             leave(checked_status(EXIT_DONE))
@@ -95,8 +109,8 @@ def supervise(command: "TrainCommand") -> Supervision:
 
 
 def say(problem: str) -> None:
-    """Print an error as one line."""
-    print(f"train.py: {printable(problem)}", file=sys.stderr, flush=True)
+    """Print an error, each problem as one line."""
+    print(*(f"train.py: {printable(line)}" for line in problem.split("\n")), sep="\n", file=sys.stderr, flush=True)
 
 
 def leave(status: int) -> NoReturn:

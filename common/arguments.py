@@ -4,9 +4,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.help import PlainFormatter
 
 from common.checks import ValueCheck
@@ -54,22 +55,28 @@ def parse(
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
-    A class's docstring describes it in the help. Exits after --help, and with EXIT_USAGE and one line on an error.
+    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and `meant`, a
+    function of an unknown option and its value that returns advice or "". Exits after --help, and with EXIT_USAGE and
+    one line on an error.
     """
-    app = _app(script, help_text or commands.__doc__ or "")
+    app = _app(script, help_text or commands.__doc__ or "", getattr(commands, "help_groups", {}))
     if isinstance(commands, type):
         app.default(commands)
     elif not words:
         refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
     else:
         for name, command in commands.items():
-            app.command(_app(name, command.__doc__ or ""), name=name)
+            app.command(_app(name, command.__doc__ or "", {}), name=name)
             app[name].default(command)
     try:
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         value = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        refuse(script, _problem(error), " ".join(error.command_chain or ()))
+        unknown = (error.token.keyword or error.token.value) if isinstance(error, UnknownOptionError) else ""
+        values = [word.partition("=")[2] or after for word, after in pairwise([*words, ""]) if word.startswith(unknown)]
+        advice = commands.meant(unknown, values[0]) if unknown and values and hasattr(commands, "meant") else ""
+        problem = f"{unknown}: unknown option{advice}" if advice else _problem(error)
+        refuse(script, problem, " ".join(error.command_chain or ()))
     except UsageError as error:
         refuse(script, str(error))
     if value is None:  # the help was printed
@@ -82,14 +89,16 @@ def parse(
 class PlainHelp(PlainFormatter):
     """Help of cyclopts as plain text, with commands, arguments and options in two columns."""
 
-    def __init__(self, app: App):
+    def __init__(self, app: App, groups: Mapping[str, str]):
         super().__init__()
-        self._app = app
+        self._app, self._groups = app, groups
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
         """Print the usage line, with metavars instead of Python's types."""
-        line = str(usage).strip()
-        for argument in self._app.assemble_argument_collection() if self._app.default_command else ():
+        arguments = self._app.assemble_argument_collection() if self._app.default_command else ()
+        optional = " ".join(f"[{name}]" for argument in arguments if (name := argument.name.strip("-")).isupper())
+        line = str(usage).strip().replace("[ARGS]", optional)
+        for argument in arguments:
             metavar = (argument.parameter.help or "").partition("\n")[0]
             line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
         print(f"Usage: {line}\n")
@@ -99,18 +108,29 @@ class PlainHelp(PlainFormatter):
         entries = [entry for entry in panel.entries if entry.names != ("--help",)]
         if not entries:
             return
-        print(f"{'Arguments and options' if panel.format == 'parameter' else 'Commands'}:")
-        for entry in entries:
-            description = getattr(entry.description, "primary_renderable", entry.description)  # rich's, or cyclopts'
-            metavar, _, text = str(description).rpartition("\n")
-            label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
-            text += "" if entry.default in (None, "False", "()") else f" (default: {entry.default})"
-            first = f"  {label:<{NAME_WIDTH}}  "
-            print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4)))
-        print()
+        named = {name: title for title, names in self._groups.items() for name in names.split()}
+        rest = ("Other options" if named else "Arguments and options") if panel.format == "parameter" else "Commands"
+        for title in (*self._groups, rest):
+            rows = [entry for entry in entries if named.get(entry.names[0], rest) == title]
+            if not rows:
+                continue
+            print(f"{title}:")
+            for entry in rows:
+                description = getattr(entry.description, "primary_renderable", entry.description)  # rich's or cyclopts'
+                metavar, _, text = str(description).rpartition("\n")
+                label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
+                print(described(label, text, None if entry.default in (None, "False", "()") else entry.default))
+            print()
 
 
-def _app(name: str, help_text: str) -> App:
+def described(label: str, text: str, default: str | None) -> str:
+    """Return an option, or a key, in two columns."""
+    text += "" if default is None else f" (default: {default})"
+    first = f"  {label:<{NAME_WIDTH}}  "
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4))
+
+
+def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:
     app = App(
         name=name,
         help=help_text,
@@ -118,7 +138,7 @@ def _app(name: str, help_text: str) -> App:
         version_flags=[],
         default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; of a repeated option, the last
     )
-    app.help_formatter = PlainHelp(app)
+    app.help_formatter = PlainHelp(app, groups)
     return app
 
 
@@ -126,6 +146,8 @@ def _problem(error: CycloptsError) -> str:
     """Return a usage error as one line; a positional argument is named as in the help."""
     error.verbose = False
     name = "" if error.argument is None else error.argument.name
+    if isinstance(error, MissingArgumentError) and error.argument and name.strip("-.").isupper():
+        return f"{name.strip('-.')} is missing: {(error.argument.parameter.help or '').rpartition(chr(10))[2]}"
     text = f"{name}: {error.msg}" if name and error.msg is not None else str(error)
     return text.replace(name, name.strip("-.")) if name.isupper() else text
 

@@ -3,7 +3,7 @@
 import difflib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,30 @@ _dropped: dict[str, str | None] = {}  # first problem of each kind of output or 
 class BadInput(Exception):
     """User error: an invalid file, option or value. The message is one line: place, got, wanted, next step.
 
-    Control characters in it, which names of files or values may contain, are escaped. All ranks of a job raise it
-    together and rank 0 prints it, unless `alone`: then this rank prints it.
+    Control characters in it, which names of files or values may contain, are escaped. Several problems are a line each.
+    All ranks of a job raise it together and rank 0 prints it, unless `alone`: then this rank prints it.
     """
 
-    def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(printable(message))
+    def __init__(self, *problems: str, alone: bool = False):
+        self.problems = tuple(dict.fromkeys(map(printable, problems)))
+        super().__init__("\n".join(self.problems))
         self.alone = alone
 
 
 class Diverged(Exception):
     """Training produced a loss or gradient that is not finite. The message names the step."""
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Make all checks; raise one BadInput with the problems of those that raise it."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except BadInput as error:
+            problems += error.problems
+    if problems:
+        raise BadInput(*problems)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ BLOCK_BYTES = 1 << 22
 LOCK_POLL_SECONDS = 0.2
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    errno.EEXIST: "a file stands where a folder is wanted: move that away",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
     errno.EROFS: "this file system is read-only: choose another place",
     errno.EISDIR: "a folder has its name: move that away",
@@ -55,8 +56,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Replace a file atomically: on an error it stays as it was. `durable`: sync it to the disk.
+def replace_file(path: Path, content: str | bytes, *, durable: bool = False, keep: bool = False) -> None:
+    """Replace a file atomically: on an error it stays as it was. `durable`: sync it to the disk; `keep`: one there is.
 
     Of two processes or threads that replace one file, the second waits. A link at the path is replaced, and nothing is
     written through a link at the partial file's name.
@@ -66,6 +67,9 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> 
     partial = path.with_name(f".partial-{path.name}")
     with locked_partial(partial) as file:
         try:
+            if keep and path.exists():
+                partial.unlink()
+                return
             # a name may hold what UTF-8 cannot: escaped, as in JSON
             file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
             file.flush()

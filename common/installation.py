@@ -176,7 +176,7 @@ def run_command(script: str, run: Callable[[], int | None], interrupted: str | C
         with interrupts_kept():
             return run() or EXIT_DONE
     except BadInput as error:
-        print(f"{script}: {error}", file=sys.stderr, flush=True)
+        print(*(f"{script}: {problem}" for problem in error.problems), sep="\n", file=sys.stderr, flush=True)
         return EXIT_ERROR
     except KeyboardInterrupt:
         left = interrupted if isinstance(interrupted, str) else interrupted()

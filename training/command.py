@@ -5,7 +5,7 @@ Beside them: errors of a launch as lines.
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
-  python train.py runs/quickstart --set train.learning_rate=6e-4
+  python train.py runs/mine --like runs/quickstart --set learning_rate=0.002
+  python train.py runs/own --like runs/quickstart --set dataset=token_files/own
   python train.py runs/8xa100 --dry-run --world-size 8
   python train.py runs/8xa100 --plan
   python train.py runs/8xa100 --plan --nodes 2 --node-link 50
-  python train.py runs/mine --init-from openai-community/gpt2
+  python train.py runs/gpt2 --like hf:gpt2 --init-from gpt2
   python train.py runs/8xa100 --preflight
 
 The same command line continues a run that was stopped or killed.
@@ -54,7 +55,7 @@ RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]
 Overrides = Annotated[
-    tuple[str, ...], option("override train.KEY or model.KEY; may be repeated", "KEY=VALUE", name="--set")
+    tuple[str, ...], option("override a key of train.json or model.json; may be repeated", "KEY=VALUE", name="--set")
 ]
 Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where there is a GPU")]
 
@@ -108,12 +109,40 @@ class Options:
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
 
+def meant_key(word: str, value: str) -> str:
+    """Return advice on an unknown option that is a key, ours or another program's; "" on any other."""
+    from training.config.foreign_keys import FOREIGN_KEYS, hint
+    from training.config.train_config import KEYS
+
+    key = word.strip("-").replace("-", "_")
+    known = key in FOREIGN_KEYS or any(key in keys for keys in KEYS.values())
+    return hint("train", key, value or "VALUE", KEYS, overridden=True) if known else ""
+
+
 @attrs.frozen(kw_only=True)
 class TrainCommand:
     """Train the model of a run directory, alone or under torchrun on many GPUs."""
 
-    run: RunDirectory = attrs.field(kw_only=False)
+    help_groups: ClassVar[dict[str, str]] = {
+        "Run directory": "RUN --like --set --keys --token-files --follow",
+        "Start, resumption, end": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
+        "Time and money": "--price-per-hour --max-hours --max-usd",
+        "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preflight "
+        "--find-max-microbatch --write --replay",
+    }
+    meant = staticmethod(meant_key)
+    directory: RunDirectory | None = attrs.field(kw_only=False, default=None)
     options: Options = attrs.field(factory=Options)
+    like: Annotated[
+        str | None,
+        option(
+            "write RUN, a new run directory, with the keys of another one, those of --set, and vocabulary, validation "
+            "and epochs fitted to the tokens; then train. hf:DIR or hf:OWNER/NAME: with the network of that model. "
+            "With --dry-run or --plan: print it, write nothing",
+            "OTHER",
+        ),
+    ] = None
+    keys: Annotated[bool, option("print all keys of model.json and train.json and exit")] = False
     overrides: Overrides = ()
     dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
     world_size: Annotated[
@@ -137,6 +166,8 @@ class TrainCommand:
     write: Annotated[bool, option("with --find-max-microbatch: write it to train.json; the global batch stays")] = False
 
     def __attrs_post_init__(self) -> None:
+        if self.directory is None and not self.keys:
+            raise UsageError("RUN is missing: the run directory, such as runs/quickstart")
         if self.write and not self.find_max_microbatch:
             raise UsageError("--write goes with --find-max-microbatch")
         if self.world_size is not None and not self.dry_run:
@@ -151,6 +182,12 @@ class TrainCommand:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
 
     @property
+    def run(self) -> Path:
+        """The run directory, without which only --keys goes."""
+        assert self.directory is not None
+        return self.directory
+
+    @property
     def trains(self) -> bool:
         """True if the run directory is written to: by training, not by a plan, a search or a replay."""
         return (
@@ -163,6 +200,7 @@ class TrainCommand:
 class FindCommand:
     """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
 
+    meant = staticmethod(meant_key)
     run: RunDirectory = attrs.field(kw_only=False)
     predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None

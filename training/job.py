@@ -4,7 +4,7 @@ from contextlib import closing
 
 import attrs
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory, check_all
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
@@ -14,10 +14,17 @@ from training.command import Options, TrainCommand
 from training.config.batch_plan import derive_layout
 from training.config.optimization import describe_schedule, make_schedule
 from training.config.train_config import Run
+from training.data.verify_tokens import check_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
-from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
+from training.launch import (
+    check_launcher,
+    environment_local_world_size,
+    environment_nodes,
+    environment_rank,
+    environment_world_size,
+)
 from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.precision import Numerics
@@ -57,8 +64,12 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         return report(needs)
     if command.trains:
         check_launcher()
-    derive_layout(run.train, run.model.context_length, environment_world_size())
-    enforce(needs, quiet=environment_rank() != 0)  # before anything is downloaded, the same on every rank
+    given, world_size = command.options.token_files, environment_world_size()
+    check_all(  # before anything is downloaded, the same on every rank
+        lambda: derive_layout(run.train, run.model.context_length, world_size),
+        lambda: enforce(needs, quiet=environment_rank() != 0),
+        *([lambda: check_tokens(run, given, world_size)] if environment_nodes() == 1 else []),  # of one disk
+    )
     return None
 
 

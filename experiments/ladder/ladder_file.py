@@ -11,7 +11,7 @@ from common.errors import BadInput, nearest, quoted
 from experiments.shared.experiment_files import BUCKET, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
-from training.config.train_config import KEYS, PLUMBING_KEYS, Run
+from training.config.train_config import KEYS, PLUMBING_KEYS, Run, resolve_key
 
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
@@ -90,7 +90,7 @@ def _settings(file: Path, values: Any) -> dict[str, Any]:
         raise BadInput(f'{file}: set: got {quoted(values)}, wanted {{"train.microbatch_size": 4}}')
     found = {}
     for name, value in values.items():
-        section, _, key = name.partition(".")
+        section, key = resolve_key(name)
         if section != "train" or key not in allowed:
             raise BadInput(f"{file}: set: {quoted(name)}: wanted train. and one of {', '.join(allowed)}")
         found[key] = value

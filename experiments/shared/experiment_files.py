@@ -100,7 +100,7 @@ def changed_run(where: str, base: Path, changes: Changes) -> Run:
     try:
         return load_run(base, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     except BadInput as error:
-        raise BadInput(f"{where}: {str(error).removeprefix('--set: ')}") from error
+        raise BadInput(*(f"{where}: {problem.removeprefix('--set: ')}" for problem in error.problems)) from error
 
 
 def write_run_directory(directory: Path, sections: Sections) -> None:

@@ -13,7 +13,7 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from evaluation.shared.significance import default_seeds
 from experiments.shared.experiment_files import BUCKET, Changes, changed_run, read_experiment, read_seeds
-from training.config.train_config import KEYS, Run
+from training.config.train_config import KEYS, Run, resolve_key
 
 BASE = "base"
 MOST_VARIANTS = 1000
@@ -64,17 +64,18 @@ def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[
 
 
 def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Changes:
-    """Return keys and values of a lever, or of `set`, checked. Raises BadInput."""
+    """Return "SECTION.KEY" and values of a lever, or of `set`, spelled as for --set. Raises BadInput."""
     if not isinstance(values, dict) or (lever and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
     known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
-    for key in values:
+    changes = {".".join(resolve_key(name)): value for name, value in values.items()}
+    for key in changes:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
         reason = REFUSED.get(key) or (NO_LEVER if lever and key in FIXED else None)
         if reason is not None:
             raise BadInput(f"{file}: {where}: {key}: {reason}")
-    return dict(values)
+    return changes
 
 
 def _choices(file: Path, name: str, lever: Any) -> Iterator[tuple[str, Changes]]:
@@ -91,7 +92,7 @@ def _choices(file: Path, name: str, lever: Any) -> Iterator[tuple[str, Changes]]
         if isinstance(value, list | dict):
             raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
         text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
-        yield f"{name.partition('.')[2]}={text[:80]}", changes
+        yield f"{resolve_key(name)[1]}={text[:80]}", changes
 
 
 def _keys(run: Run) -> str:

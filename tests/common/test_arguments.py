@@ -65,7 +65,7 @@ def test_a_command_line_becomes_its_class() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Parameter NAME requires an argument"),
+        ([], "NAME is missing: one or more; see --help"),
         (["a", "--cuont=1"], "Unknown option: --cuont=1. Did you mean --count?"),
         (["a", "--no-fast"], "Unknown option: --no-fast. Did you mean --fast?"),
         (["a", "--version"], "Unknown option: --version"),
@@ -93,7 +93,7 @@ def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert parse("example.py", commands, ["other", "x"]) == Other("x")
     assert refused([], capsys, commands) == "example.py: COMMAND is missing; known: example, other; see --help"
     assert "other" in refused(["othre"], capsys, commands)
-    for words, said in ((["other"], "parameter NAME requires an argument"), (["other", "x", "y"], "['y']")):
+    for words, said in ((["other"], "NAME is missing: what"), (["other", "x", "y"], "['y']")):
         line = refused(words, capsys, commands)
         assert line.startswith("example.py: other: ") and said in line
 

@@ -109,11 +109,11 @@ def open_tokens(
         )
     token_sets: list[TokenSet] = []
 
-    def open_all() -> None:
-        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train, begun_with))
-        _check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
+    def open_them() -> None:
+        token_sets.append(open_all(list(zip(locations, growing, strict=True)), run.train, begun_with))
+        check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
 
-    together(ranks, open_all)
+    together(ranks, open_them)
     return token_sets[0]
 
 
@@ -158,7 +158,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
     return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
-def _open_all(
+def open_all(
     locations: "list[tuple[TokenLocation, GrowingTokens | None]]",
     train: TrainConfig,
     begun_with: Sequence[Sequence[str]],
@@ -203,7 +203,7 @@ def as_begun(stream: TokenStream, begun_with: Sequence[Sequence[str]]) -> TokenS
     return stream if names is None or list(names) == list(files) else TokenStream([files[name] for name in names])
 
 
-def _check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
+def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
     """Raise BadInput where datasets have different tokenizers, or one beyond the model's vocabulary."""
     if token_set.tokenizer is None:
         return

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, check_all, printable
 from common.files import sha256
 from tokens.format.header import TokenFile
-from tokens.format.manifest import Content, read_contents
+from tokens.format.manifest import Content, read_contents, still_grows
 from tokens.format.token_file import TokenStream, Version, version_of
-from training.config.batch_plan import Plan
-from training.config.train_config import TrainConfig
-from training.data.open_tokens import TokenDirectory, TokenSet
+from training.config.batch_plan import Plan, make_plan
+from training.config.train_config import Run, TrainConfig
+from training.data.locate_tokens import locate_tokens
+from training.data.open_tokens import TokenDirectory, TokenSet, check_tokenizers, open_all
 from training.parallel.process_group import Ranks, together
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
     begin = train.validation.start_val_token
-    directories = _with_enough_validation(token_set, begin, plan, ranks, train.file)
+    directories = _with_enough_validation(token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
@@ -55,6 +56,27 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
 
     together(ranks, check_ids)
     return TokenSet(tuple(checked))
+
+
+def tokens_at_hand(train: TrainConfig, given: Path | None) -> TokenSet | None:
+    """Return the run's tokens, opened; None where some are yet to be downloaded or prepared. Raises BadInput."""
+    locations = locate_tokens(train, given)
+    if any(location.remote or still_grows(location.directory) for location in locations):
+        return None
+    return open_all([(location, None) for location in locations], train, ())
+
+
+def check_tokens(run: Run, given: Path | None, world_size: int) -> None:
+    """Raise BadInput with all that the run's tokens, as far as they are at hand, are too few for, or wrong in."""
+    token_set = tokens_at_hand(run.train, given)
+    if token_set is None:
+        return
+    context, first = run.model.context_length, [each.validation for each in token_set.validated[:1]]
+    check_all(
+        lambda: check_tokenizers(token_set, run.model.vocab_size, run.train.file.with_name("model.json")),
+        lambda: make_plan(run.train, context, world_size, token_set.lengths),
+        *(functools.partial(_check_length, stream, run.train, context) for stream in first if stream is not None),
+    )
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
@@ -92,14 +114,12 @@ def _validation_tokens(plan: Plan) -> int:
     return plan.validation_sequences * plan.layout.context_length + 1
 
 
-def _with_enough_validation(
-    token_set: TokenSet, begin: int, plan: Plan, ranks: Ranks, train_json: Path
-) -> list[TokenDirectory]:
+def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan, ranks: Ranks) -> list[TokenDirectory]:
     """Return the directories, without validation streams that are too short; a line names each.
 
     Raises BadInput where the first is. One that is still being prepared is waited for, once per machine.
     """
-    wanted, directories = begin + _validation_tokens(plan), []
+    wanted, directories = train.validation.start_val_token + _validation_tokens(plan), []
     for directory in token_set.directories:
         growing, stream, kept = directory.growing, directory.validation, directory
         if stream is not None and growing is not None:
@@ -107,19 +127,26 @@ def _with_enough_validation(
             together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
             growing.refresh()
         elif stream is not None and stream.length < wanted:
-            path, length = stream.files[0].path, stream.length
             if directory is token_set.validated[0]:
-                raise BadInput(
-                    f"{path}: got {length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
-                    f"{plan.validation_sequences:,} sequences x {plan.layout.context_length:,} + 1; hold out more with "
-                    f"--validation-fraction, or lower validation_sequences in {train_json}"
-                )
+                _check_length(stream, train, plan.layout.context_length)
             kept = attrs.evolve(directory, validation=None)
             if ranks.coordinates:
-                note = f"not validated on: got {length:,} tokens, wanted {wanted:,}"
-                print(f"NOTE: {printable(str(path))}: {note}", flush=True)
+                note = f"not validated on: got {stream.length:,} tokens, wanted {wanted:,}"
+                print(f"NOTE: {printable(str(stream.files[0].path))}: {note}", flush=True)
         directories.append(kept)
     return directories
+
+
+def _check_length(stream: TokenStream, train: TrainConfig, context_length: int) -> None:
+    """Raise BadInput for a validation stream that is too short."""
+    begin, sequences = train.validation.start_val_token, train.validation.validation_sequences
+    wanted = begin + sequences * context_length + 1
+    if stream.length < wanted:
+        raise BadInput(
+            f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
+            f"{sequences:,} sequences x {context_length:,} + 1; hold out more with --validation-fraction, or lower "
+            f"validation_sequences in {train.file}"
+        )
 
 
 def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int, *, say: bool) -> None:

@@ -113,11 +113,10 @@ def report(needs: PreflightRequirements) -> int:
 
 
 def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
-    """Print the warnings, a line each, unless `quiet`. Raises BadInput for the first problem."""
+    """Print the warnings, a line each, unless `quiet`. Raises BadInput with all problems."""
     checks = machine_checks(needs)
-    for check in checks:
-        if check.level == "problem":
-            raise BadInput(check.found)
+    if problems := [check.found for check in checks if check.level == "problem"]:
+        raise BadInput(*problems)
     for check in checks:
         if check.level == "warning" and not quiet:
             print(printable(f"WARNING: {check.found}"), flush=True)

@@ -175,20 +175,20 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
     OSError that names a file becomes BadInput.
     """
     value: Any = None
-    problem: str | None = None
+    problems: tuple[str, ...] = ()
     if only:
         try:
             value = work()
         except BadInput as error:
-            problem = str(error)
+            problems = error.problems
         except OSError as error:
             if error.filename is None:  # a lost connection, for one
                 raise
-            problem = system_error(error)
-    outcomes = gather(ranks, (only, value, problem), group)
-    for _, _, message in outcomes:
-        if message is not None:
-            raise BadInput(message)
+            problems = (system_error(error),)
+    outcomes = gather(ranks, (only, value, problems), group)
+    for _, _, found in outcomes:
+        if found:
+            raise BadInput(*found)
     return [result for took_part, result, _ in outcomes if took_part]
 
 

@@ -74,7 +74,12 @@ class Supervision:
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
         self.training = False  # from then on, requests to stop are only noted
         receive_signals(self._on_signal)
-        if run_directory is None:
+        if run_directory is not None:
+            self.lock(run_directory)
+
+    def lock(self, run_directory: Path) -> None:
+        """Lock a run directory, once. Raises BadInput when another job has locked it."""
+        if self.run_lock.file is not None:
             return
         self.run_lock = take_run_lock(run_directory)
         self.earlier_status = final_status(run_directory) if self.run_lock.restarted else None

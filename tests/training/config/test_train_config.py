@@ -12,7 +12,7 @@ from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import OPTIMIZERS, ExecutionOptions, MemoryOptions
-from training.config.train_config import KEYS, TrainConfig, load_run, one_form
+from training.config.train_config import GOOD_RECIPE, KEYS, TrainConfig, load_run, one_form, resolve_key
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -52,7 +52,8 @@ def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) ->
 )
 def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
-    assert run.notices == ()
+    [note] = run.notices  # of the keys that are not there, and of no other
+    assert [key for key in GOOD_RECIPE if f'"{key}": ' in note] == [key for key in GOOD_RECIPE if key not in extra]
     accumulation = extra.get("gradient_accumulation_steps", 1)
     plan = make_plan(run.train, run.model.context_length, 8)
     assert plan.layout.global_batch_size == 12 * accumulation * 8
@@ -80,7 +81,7 @@ def test_older_spellings_are_translated_and_said_and_set_replaces_either(
     tmp_path: Path, extra: dict[str, Any], override: str, wanted: dict[str, Any], notice: str
 ) -> None:
     others = {key: value for key, value in PUBLIC.items() if key != "microbatch_size"}
-    train = others | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
+    train = GOOD_RECIPE | others | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, train), [override])
     assert run.train.flat() | wanted == run.train.flat()
     assert [notice in line for line in run.notices] == [True] * (notice != "")
@@ -159,7 +160,8 @@ def test_wrong_values_are_one_line_with_file_and_key(tmp_path: Path, change: dic
         load_run(run_directory(tmp_path / "r", values["model"], values["train"]), [])
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
+    lines = str(caught.value).split("\n")
+    assert len(lines) <= 6 and max(map(len, lines)) < 1200
 
 
 def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
@@ -181,12 +183,34 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
 
 def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
-    run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "model.n_layers=3", "dataset=a/b"])
+    run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "n_layers=3", "dataset=a/b"])
     assert (run.train.optimization.learning_rate, run.train.execution.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
     assert run.train.data.dataset == "a/b"
     for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
-        with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
+        with pytest.raises(BadInput, match=r"wanted KEY=VALUE, train\.KEY=VALUE or model\.KEY=VALUE"):
             load_run(directory, [wrong])
+
+
+def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:
+    train = {"dataset": "", "lr": 1, "max_epochs": 0} | {key: TINY_TRAIN[key] for key in ("learning_rate",)}
+    with pytest.raises(BadInput) as raised:
+        load_run(run_directory(tmp_path / "r", TINY_MODEL | {"n_heads": 0}, train), ["warmup_period_percent=200"])
+    told = [problem.removeprefix(f"{tmp_path}/r/") for problem in raised.value.problems]
+    for start in (
+        "train.json: unknown key 'lr'; did you mean 'learning_rate'",
+        "model.json: n_heads: got 0",
+        "train.json: key 'microbatch_size' is missing",
+        "train.json: dataset: got ''",
+        "train.json: max_epochs: got 0",
+        "--set: warmup_period_percent: got 200",
+    ):
+        assert told.pop(0).startswith(start)
+    assert told == []
+
+
+def test_no_key_is_one_of_both_files() -> None:
+    for section, keys in KEYS.items():
+        assert all(resolve_key(key) == resolve_key(f"{section}.{key}") == (section, key) for key in keys)
 
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
@@ -197,7 +221,7 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         load_run(directory, ["era_tokens=1000"])
     for override, meant in (
         ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
-        ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
+        ("train.context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
         ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
         ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),

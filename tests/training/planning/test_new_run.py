@@ -1,0 +1,124 @@
+"""train.py --like: a run directory that is fitted to its tokens, written once, and never over another."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.errors import BadInput
+from model.config import GPT2_SMALL, ModelConfig
+from tests.conftest import TINY_MODEL, MakeRun, one_line, train
+from training.command import Options, TrainCommand
+from training.config.train_config import Run
+from training.planning.new_run import new_run
+
+
+def like(other: Path | str, directory: Path, *overrides: str, network: ModelConfig = GPT2_SMALL, **command: Any) -> Run:
+    return new_run(TrainCommand(directory, like=str(other), overrides=overrides, **command), lambda _: network)
+
+
+def tokens(directory: Path, train_tokens: int, validation_tokens: int = 0, largest: int = 64) -> Path:
+    """Write token files without a manifest."""
+    directory.mkdir()
+    for name, count in (("train", train_tokens), ("validation", validation_tokens)):
+        if count:
+            save_file(
+                {"tokens": (np.arange(count) % (largest + 1)).astype(np.uint16)}, directory / f"{name}.safetensors"
+            )
+    return directory
+
+
+def test_the_recipe_is_that_of_the_other_and_the_rest_is_fitted_to_the_tokens(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_run(checkpoints="s3://bucket/prefix", min_train_tokens=100_000, max_epochs=2)
+    few = tokens(tmp_path / "few", 32 * 32 * 10 + 1, 100)
+    run = like(other, tmp_path / "new", f"dataset={few}", "learning_rate=0.5", "n_layers=1")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/new: written, like {other}",
+        "model.json: vocab_size 257 -> 65: the largest id is 64, no tokenizer is named",
+        "train.json: max_epochs 2 -> 10: 100,000 tokens are so many",
+        "train.json: validation_sequences 10 -> 3: all of 100 validation tokens",
+    ]
+    written = {name: json.loads((tmp_path / "new" / f"{name}.json").read_text()) for name in ("model", "train")}
+    assert written["model"] == TINY_MODEL | {"vocab_size": 65, "n_layers": 1}
+    source = json.loads((other / "train.json").read_text())
+    del source["checkpoints"]
+    fitted = {"dataset": str(few), "learning_rate": 0.5, "max_epochs": 10, "validation_sequences": 3}
+    assert written["train"] == source | fitted
+    assert run.train.file == tmp_path / "new" / "train.json" and run.model.n_layers == 1
+
+
+def test_tokens_that_are_far_too_few_train_for_sixteen_epochs_and_without_validation(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    few = tokens(tmp_path / "few", 500)
+    run = like(make_run(min_train_tokens=10_000_000), tmp_path / "new", f"dataset={few}")
+    data = run.train.data
+    assert (data.min_train_tokens, data.max_epochs) == (29 * 8 * 32, 16)  # 15 windows, steps of 8
+    assert (run.train.validation.validation_interval, run.train.checkpoints.checkpoint_interval) == (None, 4)
+    chosen = like(make_run("b"), tmp_path / "chosen", f"dataset={few}", "max_epochs=2", "min_train_tokens=null")
+    assert chosen.train.data.max_epochs == 2 and chosen.train.data.min_train_tokens is None
+    with pytest.raises(BadInput, match="holds none of context_length"):
+        like(make_run("c"), tmp_path / "none", f"dataset={tokens(tmp_path / 'fewer', 30)}")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_directory_is_written_once_and_never_over_another(make_run: MakeRun, tmp_path: Path) -> None:
+    other, new = make_run(), tmp_path / "new"
+    assert like(other, new, dry_run=True).directory == new and not new.exists()
+    with ThreadPoolExecutor() as pool:  # two commands at once
+        runs = list(pool.map(lambda rate: _outcome(other, new, f"learning_rate={rate}"), (0.1, 0.2) * 4))
+    [rate] = {run.train.optimization.learning_rate for run in runs if isinstance(run, Run)}
+    [problem] = {str(run) for run in runs if isinstance(run, BadInput)}
+    assert f"train.json: is there, and learning_rate in it is {rate}, not " in problem
+    (new / "train.json").unlink()  # a kill between the two files
+    assert isinstance(_outcome(other, new), Run)
+    assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
+    with pytest.raises(BadInput, match="is the run directory itself"):
+        like(new, new)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="a file stands where a folder is wanted"):
+        like(other, tmp_path / "file")
+    with pytest.raises(BadInput, match="--like absent: no such directory; wanted a run directory, such as"):
+        like("absent", tmp_path / "x")
+
+
+def _outcome(other: Path, new: Path, *overrides: str) -> Run | BadInput:
+    try:
+        return like(other, new, *overrides)
+    except BadInput as error:
+        return error
+
+
+def test_a_dataset_is_where_it_was_when_it_was_typed(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens(tmp_path / "here", 3000, 400)
+    monkeypatch.chdir(tmp_path)
+    assert like(make_run(), Path("a"), "dataset=here").train.data.dataset == str(tmp_path / "here")
+    options = Options(token_files=Path("here"))
+    assert like(make_run("other"), Path("b"), options=options).train.data.dataset == str(tmp_path / "here")
+    far = like(make_run("third"), Path("c"), "dataset=OWNER/NAME")
+    assert far.train.data.dataset == "OWNER/NAME" and far.model.vocab_size == 257
+
+
+def test_the_network_of_a_model_is_kept(tmp_path: Path) -> None:
+    few = tokens(tmp_path / "few", 300_000, 3000)
+    run = like("hf:any", tmp_path / "new", f"dataset={few}")
+    assert run.model == GPT2_SMALL and run.train.batch.global_batch_size == 128
+    with pytest.raises(BadInput, match=r"/model\.json: is there, and n_layers in it is 12, not 1 as"):
+        like("hf:any", tmp_path / "new", f"dataset={few}", "n_layers=1")
+
+
+def test_ranks_and_a_second_start_take_the_same_command_line(make_run: MakeRun, tmp_path: Path) -> None:
+    words = (tmp_path / "new", "--like", str(make_run()), "--set", "min_train_tokens=1024")
+    first = train(*words, "--max-steps", "1", ranks=2)
+    assert first.returncode == 0 and first.stdout.count("written, like") == 1, first.stderr
+    second = train(*words, ranks=2)
+    assert second.returncode == 0 and "resum" in second.stdout and "written" not in second.stdout, second.stderr
+    assert "learning_rate in it is 0.01, not 3 as" in one_line(train(*words, "--set", "learning_rate=3", ranks=2))
