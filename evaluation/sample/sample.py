@@ -39,7 +39,9 @@ def run(command: SampleCommand) -> None:
         return
     with suppress(ImportError):
         import readline  # noqa: F401  # input() edits lines by it
-    print(f"{printable(trained.place.title)}: type the beginning of a text; Ctrl-C ends an answer, Ctrl-D the program.")
+    print(
+        f"{printable(trained.place.title)}: type the beginning of a text.\nCtrl-C ends an answer, Ctrl-D the program."
+    )
     for seed in count(command.seed, command.samples):
         try:
             print_samples(trained, command, input("> "), seed, typed=True)
@@ -53,7 +55,7 @@ def run(command: SampleCommand) -> None:
 def read_prompt(given: str | None) -> str:
     """Return the prompt of an option; None: of stdin, where it is no terminal. A file's last line end is left out.
 
-    Raises BadInput for what cannot be read, is not UTF-8, or is larger than FILE_BYTES.
+    Raises BadInput for a file that cannot be read, is not UTF-8, or is larger than FILE_BYTES.
     """
     if given is not None and not given.startswith(FILE):
         check_text(given, "--prompt")
