@@ -51,6 +51,7 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 
 COUNT, WORLD_SIZE = integer(1), integer(1, 1 << 20)
 LINK = number(0, 1e6, above=True, example="12.5")
+RATE = number(0, 60, above=True, example="0.5")
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]
@@ -160,6 +161,10 @@ class TrainCommand:
         float | None,
         option("with --nodes: GB/s of a machine to the others; 12.5 with a card of 100 Gb/s", "GB/S", check=LINK),
     ] = None
+    preemptions: Annotated[
+        float | None,
+        option("with --plan: preemptions of a spot machine an hour; default: 0.47, as V100s of AWS", "N", check=RATE),
+    ] = None
     find_max_microbatch: Annotated[
         bool, option("search for the largest micro-batch that fits, without tokens or training; see find_batch_size.py")
     ] = False
@@ -174,6 +179,8 @@ class TrainCommand:
             raise UsageError("--world-size goes with --dry-run; torchrun sets the world size of a run")
         if (self.machines is not None or self.machine) and not self.plan:
             raise UsageError("--machines and --machine go with --plan")
+        if self.preemptions is not None and not self.plan:
+            raise UsageError("--preemptions goes with --plan")
         if self.nodes > 1 and not self.plan:
             raise UsageError("--nodes goes with --plan; torchrun sets the nodes of a run")
         if (self.nodes > 1) != (self.node_link is not None):

@@ -26,10 +26,11 @@ from training.planning.estimate import ASSUMED_START_UP_SECONDS
 from training.planning.estimate_table import ESTIMATE_CAUTION, FORECAST, recipe_of
 from training.planning.memory_model import MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.throughput import roofline, throughputs
+from training.planning.throughput import ESTIMATE, roofline, throughputs
 
 MOST_EXTRAPOLATION = 30.0  # of compute: as far as the coverage of intervals is simulated
 BEYOND = 8  # widest shape of a family over the ladder's widest
+BEST_SHOWN = 4  # machines
 
 
 @attrs.frozen(kw_only=True)
@@ -187,12 +188,12 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return the best size for a budget as lines, the best machine first."""
+    """Return the best size for a budget as lines, for the best machines."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
         return [f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget"]
     lines = []
-    for index, choice in enumerate(choices):
+    for index, choice in enumerate(choices[:BEST_SHOWN]):
         model = choice.model
         lines.append(
             f"{f'${usd:,.2f}' if index == 0 else 'or':<12} {model.n_layers} layers x {model.emb_dim}, N "
@@ -212,11 +213,11 @@ def _best_on(
         return None
     lengths = [*lengths_at_hand(target.train, None).values()]
     at_hand = None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)
-    speed, share = throughputs(target.model, machine)[0], float(machine.gpus)
-    source = speed.source
-    if speed.measured:
+    share, source = float(machine.gpus), ESTIMATE
+    speed = next((speed for speed in throughputs(target.model, machine) if speed.measured), None)
+    if speed is not None:
         share = speed.tokens_per_second / roofline(target.model, machine.gpu)
-        source = f"roofline x {share / machine.gpus:.2f}, for the target: {speed.source}"
+        source = f"roofline x {share / machine.gpus:.2f}, measured by {speed.trainer or 'you'}"
     candidates = []
     for model in shapes:
         tokens_per_second = share * roofline(model, machine.gpu)

@@ -1,10 +1,12 @@
 """Estimate of a run on machines for rent: memory, hours, dollars."""
 
+import math
 import re
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -12,12 +14,16 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
+from training.command import WORLD_SIZE
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
+from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, PriceList
+from training.planning.spot import Preemptions
 from training.planning.throughput import Network, Throughput, on_network, throughputs
-from training.telemetry.metrics_log import read_lines
+from training.telemetry.budget import expected_save_seconds
+from training.telemetry.metrics_log import last_price, read_lines
 
 ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -40,28 +46,38 @@ class Offer:
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
     bytes: int  # needed per GPU at the run's own micro-batch
-    throughputs: list[Throughput]  # the first is the one to plan with
+    throughputs: list[Throughput]  # those known, the slowest first
     start_up_seconds: float
     token_equivalents: float  # those of training, and as many as take as long as idle times and validations
+    preemptions: Preemptions | None = None  # of a spot machine
 
     @property
     def fits(self) -> bool:
         """True where the run's own micro-batch fits."""
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
-    @property
-    def measured(self) -> bool:
-        """True where the throughput to plan with is no estimate."""
-        return self.throughputs[0].measured
-
     def hours(self, tokens_per_second: float | None = None) -> float:
-        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training."""
-        speed = tokens_per_second or self.throughputs[0].tokens_per_second
-        return (self.start_up_seconds + self.token_equivalents / speed) / 3600
+        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training.
+
+        At the fastest of its throughputs, unless one is given.
+        """
+        work = self.token_equivalents / (tokens_per_second or self.throughputs[-1].tokens_per_second)
+        if self.preemptions is not None:
+            return self.preemptions.seconds(self.start_up_seconds, work) / 3600
+        return (self.start_up_seconds + work) / 3600
 
     def usd(self) -> float:
-        """Return the price of the whole run."""
-        return self.hours() * self.machine.usd_per_hour
+        """Return the least price of the whole run, of those by its throughputs; infinite where there are none."""
+        return self.hours() * self.machine.usd_per_hour if self.throughputs else math.inf
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredJob:
+    """The newest job of the run that logged its speed: a measurement on this run's own machine."""
+
+    tokens_per_second: float  # median
+    hours: float  # of the whole run
+    usd_per_hour: float | None
 
 
 @attrs.frozen(kw_only=True)
@@ -72,37 +88,105 @@ class RunEstimate:
     prices: PriceList
     start_up: StartUp
     network: Network
-    own: tuple[int, Plan] | None  # GPUs by the run directory's name, on all nodes, and the run on them
-    offers: tuple[Offer, ...]
+    asked: int | None  # GPUs by the run directory's name, on all nodes
+    own: Plan | None  # the run on them, else on one
+    last_job: MeasuredJob | None
+    offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
 
 
 def make_estimate(
-    run: Run, prices: PriceList, lengths: Mapping[str, int | None], network: Network = ONE_NODE
+    run: Run,
+    prices: PriceList,
+    lengths: Mapping[str, int | None],
+    network: Network = ONE_NODE,
+    usd_per_hour: float | None = None,
 ) -> RunEstimate:
     """Estimate the run on each machine, or on several of each; `lengths` as for `make_plan`.
 
-    Raises BadInput when it can run on none.
+    `usd_per_hour`: of the machine that the last job ran on. Raises BadInput when it can run on none.
     """
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
-    offers = tuple(_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines)
+    offers = [_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines]
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    gpus, own = gpus_by_name(run.directory), None
-    if gpus is not None:
-        gpus *= network.nodes
-        with suppress(BadInput):  # too few micro-batches for them: the table has other machines
-            own = gpus, make_plan(run.train, run.model.context_length, gpus, lengths)
-    return RunEstimate(run=run, prices=prices, start_up=start_up, network=network, own=own, offers=offers)
+    offers += [
+        _on_spot(run, offer, prices.preemptions_per_hour * network.nodes) for offer in offers if offer.machine.spot
+    ]
+    gpus, kind = gpus_by_name(run.directory) or (None, "")
+
+    def order(offer: Offer) -> tuple[bool, bool, float]:
+        asked = gpus is not None and offer.machine.gpus == gpus * network.nodes
+        return not (asked and offer.machine.gpu.name.startswith(kind)), not asked, offer.usd()
+
+    own = None
+    with suppress(BadInput):  # too few micro-batches for them: the table has other machines
+        own = make_plan(run.train, run.model.context_length, (gpus or 1) * network.nodes, lengths)
+    return RunEstimate(
+        run=run,
+        prices=prices,
+        start_up=start_up,
+        network=network,
+        asked=gpus and gpus * network.nodes,
+        own=own,
+        last_job=_last_job(run, lengths, start_up, usd_per_hour),
+        offers=tuple(sorted(offers, key=order)),
+    )
 
 
-def gpus_by_name(run_directory: Path) -> int | None:
-    """Return the GPUs of the machine that a run directory is named after: 8 for 8xa100, None for gpt-2xl."""
-    found = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))[a-z]", run_directory.resolve().name)
-    return int(found[1]) or None if found else None
+def gpus_by_name(run_directory: Path) -> tuple[int, str] | None:
+    """Return number and kind of the GPUs that a run directory is named after: 8, "a100" for 8xa100; else None."""
+    found = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))([a-z]+\d*)", run_directory.resolve().name)
+    return (int(found[1]), found[2]) if found and int(found[1]) else None
+
+
+def with_interval(run: Run, offer: Offer, steps: int) -> Offer:
+    """Return a spot offer with a checkpoint, and so a validation, every so many steps."""
+    assert offer.plan is not None and offer.preemptions is not None
+    train = run.train.replace(checkpoint_interval=steps)
+    preemptions = attrs.evolve(offer.preemptions, segments=offer.plan.steps / min(steps, offer.plan.steps))
+    return attrs.evolve(offer, token_equivalents=_token_equivalents(train, offer.plan), preemptions=preemptions)
+
+
+def best_interval(offer: Offer) -> int:
+    """Return the checkpoint interval, in steps, that keeps a spot offer cheapest."""
+    assert offer.plan is not None and offer.preemptions is not None
+    speed = offer.throughputs[-1].tokens_per_second
+    validation = VALIDATION_SHARE * len(offer.plan.sources) * offer.plan.validation_sequences
+    seconds = offer.preemptions.checkpoint_seconds + validation * offer.plan.layout.context_length / speed
+    steps = offer.preemptions.best_interval_seconds(seconds) * speed / offer.plan.tokens_per_step
+    return max(1, min(round(steps), offer.plan.steps))
+
+
+def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
+    """Return an offer at its machine's spot price, whose saves are taken to stop training: an upper bound."""
+    assert offer.machine.spot is not None
+    seconds = expected_save_seconds(
+        run.model, network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
+    )
+    preemptions = Preemptions(per_hour=per_hour, checkpoint_seconds=seconds, segments=1.0)
+    spot = attrs.evolve(offer, machine=offer.machine.spot, preemptions=preemptions)
+    return spot if spot.plan is None else with_interval(run, spot, run.train.checkpoints.checkpoint_interval)
+
+
+def _last_job(
+    run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd_per_hour: float | None
+) -> MeasuredJob | None:
+    """Return the run's newest job; None where it logged no speed, or where the settings do not suit it any more."""
+    lines = read_lines(run.directory)
+    start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
+    speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]
+    ranks: Any = lines[start].get("world_size") if speeds else None
+    if not WORLD_SIZE.holds(ranks):
+        return None
+    with suppress(BadInput):
+        tokens = _token_equivalents(run.train, make_plan(run.train, run.model.context_length, ranks, lengths))
+        hours = (start_up.seconds + tokens / (speed := statistics.median(speeds))) / 3600
+        return MeasuredJob(tokens_per_second=speed, hours=hours, usd_per_hour=usd_per_hour or last_price(lines))
+    return None
 
 
 def start_up_of(run_directory: Path) -> StartUp:
@@ -139,9 +223,10 @@ def _offer(
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
-    speeds = throughputs(model, one)
-    if network.nodes > 1 and plan is not None and speeds[0].known:
-        speeds = [on_network(speeds[0], network, model, plan, gathers=train.execution.parallel == "fsdp")]
+    speeds = [] if plan is None else throughputs(model, one, plan.tokens_per_step)
+    if network.nodes > 1 and plan is not None:
+        gathers = train.execution.parallel == "fsdp"
+        speeds = [on_network(speed, network, model, plan, gathers=gathers) for speed in speeds]
     return Offer(
         machine=machine,
         plan=plan,
@@ -185,9 +270,9 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     return sizes[-1]
 
 
-def _too_big(model: ModelConfig, train: TrainConfig, offers: tuple[Offer, ...]) -> str:
+def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str:
     size, batch = train.batch.microbatch_size, train.batch.global_batch_size
-    roomiest = max((offer.machine for offer in offers), key=lambda machine: gpu_bytes(machine.gpu))
+    roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
     room = f"more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is not None:

@@ -1,12 +1,14 @@
 """Dry run of train.py: the arithmetic of a run, or with --plan a table of its hours and dollars on machines for rent.
 
-In the table measured machines are first, and bounds marked as bounds; then comes what the numbers assume.
-
-Below it the forecast of the run's final loss: forecast.json in its directory, written by experiment.py ladder.
+Machines with the GPUs that the run directory is named after come first, then the cheapest. Below are the assumptions,
+and the forecast of the run's final loss: forecast.json in its directory, written by experiment.py ladder.
 """
 
 import json
 import math
+import re
+import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -21,16 +23,17 @@ from training.config.batch_plan import describe, make_plan
 from training.config.train_config import Run, one_form, recipe
 from training.data.locate_tokens import lengths_at_hand
 from training.initial_weights import InitialWeights, check_network, check_origin
-from training.planning.estimate import Offer, RunEstimate, make_estimate
-from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes
+from training.planning.estimate import MeasuredJob, Offer, RunEstimate, best_interval, make_estimate, with_interval
+from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import ANOTHER_TRAINER, BOUND, SIMILAR, Network
+from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network
 
-_HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
-_COLUMNS = ("left", *["right"] * 7, "left", "left")
+_HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
+_COLUMNS = ("left", *["right"] * 4, "left")
+WIDTH = 80  # of a terminal
 _UNKNOWN = (
-    "tokens/s, hours and dollars of so small a network are unknown, and with them the cheapest machine: measure it "
-    "(train.py RUN --max-steps 100) and enter tokens_per_second in a price list of your own (--machines)"
+    "tokens/s of so small a network are measured, not estimated: train.py RUN --max-steps 100 does so on this machine, "
+    "and its row comes first; --price-per-hour gives it dollars"
 )
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
@@ -59,38 +62,50 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         lines = describe(run.model, run.train, plan)
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
+        prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
         network = Network(nodes=command.nodes, link=command.node_link or math.inf)
-        lines = [*describe_estimate(make_estimate(run, prices, lengths, network)), *describe_forecast_file(run)]
-    print("\n".join(map(printable, [*run.notices, *lines])))
+        estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
+        lines = [*describe_estimate(estimate), *wrapped(describe_forecast_file(run))]
+    print("\n".join(map(printable, [*wrapped(run.notices), *lines])))
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """Return lines of a terminal's width; those that follow are indented as far as the text after a label."""
+    wraps = []
+    for line in lines:
+        label = re.match(r"[a-z]* {2,}", line)
+        indent = " " * (len(label[0]) if label else 2)
+        wraps += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
+    return wraps
 
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
     """Return the run's arithmetic, the table and its notes, as lines."""
-    plans = {offer.machine.name: offer.plan for offer in estimate.offers if offer.plan is not None}
-    first, plan = next(iter(plans.items()))
-    alike = all(other.layout == plan.layout for other in plans.values())
-    machine = first + ("" if alike else "; the other machines' batches are in the table")
-    if estimate.own is not None:
-        gpus, plan = estimate.own
+    possible = [offer for offer in estimate.offers if offer.plan is not None]
+    plan, machine = estimate.own, "1 process; the directory's name has no number of GPUs"
+    if plan is None:
+        plan, machine = possible[0].plan, possible[0].machine.name
+    elif (gpus := estimate.asked) is not None:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, by the directory's name"
         if all(offer.machine.gpus != gpus for offer in estimate.offers):
             machine += "; the price list has none: the table is of others, --machines takes a list of your own"
-    lines = [f"machine      {machine}", *describe(estimate.run.model, estimate.run.train, plan)]
-    possible = [offer for offer in estimate.offers if offer.plan is not None]
-    known = [offer for offer in possible if offer.throughputs[0].known]
-    compared = [offer for offer in known if offer.measured] or known
-    best = {"cheapest": min(compared, key=Offer.usd), "fastest": min(compared, key=Offer.hours)} if compared else {}
-    rows = []
-    for offer in sorted(estimate.offers, key=lambda offer: not offer.measured):
-        rows += _rows(offer, ", ".join(word for word, chosen in best.items() if chosen is offer))
+    assert plan is not None
+    known = [offer for offer in possible if offer.throughputs]
+    rows = [*([] if estimate.last_job is None else [_last_job_row(estimate.last_job)]), *map(_row, known)]
+    table = tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines()
     return [
-        *lines,
+        *wrapped([f"machine      {machine}", *describe(estimate.run.model, estimate.run.train, plan)]),
         "",
-        *tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines(),
-        "",
-        *(_basis(known, compared, best["cheapest"]) if best else [_UNKNOWN]),
-        *_notes(estimate, possible),
-        *_changes(estimate),
+        *([*table, ""] if rows else []),
+        *wrapped(
+            [
+                *(_basis(known) if len(known) > 1 else []),
+                *_spot(estimate, known),
+                *([] if len(known) == len(possible) else [_UNKNOWN]),
+                *_notes(estimate, known),
+                *_changes(estimate),
+            ]
+        ),
     ]
 
 
@@ -124,110 +139,127 @@ def describe_forecast_file(run: Run) -> list[str]:
         raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
 
 
-def _rows(offer: Offer, marks: str) -> list[list[str]]:
-    """Return a row for each throughput; a bound is at most so fast, and so the run takes at least so long."""
-    machine = offer.machine
-    cells = [
-        printable(machine.name),
-        f"{machine.usd_per_hour:,.2f}",
-        "",
-        f"{offer.largest or 'none'}",
-        f"{offer.bytes / GIB:.1f} of {gpu_bytes(machine.gpu) / GIB:.1f}",
+def _row(offer: Offer) -> list[str]:
+    """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
+    speeds, price = offer.throughputs, offer.machine.usd_per_hour
+    hours = [offer.hours(speed.tokens_per_second) for speed in reversed(speeds)]
+    return [
+        printable(offer.machine.name),
+        f"{price:,.2f}",
+        _range([_short(speed.tokens_per_second) for speed in speeds]),
+        _range([_decimals(each) for each in hours]),
+        _range([_decimals(each * price) for each in hours]),
+        ", ".join(dict.fromkeys(speed.kind for speed in reversed(speeds))),
     ]
-    if offer.plan is None:
-        return [[*cells, "", "", "", "no, see below", ""]]
-    layout = offer.plan.layout
-    most = "" if layout.even else "<= "
-    cells[2] = f"{layout.microbatch_size} x {most}{layout.accumulation} x {layout.data_parallel_size}"
-    rows = []
-    for throughput in offer.throughputs:
-        most, least = ("<= ", ">= ") if throughput.source == BOUND else ("", "")
-        hours, source = offer.hours(throughput.tokens_per_second), throughput.source
-        if offer.measured and not throughput.measured:
-            source += f", {throughput.tokens_per_second / offer.throughputs[0].tokens_per_second:.1f} x the measured"
-        figures = [f"{most}{throughput.tokens_per_second:,.0f}", f"{least}{hours:.2f}"]
-        figures.append(f"{least}{hours * machine.usd_per_hour:,.2f}")
-        rows.append([*cells, *(figures if throughput.known else ["", "", ""]), source, marks])
-        cells, marks = [""] * 5, ""
-    return rows
 
 
-def _basis(possible: list[Offer], compared: list[Offer], cheapest: Offer) -> list[str]:
-    """Return the machines that "cheapest" and "fastest" compare, and a machine that another basis would prefer."""
-    if cheapest.measured:
-        sources = ", ".join(sorted({offer.throughputs[0].source for offer in compared}))
-        lines = [f"cheapest, fastest: of the machines with known tokens/s ({sources})"]
-        lowest = min((offer for offer in possible if not offer.measured), key=Offer.usd, default=cheapest)
-        if lowest.usd() < cheapest.usd():
-            price = f"${lowest.usd():,.2f}"
-            lines.append(f"not measured, cheaper by its estimate: {lowest.machine.name}, {price}")
-        return lines
-    lines = ["cheapest, fastest: by estimates alone; nobody has measured a network of this shape on these machines"]
-    fitted = [offer for offer in possible if offer.throughputs[0].source != SIMILAR]
-    if fitted and cheapest not in fitted:
-        best = min(fitted, key=Offer.usd)
-        lines.append(
-            f"cheapest: {cheapest.machine.name}, by a roofline that is not fitted to its GPU; of the others "
-            f"{best.machine.name}, ${best.usd():,.2f}"
-        )
-    return lines
+def _last_job_row(job: MeasuredJob) -> list[str]:
+    price = job.usd_per_hour
+    dollars = ("", "") if price is None else (_decimals(price), _decimals(job.hours * price))
+    return ["its last job", dollars[0], _short(job.tokens_per_second), _decimals(job.hours), dollars[1], MEASURED]
 
 
-def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
+def _range(texts: list[str]) -> str:
+    """Return the first and the last of texts, or the one that all are."""
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
+
+
+def _short(number: float) -> str:
+    """Return a number in three digits: 32.0K, 1.56M."""
+    for factor, unit in ((1e6, "M"), (1e3, "K")):
+        if number >= factor:
+            return f"{number / factor:#.3g}".rstrip(".") + unit
+    return f"{number:.0f}"
+
+
+def _decimals(number: float) -> str:
+    return f"{number:,.2f}" if number < 1000 else f"{number:,.0f}"
+
+
+def _basis(known: list[Offer]) -> list[str]:
+    """Return the cheapest and the fastest machine, and the cheapest by measurements."""
+
+    def named(offer: Offer) -> str:
+        kind = offer.throughputs[-1].kind
+        return f"{offer.machine.name}, ${_decimals(offer.usd())} in {_decimals(offer.hours())} hours ({kind})"
+
+    lines = [f"cheapest: {named(min(known, key=Offer.usd))}", f"fastest: {named(min(known, key=Offer.hours))}"]
+    measured = [offer for offer in known if offer.throughputs[-1].measured]
+    return [*lines, f"cheapest of the measured: {named(min(measured, key=Offer.usd))}"] if measured else lines
+
+
+def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
+    """Return what the hours of spot machines assume, and the checkpoint interval that suits the cheapest."""
+    offers = [offer for offer in known if offer.preemptions is not None]
+    if not offers:
+        return []
+    offer, now, advice = min(offers, key=Offer.usd), estimate.run.train.checkpoints.checkpoint_interval, ""
+    if (usd := with_interval(estimate.run, offer, best := best_interval(offer)).usd()) < 0.99 * offer.usd():
+        advice = f"; {offer.machine.name}: ${_decimals(usd)} with --set checkpoint_interval={best}"
+    return [
+        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour (--preemptions) without "
+        f"notice, and a checkpoint every {now:,} steps{advice}; the wait for another machine is not included"
+    ]
+
+
+def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     """Return the meaning of the columns, the assumptions behind them, and settings that they leave out."""
     prices, start_up, train = estimate.prices, estimate.start_up, estimate.run.train
     measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
+    dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
+    gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
-        f"prices of {prices.date}: {shown(prices.path)}; the machine's time before and after the run is not included",
+        f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, each with its source: {shown(prices.path)}; "
+        "the machine's time before and after the run is not included",
         f"hours: training, validation, and {start_up.seconds:.0f} s of start-up ({measured})",
-        "batch: micro-batch x accumulation x GPUs; largest: the largest micro-batch that fits",
-        f"GiB: of each GPU, at micro-batch {train.batch.microbatch_size}; {CALIBRATION}",
+        f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB of each GPU at micro-batch "
+        f"{train.batch.microbatch_size}; {CALIBRATION}",
     ]
     if train.batch.global_batch_size is None and len({offer.machine.gpus for offer in estimate.offers}) > 1:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
-    shown_rows = [throughput for offer in possible for throughput in offer.throughputs]
-    if any(row.known and not row.measured for row in shown_rows):
+    speeds = [speed for offer in known for speed in offer.throughputs]
+    kinds = {speed.kind for speed in speeds}
+    if kinds & {ESTIMATE, ROUGH, SIMULATION}:
         lines.append(ESTIMATE_CAUTION)
-        lines.append(
-            "upper bound: at most so many tokens/s, at least so many hours and dollars: products, attention and memory "
-            "at the datasheet's speed"
-        )
+    if ROUGH in kinds:
+        lines.append(f"{ROUGH}: an estimate for a GPU that the roofline is not fitted to, but to a similar one")
     if estimate.network.nodes > 1:
         lines.append(
             f"simulation: computation as on one node, {estimate.network.link:g} GB/s between nodes, less what the last "
             "micro-batch's backward pass hides; nothing of it is measured (docs/nodes.md)"
         )
-    if others := sorted({row.trainer or "" for row in shown_rows if row.source == ANOTHER_TRAINER}):
+    if others := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
-            f"another trainer: measured by its author, for a network of this shape, not with Lockstep: "
-            f"{', '.join(others)}"
+            f"{OTHERS}: measured for a network of this shape by the author of another trainer: {', '.join(others)}"
         )
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
-        lines.append("GiB, tokens/s: for bf16, compiled; this run is not: it takes more memory and time")
+        lines.append("memory, tokens/s: for bf16, compiled; this run is not: it takes more memory and time")
     slower = {
         "recompute_blocks": train.memory.recompute_blocks,
         "loss_chunks": train.memory.loss_chunks > 1,
         f'parallel "{train.execution.parallel}"': train.execution.parallel != "ddp",
     }
     options = [option for option, given in slower.items() if given]
-    if options and any(not offer.measured for offer in possible):
+    if options and ESTIMATE_CAUTION in lines:
         lines.append(f"estimates leave out the cost of {' and '.join(options)}")
     return lines
 
 
 def _changes(estimate: RunEstimate) -> list[str]:
     """Return the machines that need another micro-batch, and those that cannot do the run, with the reason."""
-    wanted, lines = estimate.run.train.batch, []
+    wanted, changes = estimate.run.train.batch, dict[str, list[str]]()
     own, batch = wanted.microbatch_size, wanted.global_batch_size
     for offer in estimate.offers:
-        name = offer.machine.name
         if offer.plan is None:
-            lines.append(f"{name}: {offer.problem}")
-        elif (size := offer.plan.layout.microbatch_size) != own:
+            change = f"{offer.problem}"
+        elif (size := offer.plan.layout.microbatch_size) == own or not offer.throughputs:
+            continue
+        else:
             idle = f"a batch of {batch} in micro-batches of {own} leaves some of {offer.machine.gpus} GPUs idle"
-            why = idle if offer.fits else f"{own} does not fit"
-            lines.append(f"{name}: {why}; start with --set microbatch_size={size}")
-    return lines
+            change = f"{idle if offer.fits else f'{own} does not fit'}; start with --set microbatch_size={size}"
+        if offer.preemptions is None:  # else its machine is there
+            changes.setdefault(change, []).append(offer.machine.name)
+    return [f"{', '.join(names)}: {change}" for change, names in changes.items()]
 
 
 def _changed_key(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:

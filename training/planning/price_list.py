@@ -11,6 +11,7 @@ from common import checks
 from common.errors import BadInput, nearest
 from common.json_files import read_json
 from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry, read_gpus
+from training.planning.spot import PREEMPTIONS_PER_HOUR
 
 MACHINES = Path(__file__).with_name("machines.json")
 
@@ -22,6 +23,10 @@ def _is_date(value: Any) -> bool:
         return False
 
 
+_PRICE = checks.number(0.0, 1e6, above=True)
+_DATE = checks.ValueCheck(_is_date, "the day of the prices, as in 2025-12-06")
+
+
 @attrs.frozen(kw_only=True)
 class Machine:
     """A machine of the list; prices in US dollars."""
@@ -29,14 +34,30 @@ class Machine:
     name: str = attrs.field(validator=checks.text())
     gpu: Gpu = attrs.field(validator=checks.ValueCheck(lambda value: isinstance(value, Gpu), "the name of a GPU"))
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
-    usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
+    usd_per_hour: float = attrs.field(validator=_PRICE)  # of the whole machine
+    spot_usd_per_hour: float | None = attrs.field(default=None, validator=checks.optional(_PRICE))  # may be preempted
     # of the whole machine, as the user has measured this run
     tokens_per_second: float | None = attrs.field(default=None, validator=checks.optional(checks.number(1.0)))
+    date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))  # of its price; None: the list's
+    source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # of it; None: the list's
 
     def times(self, nodes: int) -> "Machine":
         """Return so many of this machine as one, of unknown tokens/s."""
-        gpus, price = nodes * self.gpus, nodes * self.usd_per_hour
-        return attrs.evolve(self, name=f"{nodes} x {self.name}", gpus=gpus, usd_per_hour=price, tokens_per_second=None)
+        gpus, price, spot = nodes * self.gpus, nodes * self.usd_per_hour, self.spot_usd_per_hour
+        return attrs.evolve(
+            self,
+            name=f"{nodes} x {self.name}",
+            gpus=gpus,
+            usd_per_hour=price,
+            spot_usd_per_hour=spot and nodes * spot,
+            tokens_per_second=None,
+        )
+
+    @property
+    def spot(self) -> "Machine | None":
+        """This machine at its spot price; None where the list has none."""
+        price, name = self.spot_usd_per_hour, f"{self.name} spot"
+        return None if price is None else attrs.evolve(self, name=name, usd_per_hour=price, spot_usd_per_hour=None)
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +66,9 @@ class PriceList:
 
     path: Path
     # when the prices were read
-    date: str = attrs.field(validator=checks.ValueCheck(_is_date, "the day of the prices, as in 2025-12-06"))
+    date: str = attrs.field(validator=_DATE)
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
+    preemptions_per_hour: float = attrs.field(default=PREEMPTIONS_PER_HOUR, validator=checks.number(0, 60, above=True))
     machines: tuple[Machine, ...]
 
 

@@ -1,4 +1,4 @@
-"""Training throughput of a machine: measured tokens per second, else a roofline: an estimate and an upper bound."""
+"""Training throughput of a machine: measured tokens per second, else an estimate, by a roofline."""
 
 import math
 from pathlib import Path
@@ -15,11 +15,9 @@ from training.planning.price_list import Machine
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
-ENTERED = "entered in the price list"
-MEASURED, ANOTHER_TRAINER = "measured, Lockstep", "measured, another trainer"
-ESTIMATE, SIMILAR = "estimate: roofline", "estimate: roofline, not fitted"  # to this GPU, but to a similar one
-BOUND = "upper bound: datasheet"
-SMALL = "unknown: no kernel of so small a network was measured"
+MEASURED, OTHERS = "measured here", "others"
+ESTIMATE, ROUGH = "estimate", "rough"  # by the roofline; rough: fitted to a similar GPU
+SIMULATION = "simulation"  # of several nodes, from one's
 # Matmul parameters, half of GPT-2 124M's, the smallest network that the estimates are fitted to: launches and the host
 # take most of the time of smaller ones, and no roofline knows how much.
 LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
@@ -61,12 +59,11 @@ class Efficiency:
     bandwidth: float
 
 
-DATASHEET = Efficiency(1.0, 1.0, 1.0)
 # Products and attention: what explains llm.c's published runs with the bytes of its own kernels; both trainers have
 # them from cuBLAS and cuDNN (the runs: tests/training/planning/test_throughput.py). Bandwidth: what elementwise kernels
 # reached on one H100. A GPU of another kind takes the similar one's.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
-FITTED = ("A100", "H100")  # torch's names
+FITTED = ("A100", "H100", "H200")  # torch's names; the H200's estimates are 1 to 10 % below what it was measured at
 
 
 @attrs.frozen
@@ -74,18 +71,13 @@ class Throughput:
     """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
-    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, ESTIMATE, SIMILAR, BOUND or SMALL
+    kind: str  # MEASURED, OTHERS, ESTIMATE, ROUGH or SIMULATION
     trainer: str | None = None  # of a measurement
 
     @property
     def measured(self) -> bool:
         """True for a measurement, by anybody."""
-        return self.source in (ENTERED, MEASURED, ANOTHER_TRAINER)
-
-    @property
-    def known(self) -> bool:
-        """True for a measurement or an estimate."""
-        return self.source != SMALL
+        return self.kind in (MEASURED, OTHERS)
 
 
 @attrs.frozen(kw_only=True)
@@ -96,31 +88,30 @@ class Network:
     link: float = math.inf  # GB/s of a node to the others, each direction
 
 
-def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
-    """Return the throughput to plan with, then those to show beside it.
+def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | None = None) -> list[Throughput]:
+    """Return the throughputs that are known, the slowest first; none for a small network that nobody has measured.
 
-    The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else an estimate.
-    Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound. Those of a
-    small network are unknown: the returned bound says nothing.
+    That of the price list, or Lockstep's newest measurement; else those of other trainers and an estimate. A
+    measurement of a small network is of its `tokens_per_step`, as launches take most of the time.
     """
     # Options that a measurement leaves out are GPT-2's.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     found = [
-        Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else ANOTHER_TRAINER, row["trainer"])
+        Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else OTHERS, row["trainer"])
         for row in reversed(read_json(MEASUREMENTS, list))
         if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus)
+        and row.get("tokens_per_step", tokens_per_step) == tokens_per_step
         and all(getattr(config, field.name) == row.get(field.name, field.default) for field in shape)
     ]
-    ours, others = ([each for each in found if each.source == source] for source in (MEASURED, ANOTHER_TRAINER))
+    ours, others = ([each for each in found if each.kind == kind] for kind in (MEASURED, OTHERS))
     if machine.tokens_per_second is not None:
-        ours = [Throughput(machine.tokens_per_second, ENTERED)]
+        ours = [Throughput(machine.tokens_per_second, MEASURED)]
     if ours:
-        return [ours[0], *others]
-    source = ESTIMATE if machine.gpu.torch_name in FITTED else SIMILAR
-    estimate, bound = (machine.gpus * roofline(config, machine.gpu, reached) for reached in (None, DATASHEET))
-    if matmul_parameter_count(config) < LEAST_PARAMETERS:
-        return [*others, Throughput(bound, SMALL)]
-    return [*others, Throughput(estimate, source), Throughput(bound, BOUND)]
+        return ours[:1]
+    if matmul_parameter_count(config) >= LEAST_PARAMETERS:
+        kind = ESTIMATE if machine.gpu.torch_name in FITTED else ROUGH
+        others.append(Throughput(machine.gpus * roofline(config, machine.gpu), kind))
+    return sorted(others, key=lambda each: each.tokens_per_second)
 
 
 def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, *, gathers: bool) -> Throughput:
@@ -138,15 +129,12 @@ def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Pl
     seconds = compute + inside + across - hidden
     weights = GATHERED_BYTES * parameter_count(model) * (nodes - 1) / nodes * accumulation / (network.link * 1e9)
     seconds += max(0.0, weights - compute) if gathers else 0.0
-    return Throughput(plan.tokens_per_step / seconds, f"simulation from one node's: {alone.source}")
+    return Throughput(plan.tokens_per_step / seconds, SIMULATION)
 
 
-def roofline(config: ModelConfig, gpu: Gpu, reached: Efficiency | None = None) -> float:
-    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one.
-
-    `reached`: None: as fitted to a similar GPU; DATASHEET: an upper bound, which no kernel reaches.
-    """
-    return 1 / sum(seconds_per_token(config, gpu, reached or FITS[gpu.similar_to]).values())
+def roofline(config: ModelConfig, gpu: Gpu) -> float:
+    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
+    return 1 / sum(seconds_per_token(config, gpu, FITS[gpu.similar_to]).values())
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:

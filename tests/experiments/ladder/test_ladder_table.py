@@ -70,7 +70,7 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
 
 
 def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path) -> None:
-    table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.01)
+    table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.001)
     assert table.forecast is not None and "not enough for the start-up of any machine" in table.text()
 
 

@@ -47,6 +47,6 @@ def test_the_recipe_is_the_record_s_and_fits_each_machine(name: str, world_size:
 
 def test_the_plan_of_the_recipe_shows_the_record_s_own_speed_as_another_trainer_s() -> None:
     machine = read_machines(MACHINES, ["8xh100-80gb"]).machines[0]
-    first, *_ = throughputs(shipped("speedrun-8xh100").model, machine)
+    _, first = throughputs(shipped("speedrun-8xh100").model, machine)  # the estimate is 12 % below
     assert (first.tokens_per_second, first.trainer) == (3_695_552, "KellerJordan/modded-nanogpt")
-    assert throughputs(shipped("speedrun-qwen3-8xh100").model, machine)[0].trainer is None
+    assert [each.kind for each in throughputs(shipped("speedrun-qwen3-8xh100").model, machine)] == ["estimate"]

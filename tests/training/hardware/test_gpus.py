@@ -34,7 +34,7 @@ def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
 
 
 def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
-    for name, meant in (("a100-80bg", "'a100-80gb'"), ("a100", "'a100-40gb' or 'a100-80gb'"), ("h20", "'h200'")):
+    for name, meant in (("a100-80bg", "'a100-80gb'"), ("l40", "'l40s-48gb'"), ("h20", "'h200'")):
         with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {meant}\?"):
             find_gpu(name, known_gpus())
 

@@ -12,16 +12,26 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, train
+from tests.conftest import ROOT, MakeRun, train
 from training.config.train_config import Run, load_run
-from training.hardware.gpus import known_gpus
 from training.planning.estimate import RunEstimate, StartUp, gpus_by_name, make_estimate
 from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of
-from training.planning.price_list import MACHINES, Machine, PriceList, read_machines
+from training.planning.price_list import MACHINES, PriceList, read_machines
+from training.telemetry.metrics_log import METRICS
 
 
 def estimate(run: Run, prices: PriceList) -> RunEstimate:
     return make_estimate(run, prices, {run.train.data.parts[0].dataset: None})
+
+
+PRICES = ("8xa100-40gb", "8xh100-80gb", "1xh200", "1xrtx4090")
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    """Return the table's rows, split into cells."""
+    start = next((number for number, line in enumerate(lines) if line.startswith("---")), len(lines))
+    table = lines[start + 1 :]
+    return [re.split(" {2,}", line) for line in table[: table.index("")]] if table else []
 
 
 def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
@@ -29,22 +39,23 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     before = sorted(run.iterdir())
     done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
     assert done.returncode == 0, done.stderr
-    assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
-    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
-    assert list(rows) == [*json.loads(MACHINES.read_text())["machines"], "8xa100-40gb:"]
-    assert re.search(r" 64 x 2 x 8 .* \d+\.\d of 37\.4 .* measured, another trainer +cheapest$", rows["8xa100-40gb"])
-    assert "8xa100-40gb: 128 does not fit; start with --set microbatch_size=64" in done.stdout
-    assert re.search(r" 128 x 1 x 8 .* of 169\.1 .* measured, another trainer +fastest$", rows["8xb200"])
-    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +measured, another trainer ", rows["8xa100-40gb"])
-    assert re.search(
-        r"^ +<= [\d,]+ +>= 0\.\d+ +>= \d\.\d+ +upper bound: datasheet, [\d.]+ x the measured$",
-        done.stdout,
-        re.MULTILINE,
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
+    table = rows(lines)
+    names = [row[0] for row in table]
+    listed = json.loads(MACHINES.read_text())["machines"]
+    assert sorted(names) == sorted(
+        [*listed, *(f"{name} spot" for name in listed if "spot_usd_per_hour" in listed[name])]
     )
-    assert "cheapest, fastest: of the machines with known tokens/s (measured, another trainer)" in done.stdout
-    assert "calibrated on torch's allocator, met on one H200" in done.stdout
-    assert "prices of 2025-12-06: training/planning/machines.json; " in done.stdout
-    assert "and 120 s of start-up (an assumption)" in done.stdout
+    assert {row[0][:6] for row in table[:2]} == {"8xa100"} and all(name[0] == "8" for name in names[:4])
+    costs = [float(row[4].partition("-")[0]) for row in table]
+    assert costs[4:] == sorted(costs[4:])
+    [first] = [row for row in table if row[0] == "8xa100-40gb"]
+    assert first[1:3] == ["15.92", "263K-1.56M"] and first[5] == "estimate, others"
+    text = " ".join(line.strip() for line in lines)
+    assert re.search(r"8xa100-40gb.*: 128 does not fit; start with --set microbatch_size=64", text)
+    assert "prices of 2026-03-10 to 2026-11-09, each with its source: training/planning/machines.json; " in text
+    assert "and 120 s of start-up (an assumption)" in text
     assert sorted(run.iterdir()) == before
 
 
@@ -53,61 +64,83 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
         "two": {"gpu": "l4", "gpus": 2, "usd_per_hour": 1},
         "sixteen": {"gpu": "l4", "gpus": 16, "usd_per_hour": 2},
         "three": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
+        "3": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
     }
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
-    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
-    lines = describe_estimate(estimate(run, prices))
-    named = "machine      8 GPUs, by the directory's name; the price list has none: the table is of others, "
-    assert lines[0].startswith(named) and "world size 8" in lines[2]
-    assert [line for line in lines if re.match("(two|sixteen|three): ", line)] == [
-        "sixteen: a batch of 128 in micro-batches of 16 leaves some of 16 GPUs idle; start with --set "
-        "microbatch_size=8",
-        "three: a batch of 128 in micro-batches of 16 leaves some of 3 GPUs idle; start with --set microbatch_size=4",
-    ]
-
-
-def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be() -> None:
-    run, prices = load_run(ROOT / "runs" / "8xa100", ["model.n_layers=11"]), read_machines(MACHINES, [])
-    lines = describe_estimate(estimate(run, prices))
-    assert (
-        "cheapest, fastest: by estimates alone; nobody has measured a network of this shape on these machines" in lines
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three", "3"])
+    text = " ".join(line.strip() for line in describe_estimate(estimate(run, prices)))
+    assert text.startswith(
+        "machine      8 GPUs, by the directory's name; the price list has none: the table is of others, "
     )
-    assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $6.06" in lines
+    assert "world size 8" in text and "two: a batch" not in text
+    idle = "a batch of 128 in micro-batches of 16 leaves some of"
+    assert (
+        f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start" in text
+    )
 
 
-def test_a_measured_machine_is_the_cheapest_and_a_cheaper_estimate_is_only_told() -> None:
-    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
-    unmeasured = Machine(name="2xh100-80gb", gpu=known_gpus()["h100-80gb"], gpus=2, usd_per_hour=5.98)
-    prices = attrs.evolve(prices, machines=(*prices.machines, unmeasured))
+def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
+    run, prices = load_run(ROOT / "runs" / "1xh100", []), read_machines(MACHINES, PRICES)
     lines = describe_estimate(estimate(run, prices))
-    assert [line.split()[0] for line in lines if line.endswith("cheapest")] == ["8xa100-40gb"]
-    machines = [line.split()[0] for line in lines if re.match(r"\dxh?[ab]?\d", line)]
-    assert machines[-1] == "2xh100-80gb" and len(machines) == 5  # measured ones first
+    assert [row[0] for row in rows(lines)][:3] == ["1xrtx4090 spot", "1xrtx4090", "1xh200"]
+    assert rows(lines)[2][5] == "measured here"
+    text = "\n".join(lines)
+    assert re.search(r"^cheapest: 1xrtx4090 spot, \$\d\.\d\d in \d\.\d\d hours \(rough\)$", text, re.MULTILINE)
+    assert "\ncheapest of the measured: 1xh200, $8.69 in 1.89 hours (measured here)\n" in text
     measured = attrs.evolve(estimate(run, prices), start_up=StartUp(seconds=42.0, jobs=2))
-    assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in "\n".join(describe_estimate(measured))
-    assert "not measured, cheaper by its estimate: 2xh100-80gb, $6.27" in lines
+    assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in " ".join(
+        line.strip() for line in describe_estimate(measured)
+    )
 
 
-@pytest.mark.parametrize("name", ["1xh100", "speedrun-1xrtx3090"])
-def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: str) -> None:
+@pytest.mark.parametrize(("name", "gpu"), [("1xh100", "h100"), ("speedrun-1xrtx3090", "rtx3090")])
+def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: str, gpu: str) -> None:
     lines = describe_estimate(estimate(load_run(ROOT / "runs" / name, []), read_machines(MACHINES, [])))
-    assert lines[0].startswith("machine      1 GPU, by the directory's name; the price list has none: ")
-    assert lines[2].endswith(" x world size 1") and not any("world size 8" in line for line in lines)
+    assert lines[0] == "machine      1 GPU, by the directory's name"
+    assert "world size 1" in " ".join(map(str.strip, lines)) and rows(lines)[0][0].startswith(f"1x{gpu}")
+    assert all(row[0].startswith("1x") for row in rows(lines)[:14])
 
 
 def test_the_size_of_a_model_is_no_number_of_gpus() -> None:
     names = ("8xa100", "4xl40s", "speedrun-1xrtx3090", "2xmine", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
-    assert [gpus_by_name(Path(name)) for name in names] == [8, 4, 1, 2, None, None, 16, None]
+    asked = [(8, "a100"), (4, "l40"), (1, "rtx3090"), (2, "mine"), None, None, (16, "h100"), None]
+    assert [gpus_by_name(Path(name)) for name in names] == asked
 
 
-def test_speed_and_price_of_a_small_network_are_unknown_and_it_has_no_cheapest_machine() -> None:
-    lines = describe_estimate(estimate(load_run(ROOT / "runs" / "laptop", []), read_machines(MACHINES, [])))
-    assert lines[0] == "machine      8xa100-40gb"
-    rows = [line for line in lines if line.startswith("8x") and " GiB" not in line and ":" in line]
-    priced = [line for line in rows if "unknown: no kernel of so small a network was measured" in line]
-    assert len(priced) == 4 and not re.search(r"cheapest$|fastest$|estimate|upper bound", "\n".join(lines))
-    assert any(line.startswith("tokens/s, hours and dollars of so small a network are unknown") for line in lines)
+def test_a_small_network_is_priced_by_what_its_last_job_measured_or_not_at_all(make_run: MakeRun) -> None:
+    run = load_run(make_run(), [])
+    lines = describe_estimate(estimate(run, prices := read_machines(MACHINES, [])))
+    assert not rows(lines) and "estimate" not in " ".join(lines).replace("not estimated", "")
+    assert any(line.startswith("tokens/s of so small a network are measured, not estimated: ") for line in lines)
+    log: list[dict[str, Any]] = [{"event": "start", "step": 0, "world_size": 1, "price_per_hour": None}]
+    log += [{"step": step, "train_loss": 1.0, "tokens_per_second": 10.0 * step} for step in (1, 2, 3)]
+    write = (run.directory / METRICS).write_text
+    write("".join(json.dumps(line) + "\n" for line in log))
+    [[name, speed, hours, kind]] = rows(describe_estimate(estimate(run, prices)))
+    assert (name, speed, kind) == ("its last job", "20", "measured here") and float(hours) > 0
+    write("".join(json.dumps(line) + "\n" for line in [log[0] | {"price_per_hour": 2.0}, *log[1:]]))
+    [[_, price, _, hours, usd, _]] = rows(describe_estimate(estimate(run, prices)))
+    assert price == "2.00" and float(usd) == pytest.approx(2 * float(hours), abs=0.02)
+    write(json.dumps(log[0] | {"world_size": "x"}) + "\n" + json.dumps(log[1]) + "\n")
+    assert not rows(describe_estimate(estimate(run, prices)))
+
+
+def test_spot_machines_cost_what_preemptions_cost_and_a_better_interval_is_told() -> None:
+    run = load_run(ROOT / "runs" / "speedrun-1xrtx3090", ["checkpoint_interval=1000"])
+    prices = read_machines(MACHINES, ["1xrtx4090"])
+    often = attrs.evolve(prices, preemptions_per_hour=2.0)
+    hours = {}
+    for list_ in (prices, often):
+        lines = describe_estimate(estimate(run, list_))
+        by_name = {row[0]: float(row[3]) for row in rows(lines)}
+        hours[list_.preemptions_per_hour] = by_name["1xrtx4090 spot"], by_name["1xrtx4090"]
+    assert hours[2.0][0] > hours[0.47][0] > hours[0.47][1] == hours[2.0][1]
+    text = " ".join(line.strip() for line in lines)
+    told = re.search(r" 2 preemptions an hour .* \$([\d.]+) with --set checkpoint_interval=(\d+);", text)
+    assert told
+    better = attrs.evolve(run, train=run.train.replace(checkpoint_interval=int(told[2])))
+    assert f"1xrtx4090 spot, ${told[1]} in" in " ".join(describe_estimate(estimate(better, often)))
 
 
 @pytest.fixture(name="run")
@@ -134,14 +167,13 @@ def change(run: Path, **values: Any) -> None:
 def test_plan_ends_with_the_forecast_and_is_otherwise_as_without(run: Path) -> None:
     options = ("--plan", "--machine", "8xh100-80gb")
     shown = train(run, *options).stdout.splitlines()
-    assert shown[-2:] == [
+    assert " ".join(line.strip() for line in shown[-4:]) == (
         "forecast     loss 3.2800 [3.2500, 3.3100], 90 % interval of one run, at 12.3 x the compute of its ladder's "
-        "largest run",
-        "             ladder of 12 runs, 2026-11-23, commit abc1234: its largest size, held out, was missed by 0.4 % "
-        "on average",
-    ]
+        "largest run ladder of 12 runs, 2026-11-23, commit abc1234: its largest size, held out, was missed by 0.4 % "
+        "on average"
+    )
     (run / FORECAST).unlink()
-    assert train(run, *options).stdout.splitlines() == shown[:-2]
+    assert train(run, *options).stdout.splitlines() == shown[:-4]
 
 
 @pytest.mark.parametrize(
