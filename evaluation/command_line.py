@@ -17,7 +17,7 @@ Checkpoint = Annotated[
     str | None, option("checkpoint of a run; default: best where there is one, else latest", "best|latest|NAME")
 ]
 Tokenizer = Annotated[
-    str | None, option("default: the tokenizer of the model, or of the run's tokens", "gpt2|bytes|FILE.tiktoken")
+    str | None, option("default: that of the model or its tokens; FILE: .tiktoken, meta.pkl, .json", "gpt2|bytes|FILE")
 ]
 Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where there is a GPU, else cpu")]
 RangeName = Literal["fineweb-val-10m", "gpjt-test"]

@@ -119,6 +119,8 @@ def instruct(
     Call it on every rank. Raises BadInput.
     """
     place = trained.place
+    if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
+        raise BadInput(f"{place.path}: the model has no id for the end of text, which ends an answer")
     name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
     file = (command.output or place.home / ANSWERS) / f"{name}.json"
     weights = None if command.keep_weights is None else command.keep_weights / name

@@ -39,17 +39,19 @@ class HeldOutLoss:
     """A model's loss on a range. Standard errors are over documents, as tokens of one document are correlated."""
 
     tokens: int
-    documents: int  # that the range touches
-    text_bytes: int
+    documents: int | None  # that the range touches; None, as are bytes, where the tokenizer is unknown
+    text_bytes: int | None
     nats_per_token: float
     nats_per_token_error: float | None  # None where there is one document
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     bits_per_byte_error: float | None
     groups: Groups
 
     def __str__(self) -> str:
         nats = plus_minus(self.nats_per_token, self.nats_per_token_error, 4)
+        if self.documents is None or self.bits_per_byte is None:
+            return f"{nats} nats per token, perplexity {self.perplexity:,.2f}, over {self.tokens:,} tokens"
         bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
         documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
         even = effective_units(np.array(self.groups.tokens))
@@ -71,15 +73,17 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     Raises BadInput for tokens of another tokenizer, and for a loss that is not finite.
     """
     span, identity = chosen
-    stream = open_split(span.directory, span.split)
-    _check_tokenizer(trained, stream, span)
+    stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
+    if tokenizer is not None:
+        _check_tokenizer(trained, stream, span)
+    stream.check_ids(span.start, span.count + 1, trained.network.config.vocab_size)
     targets = stream.read(span.start + 1, span.count)
-    if (targets == trained.tokenizer.end_of_text_id).all():
+    if tokenizer is not None and (targets == tokenizer.end_of_text_id).all():
         raise BadInput(f"{span}: holds no text; pass another --from or --count")
     losses = token_losses(trained, stream, span, ranks)
     if not np.isfinite(losses).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    result = summary(losses, targets, trained.tokenizer)
+    result = summary(losses, targets, tokenizer)
     return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
 
@@ -109,19 +113,20 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
     return losses.view(len(tokens), -1)
 
 
-def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> HeldOutLoss:
+def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None) -> HeldOutLoss:
     """Return means and their standard errors over documents, from the loss of each target, both (count,)."""
-    ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1
+    ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1 if tokenizer else np.array([], np.int64)
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)
     counts = np.diff(np.append(begins, len(targets))).astype(np.float64)
-    text_bytes = np.add.reduceat(byte_lengths(tokenizer)[targets], begins).astype(np.float64)
+    lengths = byte_lengths(tokenizer)[targets] if tokenizer else np.zeros(len(targets))
+    text_bytes = np.add.reduceat(lengths, begins).astype(np.float64)
     mean, error = mean_and_error(nats, counts)
-    bits, bits_error = mean_and_error(nats / math.log(2), text_bytes)
+    bits, bits_error = mean_and_error(nats / math.log(2), text_bytes) if tokenizer else (None, None)
     return HeldOutLoss(
         tokens=len(targets),
-        documents=len(begins),
-        text_bytes=int(text_bytes.sum()),
+        documents=len(begins) if tokenizer else None,
+        text_bytes=int(text_bytes.sum()) if tokenizer else None,
         nats_per_token=mean,
         nats_per_token_error=error,
         perplexity=perplexity(mean),

@@ -99,7 +99,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
     sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
     where, end = span.get("dataset") or Path(span["tokens"]).name, span["start"] + span["count"]
-    loss, bits = (
+    measurements = [
         Measurement(
             measure=measure,
             value=record[key],
@@ -108,12 +108,13 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
             sample=sample,
         )
         for key, measure in (("nats_per_token", HELD_OUT), ("bits_per_byte", BITS))
-    )
+        if record[key] is not None
+    ]
     result = EvaluationResult.of(
         record,
         subject=f"{span['sha256']} {len(nats)}",
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
         "documents",
-        measurements=[loss, bits],
+        measurements=measurements,
     )
     return [result]

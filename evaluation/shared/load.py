@@ -19,8 +19,9 @@ from model.config import ModelConfig
 from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
+from tokens.tokenizer.character_files import NANOGPT
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import CHARACTERS, CharacterTokenizer, Tokenizer, fingerprint, load_tokenizer
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import best_name, read_state, verify
@@ -63,8 +64,18 @@ class Trained:
     """A model ready for inference, in fp32 on its device."""
 
     network: GPT
-    tokenizer: Tokenizer
+    known_tokenizer: Tokenizer | None
     place: ModelLocation
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer. Raises BadInput where none is known."""
+        if self.known_tokenizer is None:
+            raise BadInput(
+                f"{self.place.path}: does not name the tokenizer of the run's tokens; pass it with --tokenizer: gpt2, "
+                "bytes, FILE.tiktoken, nanoGPT's meta.pkl (also beside the tokens), or FILE.json, a list of characters"
+            )
+        return self.known_tokenizer
 
     def encode(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty one is the end-of-text id, or 0 where the network has none."""
@@ -194,12 +205,13 @@ def _download(reference: str) -> Path:
     return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
 
 
-def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer:
+def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:
     if wanted is not None:
-        loaded = load_tokenizer(wanted)
+        loaded: Tokenizer | None = load_tokenizer(wanted)
     else:
         loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
-    if loaded.vocabulary_size > config.vocab_size:
+    # nanoGPT's models lack an id for the end of text
+    if loaded and loaded.vocabulary_size - isinstance(loaded, CharacterTokenizer) > config.vocab_size:
         raise BadInput(
             f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
             f"has {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
@@ -207,12 +219,17 @@ def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) ->
     return loaded
 
 
-def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer:
-    """Return the tokenizer recorded in `resolved.json`, or gpt2 by its vocabulary size: public token sets name none."""
+def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer recorded in `resolved.json`, nanoGPT's vocabulary beside the tokens, or None.
+
+    Or gpt2 by its vocabulary size: public token sets name none.
+    """
     record, entry = (place.run or place.path) / RESOLVED, place.record.get("tokenizer")
     if entry is not None:
         assert place.run is not None
         name = str(place.run / RANKS_FILE if entry.get("ranks_file") else entry.get("name"))
+        if (characters := entry.get("characters")) is not None:
+            name = f"{CHARACTERS}{characters}"
         loaded = load_tokenizer(name, wanted := entry.get("fingerprint"))
         sizes = {"vocabulary_size": loaded.vocabulary_size, "end_of_text_id": loaded.end_of_text_id}
         if any(entry.get(key) != size for key, size in sizes.items()) or wanted not in (None, fingerprint(loaded)):
@@ -221,8 +238,10 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer:
                 "version of tiktoken that prepared them, or pass --tokenizer"
             )
         return loaded
+    if (vocabulary := Path(str(place.record.get("token_files")), NANOGPT)).is_file():
+        return load_tokenizer(str(vocabulary))
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
-        raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")
+        return None
     if environment_rank() == 0:
         print(
             printable(f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"),

@@ -55,10 +55,11 @@ class TokenizerRecord:
     fingerprint: str | None = None  # tokens.tokenizer.tokenizer.fingerprint; None in older manifests
     ranks_file: str | None  # byte-pair ranks beside the manifest
     ranks_sha256: str | None = None  # None in older manifests
+    characters: str | None = None  # of a character tokenizer, in the order of their ids
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON, without unknown values."""
-        optional = ("fingerprint", "ranks_sha256")
+        optional = ("fingerprint", "ranks_sha256", "characters")
         return {key: value for key, value in attrs.asdict(self).items() if key not in optional or value is not None}
 
 

@@ -82,7 +82,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
             try:
                 text_bytes += _encode(batch, encoder, job.settings, writers)
             except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
-                if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise
                 said = (str(error).splitlines() or [type(error).__name__])[0]
                 made = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")

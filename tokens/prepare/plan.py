@@ -22,7 +22,7 @@ from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input,
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
-from tokens.tokenizer.tokenizer import token_dtype
+from tokens.tokenizer.tokenizer import CHARACTERS, CharacterTokenizer, token_dtype
 
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
@@ -35,7 +35,7 @@ class PrepareSettings:
     """Settings that, with the inputs, decide every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as it was named on the command line
+    tokenizer: str  # as it was named on the command line; of characters, with all of them
     fingerprint: str  # of the tokenizer's behaviour: tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
@@ -61,8 +61,10 @@ class PrepareSettings:
 
     def tokenizer_record(self, ranks: Path | None) -> TokenizerRecord:
         """Return the tokenizer's entry in the manifest. `ranks`: the byte-pair ranks that go with the tokens."""
+        characters = self.tokenizer.removeprefix(CHARACTERS) if self.tokenizer.startswith(CHARACTERS) else None
         return TokenizerRecord(
-            name=Path(self.tokenizer).name,
+            name=Path(self.tokenizer).name if characters is None else CharacterTokenizer.name,
+            characters=characters,
             vocabulary_size=self.vocabulary_size,
             end_of_text_id=self.end_of_text_id,
             fingerprint=self.fingerprint,

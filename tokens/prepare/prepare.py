@@ -12,7 +12,8 @@ import attrs
 from common.errors import BadInput
 from common.files import by_number, is_folder, open_locked, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
-from tokens.documents.sources import resolve_sources
+from tokens.documents.reader import Reader
+from tokens.documents.sources import Source, resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
@@ -24,7 +25,14 @@ from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
 from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import (
+    CHARACTERS,
+    BytePairTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+    fingerprint,
+    load_tokenizer,
+)
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
@@ -45,7 +53,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         version = VERSION if plan is None else plan.settings.version
         order = by_number if version > 1 else str
         sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
-        tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
+        tokenizer = _tokenizer(command, sources, plan, version)
         settings = _settings(command, tokenizer, version)
         if plan is None:
             _refuse_other_tokens(directory)
@@ -79,12 +87,28 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
     names = [field.name for field in attrs.fields(PrepareSettings)]
     options = {name: getattr(command, name) for name in names if hasattr(command, name)}
     return PrepareSettings(
-        **options,
+        **options
+        | ({"tokenizer": CHARACTERS + tokenizer.characters} if isinstance(tokenizer, CharacterTokenizer) else {}),
         fingerprint=fingerprint(tokenizer),
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text_id=tokenizer.end_of_text_id,
         version=version,
     )
+
+
+def _tokenizer(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> Tokenizer:
+    """Return the tokenizer of a command; `chars` has the characters of all its documents, held-out ones included."""
+    if command.tokenizer != CharacterTokenizer.name:
+        return load_tokenizer(command.tokenizer)  # which may be downloaded
+    if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
+        return load_tokenizer(plan.settings.tokenizer)
+    units = make_plan(sources, _settings(command, CharacterTokenizer(""), version))
+    reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
+    for unit in units.units:
+        for piece in reader.read(unit):
+            found.update(piece.text)
+    say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
+    return CharacterTokenizer("".join(sorted(found)))
 
 
 def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None) -> Manifest:

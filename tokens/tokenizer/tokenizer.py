@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's byte-pair encoding, or plain bytes.
+"""Tokenizers: GPT-2's byte-pair encoding, plain bytes, or the characters of a text.
 
 Special tokens inside a text are ordinary text. Only the writer of token files places the end-of-text id, so a document
 that contains "<|endoftext|>" cannot forge a boundary.
@@ -13,6 +13,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.json_files import read_regular
+from tokens.tokenizer.character_files import SUFFIXES, read_characters
 
 if TYPE_CHECKING:
     import tiktoken
@@ -31,6 +32,7 @@ PROBE = [
 ]
 
 END_OF_TEXT = "<|endoftext|>"
+CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
 GPT2_RANKS = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # sha256 of r50k_base.tiktoken
 
 
@@ -49,6 +51,8 @@ def fingerprint(encoder: Encoder) -> str:
 
     Names and versions do not suffice: tiktoken's ids may change with the Unicode tables of its regex library.
     """
+    if isinstance(encoder, CharacterTokenizer):
+        return hashlib.sha256(encoder.characters.encode(errors="replace")).hexdigest()
     ids, lengths = encoder.encode_batch(PROBE)
     values = [encoder.vocabulary_size, encoder.end_of_text_id, *lengths.tolist(), *ids.tolist()]
     return hashlib.sha256(" ".join(str(value) for value in values).encode()).hexdigest()
@@ -60,7 +64,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> "Tokenizer":
-    """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
+    """Return the tokenizer "bytes", "gpt2", "chars:...", or that of a local file of ranks (.tiktoken) or characters.
 
     A ranks file names neither its splitting pattern nor its special tokens, so it must be GPT-2's by content. Others
     were used with GPT-2's pattern once: accepted where they give `recorded`, the fingerprint beside their tokens.
@@ -72,8 +76,12 @@ def load_tokenizer(name: str, recorded: str | None = None) -> "Tokenizer":
         return ByteTokenizer()
     if name == "gpt2":
         return _load_gpt2()
+    if name.startswith(CHARACTERS):
+        return CharacterTokenizer(name.removeprefix(CHARACTERS))
+    if name.endswith(SUFFIXES):
+        return CharacterTokenizer(read_characters(Path(name)))
     if not name.endswith(".tiktoken"):
-        raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
+        raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or a .tiktoken, .pkl or .json file")
     path = Path(name)
     ranks = read_ranks(path)
     tokenizer = byte_pair_tokenizer(path.name, ranks, ranks_file=path)
@@ -110,6 +118,40 @@ class ByteTokenizer:
         return parts.decode("utf-8", errors="replace")
 
 
+class CharacterTokenizer:
+    """The characters of a text as ids 0, 1, 2, ...; the next id ends a text, in a model that has so many.
+
+    nanoGPT's tokens and models have no end of text.
+    """
+
+    name = "chars"
+    ranks_file: Path | None = None
+
+    def __init__(self, characters: str):
+        self.characters = characters
+        self.end_of_text_id = len(characters)
+        self.vocabulary_size = len(characters) + 1
+        self._ids = {character: number for number, character in enumerate(characters)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of the text, 1-D. Raises BadInput for a character that has none."""
+        try:
+            return np.fromiter(map(self._ids.__getitem__, text), token_dtype(self.vocabulary_size), len(text))
+        except KeyError as error:
+            raise BadInput(
+                f"tokenizer {self.name}: {error} is not among the {len(self.characters):,} characters of its vocabulary"
+            ) from error
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined([self.encode(text) for text in texts])
+
+    def ranks(self) -> dict[bytes, int]:
+        return {character.encode(errors="replace"): number for character, number in self._ids.items()}
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(END_OF_TEXT if token == self.end_of_text_id else self.characters[token] for token in ids)
+
+
 class BytePairTokenizer:
     """GPT-2's byte-pair encoding, computed by tiktoken; the end-of-text id follows the last rank."""
 
@@ -136,7 +178,7 @@ class BytePairTokenizer:
         return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
 
 
-Tokenizer = ByteTokenizer | BytePairTokenizer  # reversible encoders
+Tokenizer = ByteTokenizer | BytePairTokenizer | CharacterTokenizer  # reversible encoders
 
 
 def byte_pair_tokenizer(

@@ -70,7 +70,7 @@ def test_the_error_is_that_of_repeated_draws_of_documents() -> None:
         targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
         result = summary(losses.astype(np.float32), targets, tokenizer)
         assert result.documents == 60
-        assert result.nats_per_token_error is not None and result.bits_per_byte_error is not None
+        assert None not in (result.nats_per_token_error, result.bits_per_byte_error, result.bits_per_byte)
         means.append(result.nats_per_token)
         bits.append(result.bits_per_byte)
         errors.append(result.nats_per_token_error)
@@ -88,6 +88,17 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
     assert summary(losses, text, tokenizer).documents == 2
+
+
+def test_the_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
+    loss(trained)
+    record = json.loads((trained / "resolved.json").read_text())
+    (trained / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
+    assert " nats per token, perplexity" in (shown := loss(trained)) and "bits" not in shown
+    known, unknown = results(trained)
+    assert unknown["nats_per_token"] == known["nats_per_token"]
+    assert {unknown[key] for key in ("documents", "text_bytes", "bits_per_byte")} == {None}
+    assert "held-out loss" in said("compare", trained)
 
 
 def test_groups_are_whole_documents_whatever_the_model() -> None:

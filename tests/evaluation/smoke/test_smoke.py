@@ -95,13 +95,17 @@ def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: Callable[..., Path
     assert "tokenizer 'bert' is unknown" in wrong.stderr
 
 
-def test_without_a_record_of_the_tokenizer_it_is_asked_for(copied: Path) -> None:
+def test_without_a_record_of_the_tokenizer_it_is_asked_for(copied: Path, tmp_path: Path) -> None:
     record = json.loads((copied / "resolved.json").read_text())
     (copied / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
     asked = smoke(copied)
     assert asked.returncode == 1
     assert "does not name the tokenizer of the run's tokens; pass it with --tokenizer" in asked.stderr
     assert smoke(copied, "--tokenizer", "bytes").returncode == 0
+    (tmp_path / "x.json").write_text(json.dumps([chr(number) for number in range(256)]))
+    assert "naïve" in smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "naïve").stdout
+    unknown = smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "na日ve")
+    assert unknown.stderr.endswith("tokenizer chars: '日' is not among the 256 characters of its vocabulary\n")
 
 
 def test_a_reader_that_leaves_costs_no_result_and_is_no_traceback(copied: Path) -> None:

@@ -19,7 +19,7 @@ from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, t
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.growing_files import LOCK
-from tokens.tokenizer.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.tokenizer import CHARACTERS, ByteTokenizer, fingerprint, load_tokenizer
 
 
 def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
@@ -46,6 +46,26 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         assert entry["size_bytes"] == len(data)
         assert entry["max_id"] == 256
         assert entry["tokens"] == len(tokens_of(tmp_path / "out", name.removesuffix(".safetensors")))
+
+
+def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(tmp_path: Path) -> None:
+    texts = ["ab\r\n\0", *(chr(0x4E00 + number) for number in range(300)), "z\U0001f600", ""]
+    source = jsonl(tmp_path / "a.jsonl", texts)
+    options = {"tokenizer": "chars", "unit_bytes": 500, "split": "hash", "validation_fraction": 0.1}
+    written = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
+    assert written[0] == written[1] and written[0].units is not None and written[0].units > 5
+    record = written[0].tokenizer
+    assert record.characters == "".join(sorted({*"".join(texts)})) and record.name == "chars"
+    assert (record.vocabulary_size, record.end_of_text_id) == (308, 307)
+    ids = tokens_of(tmp_path / "0", "train") + tokens_of(tmp_path / "0", "validation")
+    said = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
+    assert sorted(said) == sorted([*texts, ""])
+    more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
+    assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
+    with pytest.raises(BadInput, match=r"unit 0, made from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is not"):
+        write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
+    with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
+        write(tmp_path / "0", source, **options | {"tokenizer": "bytes"})
 
 
 @pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])

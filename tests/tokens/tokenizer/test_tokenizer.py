@@ -77,5 +77,5 @@ def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[
     make(tmp_path / "x.tiktoken")
     with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{said}"):
         load_tokenizer(str(tmp_path / "x.tiktoken"))
-    with pytest.raises(BadInput, match="tokenizer 'bert' is unknown; wanted gpt2, bytes or"):
+    with pytest.raises(BadInput, match="tokenizer 'bert' is unknown; wanted gpt2, bytes or a"):
         load_tokenizer("bert")

@@ -1,0 +1,64 @@
+"""Character vocabularies are read from pickles and JSON; nothing of a pickle is executed, and damage is one line."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from tokens.tokenizer.character_files import read_characters
+
+MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores at once
+
+
+def meta(characters: list[str]) -> dict[str, Any]:
+    """Return the content of nanoGPT's meta.pkl."""
+    ids = {one: number for number, one in enumerate(characters)}
+    return {"vocab_size": len(ids), "itos": {number: one for one, number in ids.items()}, "stoi": ids}
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_nanogpts_vocabulary_is_read_whatever_the_order_of_its_keys(tmp_path: Path, protocol: int) -> None:
+    for values in (meta(["\n", "é", "a"]), meta(MANY), dict(reversed(meta(MANY).items()))):
+        (tmp_path / "meta.pkl").write_bytes(pickle.dumps(values, protocol))
+        assert read_characters(tmp_path / "meta.pkl") == "".join(values["stoi"])
+
+
+@pytest.mark.parametrize("values", [["b", "a"], {"a": 1, "b": 0}, {"tokenizer": {"characters": "ba"}}])
+def test_json_gives_characters_in_the_order_of_their_ids(tmp_path: Path, values: Any) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(values))
+    assert read_characters(tmp_path / "x.json") == "ba"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps({"stoi": Evil()}), "byte .*: instruction STACK_GLOBAL is none of a vocabulary"),
+        (pickle.dumps(Evil(), 0), "byte 0: instruction GLOBAL"),
+        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "id 1 of 2: none"),
+        (pickle.dumps({"stoi": {"ab": 0}}), "id 0 of 0: none"),
+        (pickle.dumps(meta(["\ud800"])), "surrogates not allowed"),
+        (pickle.dumps(meta(["a", "b"]))[:-5], "pickle exhausted"),
+        (b'["a", "a"]', "id 0 of 2: none, or not one character that no other id has"),
+        (b'{"a": 0, "b": true}', "id 1 of 2: none"),
+        (b"[]", "id 0 of 0: none"),
+        (b"[[1]]", "unhashable"),
+    ],
+)
+def test_other_content_is_one_line_and_never_executed(
+    tmp_path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("x.json" if content[:1] in b"[{" else "x.pkl")
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"^{path}: .*{said}.*; wanted nanoGPT's meta.pkl, or JSON"):
+        read_characters(path)
+    assert [left.name for left in tmp_path.iterdir()] == [path.name]
