@@ -34,6 +34,9 @@ class ReportCommand:
     no_samples: Annotated[
         bool, option("do not load checkpoints, to record what they say and expect; show what is recorded")
     ] = False
+    tokenizer: Annotated[
+        str | None, option("of samples, as evaluate.py takes it; default: that of each run", "gpt2|bytes|FILE")
+    ] = None
     to: Annotated[
         Literal["tensorboard", "wandb", "trackio"] | None,
         option("send the metrics that it lacks to a tracker, and write no page"),
@@ -114,7 +117,7 @@ class ReportCommand:
         for record in (False, True) if lacking else (not self.no_samples,):
             named = zip(self.runs, run_names(self.runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
-            sections, notes = sample_sections(self.runs, record=record)
+            sections, notes = sample_sections(self.runs, record=record, tokenizer=self.tokenizer)
             page = report_page(self.runs, histories, sections)
             with writing(self._file):
                 replace_file(self._file, page)

@@ -22,6 +22,7 @@ from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
+from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, WEIGHTS, checkpoints_of, link_target, steps_in
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
@@ -36,6 +37,8 @@ Item = TypeVar("Item")
 SPLIT = "validation"
 TEXT_TOKENS = 512  # of the held-out text that are predicted
 SEED, TOP_K = 0, 25
+PROMPTS, PROMPT_CHARACTERS = 6, 32
+PROMPT_TOKENS = 1 << 16  # of held-out text, from which prompts are taken
 DECIMALS = 3  # of log-probabilities
 TIMEOUT_SECONDS = 3600  # of collectives, of which a group of one has none that waits
 
@@ -114,10 +117,10 @@ def weights_on_disk(run: Path) -> dict[str, str]:
     return found
 
 
-def record_samples(run: Path) -> list[str]:
+def record_samples(run: Path, tokenizer: str | None = None) -> list[str]:
     """Record the samples of a run that are missing, the newest and the best checkpoint first; return notes.
 
-    One process at a time records; a second one leaves it to the first.
+    `tokenizer` overrides that of the run. One process at a time records; a second one leaves it to the first.
     """
     text, notes = _held_out_tokens(run)
     missing = _missing(run, text)
@@ -136,9 +139,8 @@ def record_samples(run: Path) -> list[str]:
             ranks = start("cpu", TIMEOUT_SECONDS)
             stack.callback(stop)
             for name in _missing(run, text):  # another process may have recorded some
-                starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts, ranks)
+                    sample = _sample(run, name, text, tokenizer, ranks)
                 except BadInput as error:
                     notes.append(str(error))
                     continue
@@ -206,15 +208,27 @@ def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Ranks) -> CheckpointSample | None:
+def held_out_prompts(trained: "Trained", text: "Range") -> list[str]:
+    """Return beginnings of held-out documents; where these are few, of their paragraphs or lines."""
+    stream, parts = open_split(text.directory, SPLIT), list[str]()
+    shown = trained.decode(stream.read(text.start, min(stream.length - text.start, PROMPT_TOKENS)).tolist())
+    for separator in (END_OF_TEXT, "\n\n", "\n"):
+        parts = list(dict.fromkeys(part.strip()[:PROMPT_CHARACTERS] for part in shown.split(separator) if part.strip()))
+        if len(parts) >= PROMPTS:
+            break
+    return [part.rpartition(" ")[0] or part for part in spaced(parts, PROMPTS)]  # no word is cut
+
+
+def _sample(run: Path, name: str, text: "Range | None", tokenizer: str | None, ranks: Ranks) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     from evaluation.shared.load import ModelLocation, load
-    from evaluation.smoke.smoke import smoke
+    from evaluation.smoke.smoke import fixed_prompts, smoke
 
-    path = run / CHECKPOINTS / name
+    path, starts = run / CHECKPOINTS / name, len(read_starts(run))
     wanted = weights_on_disk(run).get(name)
     try:
-        trained = load(ModelLocation(path, run, run), None, ranks.device)
+        trained = load(ModelLocation(path, run, run), tokenizer, ranks.device)
+        prompts = fixed_prompts(trained.tokenizer) if text is None else held_out_prompts(trained, text)
         if wanted is None or sha256(path / WEIGHTS) != wanted:
             raise BadInput(f"{path / WEIGHTS}: damaged: its sha256 is not the one in its manifest")
     except Exception as error:  # safetensors' own, FileNotFoundError, BadInput: of a checkpoint that is going, any
@@ -228,7 +242,7 @@ def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Rank
         held_out, values = _measure(trained, text, ranks)
     said, problem = [], None
     try:
-        said = smoke(trained, (), None, Sampling(top_k=TOP_K, seed=SEED), ranks)
+        said = smoke(trained, prompts, None, Sampling(top_k=TOP_K, seed=SEED), ranks)
     except BadInput as error:  # logits that are not finite
         problem = str(error)
     return CheckpointSample(
