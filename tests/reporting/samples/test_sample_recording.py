@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 import reporting.samples.sample_log as recording
 from common.files import lock
-from evaluation.smoke.smoke import GALLERY
 from reporting.samples.sample_log import read_samples, record_samples
 from tests.conftest import metrics, seal_again, train
 from tokens.format.token_file import open_split
@@ -38,7 +37,11 @@ def test_every_checkpoint_is_recorded_once_the_newest_first(run: Path, token_fil
     assert record_samples(run) == []
     first, last = read_samples(run)[0]
     assert (first.step, last.step, last.name, len(lines(run))) == (4, 8, "step-00000008", 2)
-    assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in GALLERY for way in (0, 1)]
+    prompts = [one.prompt for one in last.said[::2]]
+    assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in prompts for way in (0, 1)]
+    assert len({*prompts}) == 6 and max(map(len, prompts)) <= 32
+    whole = bytes(number for number in open_split(token_files, "validation").read(0, 1 << 16).tolist() if number < 256)
+    assert all(text.encode() in whole for text in prompts)
     assert all(one.text for one in last.said) and first.said != last.said
     assert last.held_out is not None and last.log_probabilities is not None
     ids = open_split(token_files, "validation").read(0, recording.TEXT_TOKENS + 1)
@@ -125,6 +128,8 @@ def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(run: Path) -> None:
     (run / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
     notes = record_samples(run)
     assert notes and all("does not name the tokenizer" in note for note in notes)
+    assert record_samples(run, "bytes") == [] and len(read_samples(run)[0]) == 2
+    (run / SAMPLES).unlink()
     shutil.rmtree(run / "checkpoints")
     [note] = record_samples(run)
     assert "no checkpoint on this disk" in note
