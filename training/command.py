@@ -106,6 +106,10 @@ class Options:
             check=COUNT,
         ),
     ] = None
+    then: Annotated[
+        str | None,
+        option("run COMMAND, 'sudo poweroff' for one, once it is done or stopped, saved and uploaded", "COMMAND"),
+    ] = None
     # When the job started, by time.perf_counter()
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
@@ -179,6 +183,8 @@ class TrainCommand:
             raise UsageError("--world-size goes with --dry-run; torchrun sets the world size of a run")
         if (self.machines is not None or self.machine) and not self.plan:
             raise UsageError("--machines and --machine go with --plan")
+        if self.options.then is not None and not self.trains:
+            raise UsageError("--then goes with training")
         if self.preemptions is not None and not self.plan:
             raise UsageError("--preemptions goes with --plan")
         if self.nodes > 1 and not self.plan:

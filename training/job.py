@@ -88,6 +88,11 @@ def run_job(run: Run, options: Options, supervision: Supervision, initial: Initi
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
+    if options.then is not None:
+        from training.supervision.then_command import run_then
+
+        supervision.exit_record.write(status)
+        run_then(options.then, run.directory, status, uploaded=job.uploader is None or not job.uploader.failed)
     return status
 
 

@@ -64,6 +64,7 @@ class Uploader:
         self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # not reported yet
         self._complete: str | None = None  # newest checkpoint of this job in the bucket
         self._under_way: str | None = None
+        self.failed = False  # the last upload of this rank
 
         def claim() -> None:
             self._lease = BucketLease(self.bucket, run.directory, lambda line: print_lines(ranks, [line]))
@@ -142,6 +143,7 @@ class Uploader:
         except Exception as error:  # noqa: BLE001  # of the disk or the client library: training goes on
             problem = f"{type(error).__name__}: {error}"
         opened.set()
+        self.failed = problem is not None
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
 
     def _upload(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:

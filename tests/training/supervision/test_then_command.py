@@ -1,0 +1,68 @@
+"""Command of --then: after a run that is done or stopped with a checkpoint, once, and never otherwise."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.bucket_server import BucketServer
+from tests.conftest import train
+from tests.training.checkpoints.test_bucket_upload import refuse_uploads, url
+from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
+
+NOTE = "cat {run}/exit.json >> {run}/ran; test -e {run}/checkpoints/latest/manifest.json; env > {run}/environment"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_runs_once_after_the_last_step_without_torchruns_variables(
+    make_run: Callable[..., Path], ranks: int
+) -> None:
+    run = make_run()
+    done = train(run, "--max-steps", "2", "--then", NOTE.format(run=run) + "; exit 7", ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "--then: ended with status 7"
+    assert (run / "ran").read_text().count('"done"') == 1
+    names = {line.partition("=")[0] for line in (run / "environment").read_text().splitlines()}
+    assert "PATH" in names and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"} & names
+
+
+def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: Callable[..., Path]) -> None:
+    run = make_run(**LONG)
+    process = start(run, 2, "--then", f"sleep 2; {NOTE.format(run=run)}")
+    wait_for_step(run, 3, process)
+    os.kill(process.children()[1], signal.SIGTERM)  # torchrun knows nothing of it
+    output, errors = process.communicate()
+    assert outcome(run) == "stopped" and (run / "ran").read_text().count('"stopped"') == 1, errors
+    assert "--then: ended with status 0" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "file_bytes"),
+    [(["--set", "microbatch_size=0"], None), (["--set", "learning_rate=1e30"], None), (["--max-steps", "2"], 20_000)],
+)
+def test_it_never_runs_after_a_refusal_a_divergence_or_a_failed_save(
+    make_run: Callable[..., Path], options: list[str], file_bytes: int | None
+) -> None:
+    run = make_run()
+    done = train(run, *options, "--then", f"touch {run}/ran", file_bytes=file_bytes)
+    assert done.returncode in (1, 3) and "--then" not in done.stdout
+    assert not (run / "ran").exists()
+
+
+def test_it_does_not_run_while_the_bucket_lacks_the_last_checkpoint(
+    make_run: Callable[..., Path], bucket_server: BucketServer
+) -> None:
+    run = make_run(checkpoints=url("then"))
+    bucket_server.refusal = refuse_uploads(403)
+    done = train(run, "--max-steps", "2", "--then", f"touch {run}/ran")
+    assert done.stdout.splitlines()[-1] == "--then: NOT RUN: the bucket lacks the last checkpoint", done.stderr
+    bucket_server.refusal = lambda _: None
+    assert not (run / "ran").exists()
+    assert train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0  # nothing is left to do
+    assert (run / "ran").exists()
+
+
+def test_it_goes_with_training_alone(make_run: Callable[..., Path]) -> None:
+    assert "--then goes with training" in train(make_run(), "--plan", "--then", "true").stderr
