@@ -47,7 +47,12 @@ def main() -> int:
             from evaluation.shared.load import load_network, locate
 
             initial = InitialWeights(source, lambda: load_network(locate(source, None)))
-        status = prepare(run, command, initial)
+        if command.look is None:
+            status = prepare(run, command, initial)
+        else:
+            from reporting.samples.batch_text import look
+
+            status = look(run, command, initial)
         if status is None:
             status = run_job(run, command.options, supervision, initial)
     except Exception as error:  # noqa: BLE001  # leave() prints nothing

@@ -89,7 +89,8 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     yield from (("settings", change) for change in describe_changes(record.changes))
     for source in record.sources or []:
         tokens, epochs = source["tokens"], source["epochs"]
-        yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned, {epochs:.3g} epochs"
+        share = "" if epochs is None else f", {epochs:.3g} epochs"  # of growing tokens
+        yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned{share}"
     if job.tokenizer is not None:
         yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
     if job.environment.device is not None:

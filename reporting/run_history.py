@@ -160,7 +160,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]
         job = structured(values, LastJob, unknown_keys=True)
         if job.price_per_hour is not None and not is_price(job.price_per_hour):
             raise ValueError("price_per_hour: wanted dollars")
-        if not all(is_number(source["tokens"]) and is_number(source["epochs"]) for source in record.sources or []):
+        if not all(is_number(source["tokens"]) and is_number(source["epochs"] or 0) for source in record.sources or []):
             raise ValueError("sources: wanted numbers")
     except (BadInput, ValueError, TypeError, LookupError) as error:
         return None, LastJob(), [f"NOTE: {path}: damaged or edited, and left out of the report: {error}"]

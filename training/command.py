@@ -29,6 +29,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/8xa100 --plan --nodes 2 --node-link 50
   python train.py runs/gpt2 --like hf:gpt2 --init-from gpt2
   python train.py runs/8xa100 --preflight
+  python train.py runs/mine --look 500
 
 The same command line continues a run that was stopped or killed.
 
@@ -173,6 +174,12 @@ class TrainCommand:
         bool, option("search for the largest micro-batch that fits, without tokens or training; see find_batch_size.py")
     ] = False
     write: Annotated[bool, option("with --find-max-microbatch: write it to train.json; the global batch stays")] = False
+    look: Annotated[
+        int | None,
+        option("show the text that this step trains on, coloured by each token's loss before it", "STEP", check=COUNT),
+    ] = None
+    rank: Annotated[int | None, option("with --look: the sequences of this rank", "R", check=integer(0))] = None
+    html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
         if self.directory is None and not self.keys:
@@ -191,6 +198,8 @@ class TrainCommand:
             raise UsageError("--nodes goes with --plan; torchrun sets the nodes of a run")
         if (self.nodes > 1) != (self.node_link is not None):
             raise UsageError("--nodes and --node-link go together")
+        if self.look is None and (self.rank is not None or self.html is not None):
+            raise UsageError("--rank and --html go with --look")
         if self.options.budget.max_usd is not None and self.options.price_per_hour is None:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
 
@@ -202,10 +211,11 @@ class TrainCommand:
 
     @property
     def trains(self) -> bool:
-        """True if the run directory is written to: by training, not by a plan, a search or a replay."""
+        """True if the run directory is written to: by training, not by a plan, a search, a look or a replay."""
         return (
             not (self.dry_run or self.preflight or self.plan or self.find_max_microbatch)
             and self.options.replay is None
+            and self.look is None
         )
 
 

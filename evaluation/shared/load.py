@@ -139,7 +139,7 @@ def home_of(reference: str) -> Path:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
+    return Trained(network.to(device).eval(), tokenizer_of(place, tokenizer, network.config), place)
 
 
 def load_network(place: ModelLocation) -> GPT:
@@ -205,7 +205,8 @@ def _download(reference: str) -> Path:
     return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
 
 
-def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:
+def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:
+    """Return the wanted tokenizer, or that of a model's tokens, None where it is unknown. Raises BadInput."""
     if wanted is not None:
         loaded: Tokenizer | None = load_tokenizer(wanted)
     else:

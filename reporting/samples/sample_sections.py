@@ -22,6 +22,7 @@ MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
 MOST_LISTED = 40  # checkpoints whose means are listed, of all runs together
 # Lower bounds of the colours, in nats: of a negative log-probability, and of a difference either way.
 NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+LEGEND = [(bound, math.exp(-bound)) for bound in NATS]  # with the probability
 DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
 # Why a run is left out.
 NOT_RECORDED = "no log-probabilities are recorded for it"
@@ -84,9 +85,9 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup 
         "reporting/templates/heat_map.html",
         text=text,
         labels=[label for label, _ in views],
-        cells=[_cell(text, at, [values[at] for _, values in views]) for at in range(len(text.ids))],
+        cells=[cell(text, at, [values[at] for _, values in views]) for at in range(len(text.ids))],
         left_out=[(name, OTHER_TEXT if usable[name] else NOT_RECORDED) for name in same if not same[name]],
-        legend=[(bound, math.exp(-bound)) for bound in NATS],
+        legend=LEGEND,
         difference_nats=DIFFERENCE_NATS,
         means=[
             (label, sample.mean_nats)
@@ -108,6 +109,11 @@ def token_text(token: str) -> tuple[str, str]:
     return (shown, "text") if content.decode().strip() else (shown.replace(" ", "·"), "space")
 
 
+def heat(nats: float) -> int:
+    """Return the number of a loss's colour, 0 (expected) to 8."""
+    return sum(nats >= bound for bound in NATS)
+
+
 def _labelled(name: str, samples: Sequence[CheckpointSample], runs: int) -> list[Checkpoint]:
     return [(f"{name}, step {sample.step:,}" if runs > 1 else f"step {sample.step:,}", sample) for sample in samples]
 
@@ -127,7 +133,7 @@ def _difference(one: Checkpoint, other: Checkpoint) -> tuple[str, Values]:
     return f"{one[0]} against {other[0]}", values
 
 
-def _cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
+def cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
     """Return a token as the page has it: its text, CSS classes, and words under the pointer with each view's value.
 
     Colours: p0 (expected) to p8; a1 to a5 where the first checkpoint is better, b1 to b5 where it is worse.
@@ -142,7 +148,7 @@ def _cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
         if value is None:
             about.append("not finite")
         elif view == 0:
-            classes.append(f"p{sum(-value >= bound for bound in NATS)}")
+            classes.append(f"p{heat(-value)}")
             probability = math.exp(value)
             about.append(f"{value:.2f} nats, {probability:{'.1%' if probability >= 0.001 else '.1e'}}")
         else:

@@ -1,0 +1,252 @@
+"""Batch of a step as text: where each sequence comes from, and each token's loss under the checkpoint before.
+
+Rebuilt by arithmetic from the run's record, also while the run trains: no process group, no lock, no file but `--html`.
+"""
+
+import math
+import os
+import sys
+import unicodedata
+from pathlib import Path
+
+import attrs
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common.checks import integer
+from common.errors import EXIT_DONE, BadInput, printable
+from common.files import check_replaceable, is_folder, replace_file, writing
+from common.web_page import render
+from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
+from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
+from model.config import ModelConfig
+from model.counts import parameter_count
+from model.gpt import GPT, initialize
+from reporting.run_history import LastJob, read_resolved
+from reporting.samples.sample_log import HeldOutText, token_bytes
+from reporting.samples.sample_sections import LEGEND, cell, heat, token_text
+from tokens.batches.micro_batches import locate, micro_batches, ready
+from tokens.batches.sampling import rank_shares
+from tokens.format.token_file import SCAN_TOKENS, TokenStream
+from training.checkpoints.compatibility import differences
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.run_record import RESOLVED, RunRecord, make_record
+from training.checkpoints.saved_state import find_before
+from training.command import TrainCommand
+from training.config.batch_plan import make_plan
+from training.config.train_config import Run
+from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
+from training.data.verify_tokens import verify_tokens
+from training.hardware.usable_gpus import choose_device, is_memory_error
+from training.initial_weights import InitialWeights
+from training.parallel.process_group import RankGroup, Ranks
+from training.supervision.run_lock import is_locked
+from training.telemetry.metrics_log import read_metrics
+
+LISTED = 10  # sequences of a large batch in the terminal, those of the highest loss
+PRINTED_TOKENS = 1 << 12  # of a batch that is printed whole
+PAGE_TOKENS = 1 << 18  # some 30 MB of HTML
+STRETCH, COLUMNS = 24, 78  # of a sequence that is not printed whole: tokens, and characters at most
+COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # backgrounds in a terminal of 256 colours, by `heat`
+SIGN = b"Lockstep's <code>train.py --look</code>"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RecordedBatch:
+    """The sequences of a step, all ranks, in the order of the global batch."""
+
+    run: Run  # as its last job had it
+    ids: np.ndarray  # (G, T + 1) int64: inputs and targets
+    ranks: list[int]  # that read each sequence
+    directories: list[TokenDirectory]  # of each sequence
+    firsts: np.ndarray  # first token of each in its train stream, (G,) int64
+
+
+def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int:
+    """Print the batch of a step, and write it as HTML where asked; return the exit status. Raises BadInput."""
+    if command.html is not None:
+        check_replaceable(command.html, SIGN, "a page of train.py --look", "--html")
+    os.nice(10)  # the run may be training here
+    record, job, notes = read_resolved(run.directory)
+    if record is None:
+        raise BadInput(notes[0] if notes else f"{run.directory / RESOLVED}: not there: the run has not begun; train it")
+    step = command.look or 0
+    batch = read_batch(run, record, job, step, command.options.token_files)
+    chosen = [number for number, rank in enumerate(batch.ranks) if command.rank in (None, rank)]
+    if not chosen:
+        raise BadInput(f"--rank {command.rank}: wanted 0 to {max(batch.ranks)}, a rank of those that read the step")
+    network, under = weights_before(batch.run, record, step, initial)
+    losses = np.zeros((len(chosen), 0))
+    if network is not None:
+        device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
+        losses = token_losses(network, torch.from_numpy(batch.ids[chosen]), device)
+    length, size = batch.ids.shape[1] - 1, max(batch.ranks) + 1
+    lines = [
+        f"{run.directory}, step {step:,}: {len(chosen)} sequences of {length:,} tokens",
+        f"read by rank {'0' if size == 1 else f'0 to {size - 1}' if command.rank is None else command.rank} of {size}",
+        f"losses {under}",
+        *([f"mean {losses.mean():.4f} nats per token"] if losses.size else []),
+    ]
+    print(*map(printable, lines), sep="\n")
+    texts = describe(batch, chosen)
+    order = sorted(range(len(chosen)), key=lambda at: -np.nan_to_num(losses[at].sum(), nan=np.inf))
+    whole = command.rank is not None or losses.size <= PRINTED_TOKENS
+    for at in order[: None if whole else LISTED]:
+        print(
+            f"--- {_mean(losses[at])} {printable(texts[at].source)}", _coloured(texts[at], losses[at], whole), sep="\n"
+        )
+    if command.html is None:
+        print("" if whole else "the whole text: --html FILE; of one rank: --rank R")
+        return EXIT_DONE
+    order = order[: max(1, PAGE_TOKENS // length)]
+    page = render(
+        "reporting/templates/batch.html",
+        title=lines[0],
+        lines=lines[1:],
+        left_out=len(chosen) - len(order),
+        legend=LEGEND if losses.size else [],
+        sequences=[(f"{_mean(losses[at])} {texts[at].source}", _cells(texts[at], losses[at])) for at in order],
+    )
+    with writing(command.html):
+        replace_file(command.html, page)
+    print(printable(f"page {command.html}"))
+    return EXIT_DONE
+
+
+def read_batch(run: Run, record: RunRecord, job: LastJob, step: int, given: Path | None) -> RecordedBatch:
+    """Rebuild the batch of a step, the first of which is 1. `given`: token files, instead of those of the record.
+
+    Raises BadInput for a step that the run does not have, and for other tokens than it has read.
+    """
+    resolved, world_size, [recorded, *others] = (
+        run.directory / RESOLVED,
+        record.world_size or 1,
+        job.token_files or [""],
+    )
+    if given is None and not others and is_folder(Path(recorded)):
+        given = Path(recorded)
+    keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
+    keys |= {"dataset": run.train.data.dataset, "validation_interval": None}  # it may have moved; is not read
+    try:
+        run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
+    except ValueError as error:
+        raise BadInput(f"{resolved}: damaged or edited: {error}") from error
+    ranks, vocabulary = RankGroup(rank=0, size=world_size), run.model.vocab_size
+    alone = Ranks(rank=0, world_size=1, data_parallel=ranks, device=torch.device("cpu"), control=None, download=None)
+    begun_with = [stream.files for stream in record.train_streams]
+    token_set = open_tokens(run, given, alone, follow=True, begun_with=begun_with)
+    plan = make_plan(run.train, run.model.context_length, world_size, token_set.lengths)
+    if step > plan.steps:
+        raise BadInput(f"--look {step}: wanted a step from 1 to {plan.steps}")
+    token_set = verify_tokens(run.train, plan, token_set, alone, vocabulary)
+    differences(run.directory, record, make_record(run, plan, token_set, record.numerics), resolved)
+    reading = make_reading(run.train, plan, token_set, vocabulary)
+    if not ready(reading, step - 1):
+        raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
+    starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
+    sizes = [world_size, *(line.get("world_size") for line in starts)]
+    count, batch = plan.layout.microbatches, plan.layout.global_batch_size
+    shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
+    places = locate(reading, np.arange((step - 1) * batch, step * batch))
+    directories = {id(directory.train): directory for directory in token_set.directories}
+    whole = attrs.evolve(reading, layout=attrs.evolve(plan.layout, data_parallel_size=1))
+    read = micro_batches(whole, 0, range(step - 1, step))
+    return RecordedBatch(
+        run=run,
+        ids=np.concatenate([np.column_stack([each.inputs, each.targets[:, -1]]) for each in read]),
+        ranks=[rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)],
+        directories=[directories[id(stream)] for stream, _ in places],
+        firsts=np.array([first for _, first in places]),
+    )
+
+
+def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeights | None) -> tuple[GPT | None, str]:
+    """Return the weights of the newest checkpoint before a step, or the initial ones, and which; None: unknown."""
+    found, origin = find_before(checkpoints_of(run.directory), step), record.initial_weights
+    if found is not None:
+        return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
+    if initial is not None:
+        return initial.load(), f"under {initial.source}: no earlier checkpoint"
+    if origin is not None:
+        return None, f"not known: no earlier checkpoint; pass --init-from {origin.source}, as the run began"
+    network = GPT(run.model)
+    initialize(network, run.train.random_seed)
+    return network, "under the run's random initial weights: no earlier checkpoint"
+
+
+def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
+    """Return the loss of each token of sequences (N, T + 1) but the first, nats, fp32 (N, T). Raises BadInput."""
+    count = parameter_count(network.config)
+    size = f"{count:,} parameters in fp32, {4e-9 * count:.1f} GB, on {device}"
+    print(f"measuring losses: {size}", file=sys.stderr, flush=True)
+    try:
+        network = network.to(device).eval()
+        parts = tqdm(ids.split(max(1, BATCH_TOKENS // ids.shape[1])), disable=None, leave=False)
+        return torch.cat([prediction_losses(network, part).cpu() for part in parts]).numpy()
+    except Exception as error:
+        if not is_memory_error(error):
+            raise
+        raise BadInput(f"--look: the memory does not hold {size}; pass --device cpu") from error
+
+
+def describe(batch: RecordedBatch, chosen: list[int]) -> list[HeldOutText]:
+    """Return some sequences as text, or as ids where no tokenizer is known."""
+    place, known, end = ModelLocation(*[batch.run.directory] * 3), {}, -1
+    try:
+        if (tokenizer := tokenizer_of(place, None, batch.run.model)) is not None:
+            known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
+    except BadInput as error:
+        print(printable(f"NOTE: ids are shown: {error}"), file=sys.stderr)
+    texts: list[HeldOutText] = []
+    before: dict[int, int] = {}
+    for directory in {id(one): one for one in batch.directories}.values():
+        here = [number for number in chosen if batch.directories[number] is directory]
+        before |= zip(here, ends_before(directory.train, end, batch.firsts[here]).tolist(), strict=True)
+    for number in chosen:
+        ids, directory = batch.ids[number].tolist(), batch.directories[number]
+        first = before[number] + 1
+        last = first + ids[:-1].count(end)
+        document = f"document {first:,}" + (f" to {last:,}" if last > first else "") if known else "ids"
+        file = directory.train.locate(int(batch.firsts[number])).rpartition("/")[2]
+        source = f"sequence {number}, rank {batch.ranks[number]}: {directory.path.name}, {document}, {file}"
+        tokens = [known.get(token, "") if known else f" {token}" for token in ids]
+        texts.append(HeldOutText(source=source, ids=ids, tokens=tokens, window=len(ids) - 1))
+    return texts
+
+
+def ends_before(stream: TokenStream, end_of_text: int, places: np.ndarray) -> np.ndarray:
+    """Return how many ids of a stream before each place end a text, int64; reads the stream up to the last place."""
+    counts, last = np.zeros(len(places), np.int64), int(places.max(initial=0))
+    for begin in tqdm(range(0, last, SCAN_TOKENS), desc="counting documents", disable=None, leave=False):
+        block = stream.read(begin, min(SCAN_TOKENS, last - begin))
+        counts += np.searchsorted(begin + np.flatnonzero(block == end_of_text), places)
+    return counts
+
+
+def _mean(losses: np.ndarray) -> str:
+    return f"{losses.mean():.4f}" if losses.size else ""
+
+
+def _cells(text: HeldOutText, losses: np.ndarray) -> list[dict[str, str]]:
+    values = [[-loss if math.isfinite(loss) else None] for loss in [0.0, *losses.tolist()]]
+    return [cell(text, at, values[at] if losses.size else []) for at in range(len(text.ids))]
+
+
+def _coloured(text: HeldOutText, losses: np.ndarray, whole: bool) -> str:
+    """Return a text, or the line of its stretch of the highest loss, for a terminal, with its colours if it has any."""
+    width, first, parts, room = min(STRETCH, len(losses)), 0, [], COLUMNS
+    if not whole and width:
+        first = int(np.convolve(losses, np.ones(width), "valid").argmax()) + 1
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for at in range(first, len(text.ids) if whole else min(first + STRETCH, len(text.ids))):
+        shown, kind = token_text(text.tokens[at])
+        shown = shown.replace("·", " ") if kind == "space" else shown
+        if not whole:
+            shown = shown.replace("\n", "").replace("\t", "")
+            room -= sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in shown)
+        if room < 0:
+            break
+        level = heat(float(losses[at - 1])) if coloured and at and losses.size else 0
+        parts.append(f"\x1b[30;48;5;{COLOURS[level - 1]}m{shown}\x1b[0m".replace("\n", "\x1b[0m\n") if level else shown)
+    return "".join(parts)

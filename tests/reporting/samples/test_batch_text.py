@@ -1,0 +1,167 @@
+"""A step's batch as text: the ids that a real run was fed, their documents, losses before the step, and refusals."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import BadInput
+from reporting.run_history import read_resolved
+from reporting.samples.batch_text import RecordedBatch, ends_before, read_batch
+from tests.conftest import metrics, one_line, train
+from tests.tokens.format.token_directory import write_llm_c
+from tests.tokens.preparing import CRASH, PREPARE, jsonl
+from tests.tokens.preparing import run as command
+from tests.training.conftest import CHANGED_TRAIN
+from tokens.batches.sampling import Layout, idle_micro_steps
+from tokens.format.token_file import open_split
+from training.config.train_config import load_run
+
+Make = Callable[..., Path]
+# Writes what the ranks are fed, a line for each micro-batch.
+RECORDER = """
+import json
+import sys
+
+from training.prefetch import Feed
+
+fed = Feed.next
+
+
+def record(feed):
+    batch = fed(feed)
+    rows = [[*row, last] for row, last in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist(), strict=True)]
+    with open(f"{sys.argv[1]}/fed-{os.environ.get('RANK', 0)}", "a") as file:
+        file.write(json.dumps(rows) + chr(10))
+    return batch
+
+
+Feed.next = record
+"""
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Return train.py with the recorder."""
+    script = tmp_path / "recording.py"
+    script.write_text(CHANGED_TRAIN.format(changes=RECORDER))
+    return script
+
+
+def rebuilt(run: Path, step: int, given: Path | None = None) -> RecordedBatch:
+    record, job, _ = read_resolved(run)
+    assert record is not None
+    return read_batch(load_run(run, ()), record, job, step, given)
+
+
+def assert_is_what_was_fed(run: Path, ranks: int, steps: int, global_batch: int) -> None:
+    layout = Layout(context_length=32, microbatch_size=2, microbatches=global_batch // 2, data_parallel_size=ranks)
+    fed = [[json.loads(line) for line in (run / f"fed-{rank}").read_text().splitlines()] for rank in range(ranks)]
+    for step in range(1, steps + 1):
+        batch = rebuilt(run, step)
+        for rank in range(ranks):
+            micro_steps = fed[rank][(step - 1) * layout.accumulation : step * layout.accumulation]
+            expected = np.concatenate(micro_steps[idle_micro_steps(layout, rank) :])
+            assert np.array_equal(batch.ids[np.array(batch.ranks) == rank], expected), (step, rank)
+
+
+def mixture(token_files: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return a dataset in two stages, with tokens of another program that are too few for one epoch."""
+    folder.mkdir()
+    write_llm_c(folder / "tiny_train_000000.bin", open_split(token_files, "train").read(5_000, 33 * 32 + 1))
+    weights = [[0, 1], [3, 0.75]], [[0, 1], [3, 0.25]]
+    return [
+        {"dataset": str(name), "weight": weight} for name, weight in zip((folder, token_files), weights, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [
+        (1, {}),
+        (2, {"of_two": True, "max_epochs": 3, "shuffle": True}),
+        (2, {"shuffle": True, "era_tokens": 1000}),
+        (3, {"shuffle": True, "global_batch_size": 10, "min_train_tokens": 8 * 10 * 32}),  # uneven
+    ],
+)
+def test_a_batch_is_what_the_ranks_were_fed(
+    make_run: Make, token_files: Path, recording: Path, ranks: int, changes: dict[str, Any]
+) -> None:
+    if changes.pop("of_two", False):
+        changes["dataset"] = mixture(token_files, recording.with_name("other"))
+    run = make_run(**changes)
+    done = train(run, "--set", "learning_rate=0.001", ranks=ranks, script=recording)
+    assert done.returncode == 0, done.stderr
+    assert_is_what_was_fed(run, ranks, 8, changes.get("global_batch_size", 8))
+
+
+def test_growing_tokens_are_shown_as_far_as_they_go(make_run: Make, tmp_path: Path, recording: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
+    fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
+    preparation = (source, "--output", tmp_path / "tokens", *fixed)
+    killed = command(CRASH, *preparation, CRASH_AT="ledger written", CRASH_TIME="20")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    settings = {"shuffle": True, "era_tokens": 1000, "validation_interval": None, "min_train_tokens": 40 * 8 * 32}
+    run = make_run(dataset=str(tmp_path / "tokens"), **settings)
+    done = train(run, "--follow", "--max-steps", "6", script=recording)
+    assert done.returncode == 0, done.stderr
+    assert_is_what_was_fed(run, 1, 6, 8)
+    assert "still being prepared" in one_line(train(run, "--look", "40"))
+    assert command(PREPARE, *preparation).returncode == 0
+    assert_is_what_was_fed(run, 1, 6, 8)
+
+
+def test_documents_are_counted_across_blocks(token_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reporting.samples.batch_text.SCAN_TOKENS", 1000)
+    stream = open_split(token_files, "train")
+    ids, places = stream.read(0, stream.length), np.array([70_000, 0, stream.length - 1, 999, 1000])
+    expected = [int((ids[:place] == 256).sum()) for place in places]
+    assert ends_before(stream, 256, places).tolist() == expected and max(expected) > 0
+    assert ends_before(stream, 256, np.array([], np.int64)).tolist() == []
+
+
+def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before(make_run: Make) -> None:
+    run = make_run(checkpoint_interval=1, keep_checkpoints=8)
+    train(run, ranks=2).check_returncode()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    for step, loss in metrics(run, "train_loss").items():
+        done = train(run, "--look", str(step))
+        assert done.returncode == 0, done.stderr
+        under = "the run's random initial weights" if step == 1 else f"step-{step - 1:08d}"
+        assert f"losses under {under}" in done.stdout and "read by rank 0 to 1 of 2" in done.stdout
+        assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(copied: Path) -> None:
+    weights = copied / "checkpoints" / "step-00000004" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    done = train(copied, "--look", "8", "--rank", "0")
+    assert "losses under the run's random initial weights" in done.stdout
+    assert "step-00000004" in done.stderr
+
+
+def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path: Path, make_run: Make) -> None:
+    assert one_line(train(copied, "--look", "9")).endswith("--look 9: wanted a step from 1 to 8")
+    assert "--rank 1: wanted 0 to 0" in one_line(train(copied, "--look", "8", "--rank", "1"))
+    assert "the run has not begun" in one_line(train(make_run("new"), "--look", "1"))
+    page = tmp_path / "mine.txt"
+    page.write_text("mine")
+    assert "is not a page of train.py --look" in one_line(train(copied, "--look", "8", "--html", str(page)))
+    for words in (("--look", "0"), ("--look", "-1"), ("--rank", "0")):
+        assert train(copied, *words).returncode == 2
+    other = tmp_path / "other"
+    shutil.copytree(token_files, other)
+    assert np.array_equal(rebuilt(copied, 8, other).ids, rebuilt(copied, 8).ids)  # moved
+    (other / "manifest.json").unlink()
+    file = other / "train.safetensors"
+    file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
+    with pytest.raises(
+        BadInput, match=r"train.safetensors: damaged, or another file than the one that .*resolved.json"
+    ):
+        rebuilt(copied, 8, other)
