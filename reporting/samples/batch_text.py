@@ -76,34 +76,35 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     chosen = [number for number, rank in enumerate(batch.ranks) if command.rank in (None, rank)]
     if not chosen:
         raise BadInput(f"--rank {command.rank}: wanted 0 to {max(batch.ranks)}, a rank of those that read the step")
+    device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
+    count = parameter_count(batch.run.model)
+    print(
+        f"the network has {count:,} parameters, {4e-9 * count:.1f} GB in fp32 on {device}", file=sys.stderr, flush=True
+    )
     network, under = weights_before(batch.run, record, step, initial)
     losses = np.zeros((len(chosen), 0))
     if network is not None:
-        device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
         losses = token_losses(network, torch.from_numpy(batch.ids[chosen]), device)
     length, size = batch.ids.shape[1] - 1, max(batch.ranks) + 1
-    lines = [
-        f"{run.directory}, step {step:,}: {len(chosen)} sequences of {length:,} tokens",
-        f"read by rank {'0' if size == 1 else f'0 to {size - 1}' if command.rank is None else command.rank} of {size}",
-        f"losses {under}",
-        *([f"mean {losses.mean():.4f} nats per token"] if losses.size else []),
-    ]
+    reader = f"{size} rank{'s' * (size > 1)}" if command.rank is None else f"rank {command.rank} of {size}"
+    mean = f"losses {under}" + (f", mean {losses.mean():.4f} nats per token" if losses.size else "")
+    name = f"{run.directory.resolve().name}, step {step:,}"
+    lines = [f"{name}: {len(chosen)} sequences of {length:,} tokens, read by {reader}", mean]
     print(*map(printable, lines), sep="\n")
     texts = describe(batch, chosen)
     order = sorted(range(len(chosen)), key=lambda at: -np.nan_to_num(losses[at].sum(), nan=np.inf))
-    whole = command.rank is not None or losses.size <= PRINTED_TOKENS
+    whole = command.rank is not None or len(chosen) * length <= PRINTED_TOKENS
     for at in order[: None if whole else LISTED]:
-        print(
-            f"--- {_mean(losses[at])} {printable(texts[at].source)}", _coloured(texts[at], losses[at], whole), sep="\n"
-        )
+        print(f"--- {_mean(losses[at])} {printable(texts[at].source)}")
+        print(_coloured(texts[at], losses[at], whole))
     if command.html is None:
         print("" if whole else "the whole text: --html FILE; of one rank: --rank R")
         return EXIT_DONE
     order = order[: max(1, PAGE_TOKENS // length)]
     page = render(
         "reporting/templates/batch.html",
-        title=lines[0],
-        lines=lines[1:],
+        title=name,
+        lines=lines,
         left_out=len(chosen) - len(order),
         legend=LEGEND if losses.size else [],
         sequences=[(f"{_mean(losses[at])} {texts[at].source}", _cells(texts[at], losses[at])) for at in order],
@@ -119,13 +120,9 @@ def read_batch(run: Run, record: RunRecord, job: LastJob, step: int, given: Path
 
     Raises BadInput for a step that the run does not have, and for other tokens than it has read.
     """
-    resolved, world_size, [recorded, *others] = (
-        run.directory / RESOLVED,
-        record.world_size or 1,
-        job.token_files or [""],
-    )
-    if given is None and not others and is_folder(Path(recorded)):
-        given = Path(recorded)
+    resolved, world_size, places = run.directory / RESOLVED, record.world_size or 1, job.token_files
+    if given is None and len(places) == 1 and is_folder(Path(places[0])):
+        given = Path(places[0])
     keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
     keys |= {"dataset": run.train.data.dataset, "validation_interval": None}  # it may have moved; is not read
     try:
@@ -148,7 +145,7 @@ def read_batch(run: Run, record: RunRecord, job: LastJob, step: int, given: Path
     sizes = [world_size, *(line.get("world_size") for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
-    places = locate(reading, np.arange((step - 1) * batch, step * batch))
+    windows = locate(reading, np.arange((step - 1) * batch, step * batch))
     directories = {id(directory.train): directory for directory in token_set.directories}
     whole = attrs.evolve(reading, layout=attrs.evolve(plan.layout, data_parallel_size=1))
     read = micro_batches(whole, 0, range(step - 1, step))
@@ -156,8 +153,8 @@ def read_batch(run: Run, record: RunRecord, job: LastJob, step: int, given: Path
         run=run,
         ids=np.concatenate([np.column_stack([each.inputs, each.targets[:, -1]]) for each in read]),
         ranks=[rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)],
-        directories=[directories[id(stream)] for stream, _ in places],
-        firsts=np.array([first for _, first in places]),
+        directories=[directories[id(stream)] for stream, _ in windows],
+        firsts=np.array([first for _, first in windows]),
     )
 
 
@@ -165,7 +162,12 @@ def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeigh
     """Return the weights of the newest checkpoint before a step, or the initial ones, and which; None: unknown."""
     found, origin = find_before(checkpoints_of(run.directory), step), record.initial_weights
     if found is not None:
-        return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
+        try:
+            return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
+        except (BadInput, OSError):
+            if is_folder(found):
+                raise
+            return weights_before(run, record, step, initial)  # the run has deleted it meanwhile
     if initial is not None:
         return initial.load(), f"under {initial.source}: no earlier checkpoint"
     if origin is not None:
@@ -177,9 +179,6 @@ def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeigh
 
 def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
     """Return the loss of each token of sequences (N, T + 1) but the first, nats, fp32 (N, T). Raises BadInput."""
-    count = parameter_count(network.config)
-    size = f"{count:,} parameters in fp32, {4e-9 * count:.1f} GB, on {device}"
-    print(f"measuring losses: {size}", file=sys.stderr, flush=True)
     try:
         network = network.to(device).eval()
         parts = tqdm(ids.split(max(1, BATCH_TOKENS // ids.shape[1])), disable=None, leave=False)
@@ -187,15 +186,15 @@ def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
     except Exception as error:
         if not is_memory_error(error):
             raise
-        raise BadInput(f"--look: the memory does not hold {size}; pass --device cpu") from error
+        raise BadInput(f"--look: the memory of {device} does not hold the network; pass --device cpu") from error
 
 
 def describe(batch: RecordedBatch, chosen: list[int]) -> list[HeldOutText]:
     """Return some sequences as text, or as ids where no tokenizer is known."""
-    place, known, end = ModelLocation(*[batch.run.directory] * 3), {}, -1
+    run, known, end = batch.run.directory, {}, -1
     try:
-        if (tokenizer := tokenizer_of(place, None, batch.run.model)) is not None:
-            known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
+        tokenizer = tokenizer_of(ModelLocation(run, run, run), None, batch.run.model)
+        known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
     except BadInput as error:
         print(printable(f"NOTE: ids are shown: {error}"), file=sys.stderr)
     texts: list[HeldOutText] = []
