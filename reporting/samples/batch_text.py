@@ -193,8 +193,8 @@ def describe(batch: RecordedBatch, chosen: list[int]) -> list[HeldOutText]:
     """Return some sequences as text, or as ids where no tokenizer is known."""
     run, known, end = batch.run.directory, {}, -1
     try:
-        tokenizer = tokenizer_of(ModelLocation(run, run, run), None, batch.run.model)
-        known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
+        if (tokenizer := tokenizer_of(ModelLocation(run, run, run), None, batch.run.model)) is not None:
+            known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
     except BadInput as error:
         print(printable(f"NOTE: ids are shown: {error}"), file=sys.stderr)
     texts: list[HeldOutText] = []
