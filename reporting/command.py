@@ -14,7 +14,7 @@ from common.checks import number
 from common.errors import printable
 
 PROJECT = "lockstep"
-COLOURS = 8  # that a page tells apart: line_chart.PALETTE
+MOST_SAMPLED = 8  # runs; a page of more has no samples
 NICENESS = 10  # the machine may be training
 LOOK_SECONDS = 10.0  # of a watch, by default
 IDLE_LOOKS = 2  # in succession without a job: torchrun may be restarting one
@@ -25,8 +25,8 @@ SECONDS = number(0, 1e6, above=True, example="30")
 class ReportCommand:
     """Write one HTML file about runs: curves, cost, samples, differences."""
 
-    runs: Annotated[tuple[Path, ...], option("run directory", name="RUN...", required=True)] = attrs.field(
-        kw_only=False
+    runs: Annotated[tuple[Path, ...], option("run, sweep, ladder or archive", name="RUN...", required=True)] = (
+        attrs.field(kw_only=False)
     )
     output: Annotated[
         Path | None, option("default: report.html in the run directory; of several runs, here", "FILE")
@@ -59,8 +59,6 @@ class ReportCommand:
         places = list(map(os.path.realpath, self.runs))
         if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
-        if self.to is None and len(self.runs) > COLOURS:
-            raise UsageError(f"RUN...: got {len(self.runs)}, wanted {COLOURS} at most: a page has {COLOURS} colours")
 
     def run(self) -> None:
         """Write the report."""
@@ -75,7 +73,7 @@ class ReportCommand:
             return
         check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:
-            watch(self.runs, self._write, self.every or LOOK_SECONDS)
+            watch(self._found, self._write, self.every or LOOK_SECONDS)
         else:
             self._write()
 
@@ -83,16 +81,20 @@ class ReportCommand:
     def _file(self) -> Path:
         from training.telemetry.metrics_log import REPORT
 
-        return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
+        return self.output or (_directory(self.runs[0]) if len(self.runs) == 1 else Path()) / REPORT
+
+    def _found(self) -> list[Path]:
+        """Return the runs that have begun: those given, and those in the experiments and archives given."""
+        return list(dict.fromkeys(run for path in self.runs for run in runs_in(path)))
 
     def _send(self, name: str) -> None:
         from reporting.trackers.tracker_sync import TrackerSync, store_of
 
-        opener = store_of(name)
-        syncs = [TrackerSync(run, name, self.project or PROJECT, opener) for run in self.runs]
+        opener, runs = store_of(name), self._found()
+        syncs = [TrackerSync(run, name, self.project or PROJECT, opener) for run in runs]
 
         def advance(*, last: bool = False) -> None:
-            for run, sync in zip(self.runs, syncs, strict=True):
+            for run, sync in zip(runs, syncs, strict=True):
                 sent, held = sync.advance()
                 if last:
                     sync.close()  # may find that the tracker has not taken all
@@ -102,31 +104,56 @@ class ReportCommand:
             for sync in syncs:
                 stack.callback(sync.close)
             if self.watch:
-                watch(self.runs, advance, self.every or LOOK_SECONDS)
+                watch(lambda: runs, advance, self.every or LOOK_SECONDS)
             advance(last=True)
 
     def _write(self) -> None:
         """Write the page, first with what is known: to record the samples of a large model takes minutes."""
         from common.files import replace_file, writing
+        from reporting.experiment_results import experiment_results
         from reporting.report_page import report_page
         from reporting.run_history import read_history, run_names
         from reporting.samples.sample_log import lacks_samples
         from reporting.samples.sample_sections import sample_sections
 
-        lacking = not self.no_samples and any(map(lacks_samples, self.runs))
+        runs = self._found()
+        results = [found for path in self.runs if (found := experiment_results(_directory(path)))]
+        sampled = runs if len(runs) <= MOST_SAMPLED else []
+        lacking = not self.no_samples and any(map(lacks_samples, sampled))
         for record in (False, True) if lacking else (not self.no_samples,):
-            named = zip(self.runs, run_names(self.runs), strict=True)
+            named = zip(runs, run_names(runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
-            sections, notes = sample_sections(self.runs, record=record, tokenizer=self.tokenizer)
-            page = report_page(self.runs, histories, sections)
+            sections, notes = sample_sections(sampled, record=record, tokenizer=self.tokenizer)
+            page = report_page(runs, histories, sections, results)
             with writing(self._file):
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
 
 
-def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float) -> None:
-    """Call `write`, and again whenever the runs have changed, until no job trains any of them.
+def runs_in(path: Path) -> list[Path]:
+    """Return the runs that a path names: itself, or those in a sweep, a ladder or an archive that have begun.
+
+    Raises NotBegun where none has.
+    """
+    from reporting.run_history import NotBegun
+    from training.telemetry.metrics_log import METRICS
+
+    directory = _directory(path)
+    if directory == path and ((path / "train.json").exists() or (path / METRICS).exists() or not path.is_dir()):
+        return [path]
+    if not (found := sorted(inside.parent for inside in directory.glob(f"*/{METRICS}"))):
+        raise NotBegun(f"{path}: no run in {directory} has begun; train it first, or give a run directory")
+    return found
+
+
+def _directory(path: Path) -> Path:
+    """Return the directory of an experiment's runs, given that or its file."""
+    return path.with_suffix("") if path.suffix == ".json" else path
+
+
+def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:
+    """Call `write`, and again whenever the runs that `look` finds have changed, until no job trains any of them.
 
     A run that has not measured anything is waited for while its job lives; without one, an error of `write` is raised.
     """
@@ -135,6 +162,7 @@ def watch(runs: Sequence[Path], write: Callable[[], None], every_seconds: float)
 
     seen, idle = None, 0
     while True:
+        runs = look()
         idle = 0 if any(map(is_locked, runs)) else idle + 1  # before the look: what a job writes last is seen
         now = [_version(run) for run in runs]
         if now != seen:

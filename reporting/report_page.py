@@ -10,7 +10,7 @@ import attrs
 from common.errors import BadInput
 from common.json_files import utc_now
 from common.web_page import render
-from reporting.run_charts import charted_axes, legend
+from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
 from training.checkpoints.directory import checkpoints_of, steps_in
 from training.checkpoints.run_record import describe_changes
@@ -24,19 +24,28 @@ Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
 
 
-def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: "Mapping[str, Markup]") -> str:
-    """Return the page of runs and their histories. `sections`: shown after the curves, by title."""
+def report_page(
+    runs: Sequence[Path],
+    histories: Sequence[RunHistory],
+    sections: "Mapping[str, Markup]",
+    results: "Sequence[Markup]" = (),
+) -> str:
+    """Return the page of runs and their histories. `sections`: shown after the curves, by title; `results`: before."""
     compared, advice = _evaluations(runs)
+    groups = grouped(histories)
     return render(
         "reporting/templates/report_page.html",
-        title=" / ".join(history.name for history in histories),
+        title=" / ".join(name for name, _ in groups),
+        results=results,
+        groups=groups,
+        colours={at: colour for colour, (_, members) in enumerate(groups) for at in members},
         written=utc_now(),
         headlines=[(history.name, headline(history)) for history in histories],
         axes=charted_axes(histories),
         legend=legend(histories),
         marked=sorted({mark.kind for mark in histories[0].marks}) if len(histories) == 1 else [],
         sections=sections,
-        differing=differing_settings(histories),
+        differing=differing_settings([histories[members[0]] for _, members in groups]),
         histories=histories,
         ledgers=[list(ledger_rows(history)) for history in histories],
         facts=[list(facts(history)) for history in histories],

@@ -1,5 +1,8 @@
 """Curves of one run, or of several over each other, along each axis that all of them know."""
 
+import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -7,6 +10,7 @@ import numpy as np
 
 from common.line_chart import PALETTE, Line, LineChart, VerticalMark
 from reporting.run_history import AXES, RunHistory
+from training.config.train_config import recipe
 from training.telemetry.curves import TRAIN, VALIDATION, Curve, losses
 
 GIB = 1 << 30
@@ -47,19 +51,48 @@ class ChartedAxis:
 
 def charted_axes(histories: Sequence[RunHistory]) -> list[ChartedAxis]:
     """Return the charts along each axis that all runs know."""
+    colours = {at: colour for colour, (_, members) in enumerate(grouped(histories)) for at in members}
     axes = []
     for axis in (axis for axis in AXES if all(axis in history.axes for history in histories)):
         minutes = axis == "hours" and max(history.axes[axis].last for history in histories) < SHORT_HOURS
-        view = _View(histories=histories, axis=axis, unit="minutes" if minutes else axis, factor=60 if minutes else 1)
+        unit, factor = ("minutes", 60) if minutes else (axis, 1)
+        view = _View(histories=histories, axis=axis, unit=unit, factor=factor, colours=colours)
         axes.append(ChartedAxis(axis, view.unit, [chart.svg() for chart in view.charts() if chart.lines]))
     return axes
 
 
 def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
     """Return (CSS class, meaning) of the colours, runs or the losses of one, and of thick and thin lines."""
-    names = list(losses(histories[0].curves)) if len(histories) == 1 else [history.name for history in histories]
+    names = list(losses(histories[0].curves)) if len(histories) == 1 else [name for name, _ in grouped(histories)]
     entries = [(f"s{number % len(PALETTE)}", name) for number, name in enumerate(names)]
     return entries + ([("", WEIGHTS)] if len(histories) <= MOST_RAW else [])
+
+
+def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
+    """Return the runs that share a colour, by their numbers, and a name for them: up to eight runs, each one.
+
+    Of more, those of one recipe, which differ in their seeds; then the best seven recipes by loss, and all others.
+    """
+    if len(histories) <= len(PALETTE):
+        return [(history.name, [at]) for at, history in enumerate(histories)]
+    recipes: dict[str, list[int]] = {}
+    for at, history in enumerate(histories):
+        key = json.dumps(recipe(attrs.asdict(history.model), history.train), default=str)
+        recipes.setdefault(key, []).append(at)
+    found = sorted(recipes.values(), key=lambda members: min(_last_loss(histories[at]) for at in members))
+    most = len(PALETTE) - (len(found) > len(PALETTE))
+    groups = [
+        (re.sub(r"[-_ ]*(seed)?[-_ ]*\d+$", "", name) or name if len(members) > 1 else name, members)
+        for members in found[:most]
+        for name in [histories[members[0]].name]
+    ]
+    others = [at for members in found[most:] for at in members]
+    return [*groups, *([(f"{len(others)} others", others)] if others else [])]
+
+
+def _last_loss(history: RunHistory) -> float:
+    curve = history.curves.get("validation_loss", history.curves.get("train_loss"))
+    return math.inf if curve is None or not math.isfinite(curve.last) else curve.last
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float | None:
@@ -89,6 +122,7 @@ class _View:
     axis: str
     unit: str
     factor: float
+    colours: dict[int, int]  # by the number of the run
 
     def charts(self) -> Iterator[LineChart]:
         """Yield the charts of losses, then the others; one without lines where no run has the curve."""
@@ -132,7 +166,7 @@ class _View:
         lines: list[Line] = []
         for number, curve in known.items():
             history = self.histories[number]
-            name, colour = (title, PANEL_COLOUR) if single else (history.name, number)
+            name, colour = (title, PANEL_COLOUR) if single else (history.name, self.colours[number])
             lines += self._lines(history, curve, name, colour, kind)
         top = None if logarithmic or not known else common_top(list(known.values()), losses=is_loss)
         title = f"{title}, moving average" if kind == "average" else title
@@ -155,7 +189,7 @@ class _View:
         line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=kind == "dotted")
         if kind in ("plain", "dotted"):
             return [line]
-        average = attrs.evolve(line, y=curve.smoothed(), weight="bold")
+        average = attrs.evolve(line, y=curve.smoothed(), weight="bold" if len(self.histories) <= len(PALETTE) else "")
         if kind == "average":
             return [average]
         raw = attrs.evolve(line, name=f"{name}, as logged", weight="raw")

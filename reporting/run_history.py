@@ -14,6 +14,7 @@ from common.errors import BadInput
 from common.json_files import is_number, read_json
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
+from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
@@ -116,7 +117,8 @@ def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
     from training.config.train_config import load_run
 
-    run = load_run(directory, ())
+    archived = directory.absolute().parent.name == ARCHIVE
+    run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)
     found = read_counted(directory)
     lines, records = found.records, current_records(found.records)
@@ -169,7 +171,8 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]
 
 def run_names(directories: Sequence[Path]) -> list[str]:
     """Return the names of runs for people; of several with one name, their paths."""
-    names = [directory.resolve().name for directory in directories]
+    parts = [directory.resolve().parts for directory in directories]
+    names = ["/".join(one[-3 if one[-2:-1] == (ARCHIVE,) else -1 :]) for one in parts]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
 
 

@@ -116,6 +116,7 @@ class LadderTable:
             },
             "law": None if forecast is None else attrs.asdict(forecast.fit.law) | {"noise": forecast.fit.noise},
             "forecast": None if forecast is None else [forecast.loss.value, forecast.loss.low, forecast.loss.high],
+            "forecast_for": None if forecast is None else [forecast.parameters, forecast.tokens],
             "refused": self.refused,
             "notes": self.notes(),
         }

@@ -1,6 +1,6 @@
 // Reading and zooming of the charts; the page is whole without it.
 document.body.classList.add("with-script");
-const SIZE = 10000, FARTHEST = 1e5 * SIZE, LAST_SHARE = 0.96; // as in line_chart.py and chart_scale.py
+const SIZE = 10000, FARTHEST = 1e5 * SIZE, LAST_SHARE = 0.96, MOST_TOLD = 8; // as in line_chart.py and chart_scale.py
 
 function ticks(low, high) {
   const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough));
@@ -73,10 +73,12 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     show([first, top - margin, last - first, bottom - top + 2 * margin]);
   }
   svg.addEventListener("pointermove", event => {
-    const at = place(event), told = [];
-    for (const line of lines) {
-      if (!line.points.length) continue;
-      const point = line.points.reduce((best, one) => Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best);
+    const at = place(event), told = [], box = svg.getBoundingClientRect();
+    const height = view[1] + (event.clientY - box.top) / box.height * view[3];
+    const nearest = lines.filter(line => line.points.length).map(line => [line, line.points.reduce(
+      (best, one) => Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best)]);
+    if (nearest.length > MOST_TOLD) nearest.sort(([, one], [, other]) => Math.abs(one[1] - height) - Math.abs(other[1] - height));
+    for (const [line, point] of nearest.slice(0, MOST_TOLD)) {
       const outside = Math.abs(point[1]) >= FARTHEST ? "beyond " : "", near = Math.abs(point[0] - at) < view[2] / 100;
       const where = line.average && near ? "" : ` at ${readX(point[0])}`;
       told.push(`${line.name}${where}: ${outside}${readY(point[1])}`);

@@ -9,9 +9,11 @@ import pytest
 
 from common.arguments import UsageError
 from reporting.command import ReportCommand, watch
+from reporting.run_history import NotBegun
 from reporting.samples.sample_log import read_samples
 from tests import launch
 from tests.conftest import ROOT
+from tests.reporting.written_runs import training, write_run
 from tests.training.supervision.runs import start, wait_until
 from training.supervision.run_lock import is_locked, take_run_lock
 from training.telemetry.metrics_log import METRICS, REPORT
@@ -28,7 +30,6 @@ A, B = Path("a"), Path("b")
         ({"output": B, "to": "trackio"}, "leave out --output"),
         ({"no_samples": True, "to": "trackio"}, "leave out --output and --no-samples"),
         ({"runs": (A, B, Path("b/../a"))}, "a and b/../a are one run"),
-        ({"runs": tuple(Path(f"run-{number}") for number in range(9))}, "got 9, wanted 8 at most"),
     ],
 )
 def test_what_would_do_nothing_is_a_usage_error(options: dict[str, object], problem: str) -> None:
@@ -48,15 +49,36 @@ def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_
             held.file.close()  # type: ignore[union-attr]
         (tmp_path / METRICS).write_text(next(content, "three"))
 
-    watch([tmp_path], write, 0.01)
+    watch(lambda: [tmp_path], write, 0.01)
     assert written[:4] == ["", "one", "two", "three"]
     assert not is_locked(tmp_path)
 
 
 def test_a_run_that_nobody_trains_is_reported_once(tmp_path: Path) -> None:
     calls = itertools.count()
-    watch([tmp_path, tmp_path / "absent"], lambda: next(calls) and None, 0.01)
+    watch(lambda: [tmp_path, tmp_path / "absent"], lambda: next(calls) and None, 0.01)
     assert next(calls) == 1
+
+
+def test_a_sweep_of_nine_runs_its_file_and_an_archive_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda _: None)
+    (output := tmp_path / "sweep").mkdir()
+    with pytest.raises(NotBegun, match=r"no run in .*sweep has begun"):
+        ReportCommand(runs=(output,)).run()
+    for number in range(9):
+        write_run(output / f"base-seed-{number}", training())
+    (output / "unbegun").mkdir()
+    ReportCommand(runs=(tmp_path / "sweep.json",)).run()
+    page = (output / REPORT).read_text()
+    assert "<h1>9 runs</h1>" in page and page.count("<td>complete</td>") == 9
+    archived = output / "base-seed-0" / "archive" / "20260101T000000Z"
+    archived.mkdir(parents=True)
+    (output / "base-seed-0" / METRICS).rename(archived / METRICS)
+    for path in (archived, archived.parent):
+        ReportCommand(runs=(path,), no_samples=True).run()
+        assert "base-seed-0/archive/2026" in (path / REPORT).read_text()
 
 
 @pytest.mark.slow

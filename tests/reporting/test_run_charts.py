@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 
 from reporting.report_page import differing_settings
-from reporting.run_charts import charted_axes, common_top, legend
-from reporting.run_history import read_history
+from reporting.run_charts import charted_axes, common_top, grouped, legend
+from reporting.run_history import RunHistory, read_history
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
 from training.telemetry.curves import Curve
 
@@ -67,6 +67,25 @@ def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
         charts = charted_axes([history] * count)[0].charts
         lines = re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', "".join(charts))
         assert points - 20 <= max(map(lambda line: line.count("L") + 1, lines)) <= points
+
+
+def test_runs_of_one_recipe_share_a_colour_where_there_are_many_and_the_worst_recipes_are_others(
+    tmp_path: Path,
+) -> None:
+    run = read_history(write_run(tmp_path / "run", training()))
+    curve = run.curves["validation_loss"]
+
+    def history(rate: float, seed: int) -> RunHistory:
+        curves = run.curves | {"validation_loss": attrs.evolve(curve, values=curve.values * (1 + rate))}
+        train = run.train | {"learning_rate": rate, "random_seed": seed}
+        return attrs.evolve(run, name=f"rate={rate}-seed-{seed}", train=train, curves=curves)
+
+    nine = [history(rate, seed) for rate in (0.2, 0.1, 0.3) for seed in (1, 2, 3)]
+    assert grouped(nine) == [("rate=0.1", [3, 4, 5]), ("rate=0.2", [0, 1, 2]), ("rate=0.3", [6, 7, 8])]
+    forty = grouped([history(rate / 100, 1) for rate in range(40, 0, -1)])
+    assert [name for name, _ in forty][::7] == ["rate=0.01-seed-1", "33 others"] and len(forty[-1][1]) == 33
+    page = "".join(charted_axes(nine)[0].charts)
+    assert page.count('data-name="rate=0.1-seed-') and 'class="line s8' not in page
 
 
 def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path: Path) -> None:

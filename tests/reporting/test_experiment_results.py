@@ -1,0 +1,45 @@
+"""Results of experiments on a page: intervals of a sweep, points and law of a ladder; damaged files leave them out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reporting.experiment_results import experiment_results
+
+VARIANTS = [
+    {"name": "base", "losses": {"1": 2.0, "2": 2.0}, "mean": 2.0, "difference": None},
+    {"name": "<b>", "losses": {"1": 1.9, "2": 1.9}, "mean": 1.9, "difference": [-0.1, -0.15, -0.05]},
+    {"name": "diverged", "losses": {"1": None}, "mean": None, "difference": None},
+]
+LAW = {"floor": 1.0, "size_factor": 10.0, "alpha": 0.3, "token_factor": 10.0, "beta": 0.3, "noise": 0.01}
+POINTS = [
+    {"rung": rung, "parameters": size, "tokens": tokens, "loss": 2.0, "seed": 1}
+    for rung, size in (("1x8", 1000), ("1x16", 4000))
+    for tokens in (20_000, 40_000)
+]
+LADDER = {"points": POINTS, "law": LAW, "forecast": [1.9, 1.8, 2.0], "forecast_for": [9000, 90_000]}
+
+
+def written(directory: Path, name: str, record: Any) -> str:
+    (directory / f"{name}.json").write_text(json.dumps(record))
+    (directory / f"{name}.md").write_text("# <i>words</i>")
+    return str(experiment_results(directory) or "")
+
+
+def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_law_and_forecast(tmp_path: Path) -> None:
+    page = written(tmp_path, "sweep", {"variants": VARIANTS})
+    assert page.count("<circle") == 2 and "-0.1000 [-0.1500, -0.0500]" in page
+    assert "&lt;b&gt;" in page and "# &lt;i&gt;words" in page and "<b>" not in page
+    (tmp_path / "sweep.json").unlink()
+    page = written(tmp_path, "ladder", LADDER)
+    assert page.count('class="dots') == 5 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
+    page = written(tmp_path, "ladder", LADDER | {"law": None, "forecast": None, "forecast_for": None})
+    assert page.count('class="dots') == 4 and 'data-name="law' not in page
+
+
+@pytest.mark.parametrize("record", [[], {}, {"variants": 3}, {"variants": [{"name": 1}]}])
+def test_damaged_results_are_left_out(tmp_path: Path, record: Any) -> None:
+    assert written(tmp_path, "sweep", record) == ""
+    assert experiment_results(tmp_path / "absent") is None
