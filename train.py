@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
+import faulthandler
 import os
 import sys
 import traceback
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.files import Locked, is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
-from training.launch import check_environment, check_launcher, environment_rank
+from training.launch import check_environment, check_launcher, environment_nodes, environment_rank, tell_torchrun
 from training.supervision.run_lock import ExitRecord
 from training.supervision.supervision import Supervision
 
@@ -23,15 +26,13 @@ def main() -> int:
     """Run the command; return its exit status."""
     command = parse_command()
     supervision = supervise(command)
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # torch takes seconds
-
-    from training.command import describe_error
+    from training.command import describe_error  # torch takes seconds
     from training.config.train_config import load_run
     from training.initial_weights import InitialWeights
     from training.job import prepare, run_job
 
-    run, torchrun_errors = None, get_error_handler()
-    torchrun_errors.initialize()
+    run, follows = None, environment_rank() > 0  # it ends as rank 0 does, which says why
+    faulthandler.enable()
     try:
         if command.like is None:
             run = load_run(command.run, command.overrides)
@@ -55,29 +56,35 @@ def main() -> int:
             status = look(run, command, initial)
         if status is None:
             status = run_job(run, command.options, supervision, initial)
+        if status == EXIT_STOPPED:
+            tell_torchrun("stopped early with status 75; the same command continues")
+        follows = follows and status == EXIT_STOPPED
     except Exception as error:  # noqa: BLE001  # leave() prints nothing
         status, line = EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR, describe_error(error, run)
         on_all = isinstance(error, BadInput | Diverged) and not (isinstance(error, BadInput) and error.alone)
-        if line is None:
-            torchrun_errors.record_exception(error)
-            traceback.print_exc()
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        elif environment_rank() == 0 or not on_all or not supervision.stop_asked.wait(RANK_0_SECONDS):
+        follows = follows and on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
+        if line is None:
+            tell_torchrun(traceback.format_exc())
+            traceback.print_exc()
+        elif not follows:
             say(line)
     supervision.exit_record.write(status)
     if status in {EXIT_STOPPED, EXIT_DIVERGED}:
         supervision.end_torchrun()
-    return status
+    return EXIT_DONE if follows and environment_nodes() == 1 else status  # torchrun's table is of rank 0 alone
 
 
 def parse_command() -> "TrainCommand":
     """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
+    said = StringIO()
     try:
         prepare_process("train.py")
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
-        command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+        with redirect_stderr(said):
+            command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
         if command.keys:
             from training.config.key_table import key_table
 
@@ -88,6 +95,10 @@ def parse_command() -> "TrainCommand":
         if not end.code:
             leave(checked_status(EXIT_DONE))
         ExitRecord(None).write(EXIT_USAGE)
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            leave(EXIT_DONE)  # the first rank of this machine says the same
+        if line := said.getvalue().strip():
+            say(line.removeprefix("train.py: "))
         raise
 
 
@@ -114,8 +125,10 @@ def supervise(command: "TrainCommand") -> Supervision:
 
 
 def say(problem: str) -> None:
-    """Print an error, each problem as one line."""
-    print(*(f"train.py: {printable(line)}" for line in problem.split("\n")), sep="\n", file=sys.stderr, flush=True)
+    """Print an error, each problem as one line; it also stands in torchrun's table of failures."""
+    lines = [printable(line) for line in problem.split("\n")]
+    print(*(f"train.py: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+    tell_torchrun("\n".join(lines))
 
 
 def leave(status: int) -> NoReturn:

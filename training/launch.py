@@ -1,12 +1,15 @@
 """Launch environment: variables that torchrun, or another launcher, sets for a process."""
 
+import json
 import os
 import re
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from common.errors import BadInput, integer_range, quoted
+from common.files import replace_file
 
 # Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
 # operators (for torchrun: may be a range, "1:4").
@@ -110,6 +113,14 @@ def torchrun_process() -> int | None:
         return None
     named = b"torchrun" in command or b"torch.distributed.run" in command
     return os.getppid() if named and torchrun_job() is not None else None
+
+
+def tell_torchrun(message: str) -> None:
+    """Write a message for torchrun's table of failed ranks, where torchrun has started this process."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        details = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            replace_file(Path(path), json.dumps({"message": {"message": message, "extraInfo": details}}))
 
 
 def torchrun_identity() -> str | None:

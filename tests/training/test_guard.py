@@ -56,7 +56,7 @@ def test_what_is_not_finite_is_named_and_never_applied(
     named = f"loss is not finite on rank {', '.join(map(str, bad_ranks))}"
     named = named if what == "loss" else "gradient norm is not finite, every loss is"
     assert f"step 3: {named}; the update was not applied" in done.stderr
-    assert done.stderr.count("is not finite") == 1
+    assert done.stderr.count("is not finite") == min(ranks, 2)  # the second in torchrun's table
     assert list(metrics(run, "train_loss")) == [1, 2]
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "diverged"
     [checkpoint] = (run / "checkpoints").glob("step-*")

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
-from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
+from training.launch import environment_nodes, tell_torchrun, torchrun_identity, torchrun_process, will_restart
 from training.supervision.run_lock import LOST, ExitRecord, RunLock, final_status, take_run_lock
 
 if TYPE_CHECKING:
@@ -153,9 +153,10 @@ class Supervision:
             os._exit(EXIT_ERROR)
         self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
         try:
+            line = f"{cause} before the first step: nothing is lost; the same command continues"
+            tell_torchrun(line)
             if self.run_lock.file is not None:  # rank 0 speaks for all
-                line = f"train.py: {cause} before the first step: nothing is lost; the same command continues"
-                print(line, flush=True)
+                print(f"train.py: {line}", flush=True)
             then()
         finally:
             os._exit(EXIT_STOPPED)

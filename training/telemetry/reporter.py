@@ -109,7 +109,8 @@ class Reporter:
                 self.bar.warn("slowest rank", describe_slowest(rank_seconds))
             numbers = [f"loss {self.last_loss:.4f}", f"{rates['tokens_per_second']:,.0f} tok/s"]
             numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
-            self.bar.show(step, "  ".join(numbers + self._outlook(self.ledger.remaining_seconds(remaining))))
+            seconds = self.ledger.remaining_seconds(remaining) if step < self.plan.steps else None
+            self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
     def finish(self) -> str:
         """Close the bar and draw the chart of the final state; return its file in words."""

@@ -141,7 +141,7 @@ def test_a_group_that_was_asked_to_stop_is_not_restarted(
     done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
     assert done.returncode == 1
     assert outcome(run) == "stopped"
-    assert done.stderr.count("this job ended with status 75, and torchrun restarted it: ending again") == 2
+    assert done.stderr.count("train.py: this job ended with status 75, and torchrun restarted it: ending again") == 2
     assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
     assert train(run, ranks=2).returncode == 0
 
