@@ -1,4 +1,5 @@
 # make train      from nothing: tokens, two minutes of training, a chart and a sample
+# make train TEXT=book.txt  the same from your own text, a file or a folder, in runs/book; RUN=mine: in runs/mine
 # make test       tests to wait for: 5 minutes
 # make test-long  the slower half of the tests; random walks over ranks, kills, fuzzing, lm-evaluation-harness, a served judge
 # make test-cuda  training on torch's CUDA build over an emulated driver: 20 minutes, 10 GB of packages; needs no GPU
@@ -19,11 +20,38 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || tru
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
-.PHONY: train test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
+.PHONY: train text test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
-train: .venv/installed token_files/quickstart/manifest.json
-	$(BIN)/torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS)) train.py $(QUICKSTART)
-	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 100
+TORCHRUN = $(BIN)/python -m training.supervision.torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS))
+OWN := $(filter command,$(origin TEXT))
+AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
+  print("make train", *words)'
+
+train: $(if $(OWN),text) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
+ifdef OWN
+	@set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); set -x; \
+	$(BIN)/python prepare_data.py "$$TEXT" --tokenizer bytes --output "token_files/$$name" \
+	  --validation-fraction 0.1 --split tail \
+	  || { echo "make: to begin in another directory: make train TEXT=... RUN=mine" >&2; exit 1; }; \
+	$(TORCHRUN) train.py "runs/$$name" --like $(QUICKSTART) --set "dataset=token_files/$$name"; \
+	$(BIN)/python evaluate.py sample "runs/$$name" --prompt "" --tokens 200
+	@$(NAME); $(call NEXT,runs/$$name,python train.py runs/larger --like runs/$$name --set n_layers=4)
+else
+	LOCKSTEP_NEXT="make train" $(TORCHRUN) train.py $(QUICKSTART)
+	$(BIN)/python evaluate.py sample $(QUICKSTART) --prompt "def " --tokens 200
+	@$(call NEXT,$(QUICKSTART),make train TEXT=FILE_OR_FOLDER)
+endif
+
+# Of runs/ and token_files/, by TEXT's name, unless RUN says another
+NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEXT")"); name=$${RUN:-$${name%.*}}; \
+  name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
+NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
+  "python evaluate.py sample $(1)" "python report.py $(1)" "$(2)"
+
+text:
+	@[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }
+	@$(NAME); [ -e "token_files/$$name" ] || [ ! -e "runs/$$name" ] || \
+	  { echo "make: runs/$$name is another run; name yours: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 picture: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu
@@ -85,6 +113,7 @@ token_files/quickstart/manifest.json: | .venv/installed
 	  --validation-fraction 0.03 --split tail
 
 .venv/installed: requirements.txt | $(BIN)/python
+	@echo "Installing torch and others, 1.5 GB, or 5 GB with CUDA: 1 to 10 silent minutes"
 	$(PIP) --requirement requirements.txt
 	$(COMPILE)
 	touch $@

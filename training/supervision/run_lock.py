@@ -132,13 +132,8 @@ class JobExit(NamedTuple):
 
 def read_exit(run_directory: Path) -> JobExit | None:
     """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
-    return read_record(run_directory / EXIT_FILE)
-
-
-def read_record(path: Path) -> JobExit | None:
-    """Return an exit record, of a job or of a rank; None where it is absent or damaged."""
     try:
-        record = read_json(path)
+        record = read_json(run_directory / EXIT_FILE)
     except BadInput:
         return None
     status, outcome, final = (record.get(key) for key in ("status", "outcome", "final"))

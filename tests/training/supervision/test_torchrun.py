@@ -1,9 +1,19 @@
 """torchrun's end: its table of failures, and the form without a log and a traceback of its own."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import train
+import pytest
+
+from tests.conftest import ROOT, train
+from tests.training.supervision.runs import LONG, SLOW, wait_for_step
+from tests.walks import children, kill
+
+QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--standalone", "--nproc_per_node=2"]
 
 
 def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> None:
@@ -11,3 +21,27 @@ def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> No
         done = train(make_run(said[:3]), *options, ranks=2)
         assert done.stderr.splitlines()[-2].startswith(f"  traceback : {said}"), done.stderr
         assert done.stderr.count(f"train.py: {said}") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "last"), [("Ctrl-C", 75, "stopped, status 75"), ("kill", 1, "rank 1: Signal 9 (SIGKILL) rec")]
+)
+def test_the_last_line_is_the_command_that_continues(
+    make_run: Callable[..., Path], end: str, status: int, last: str
+) -> None:
+    environment, pipe = os.environ | {"SLOW_STEP": "0.01", "LOCKSTEP_NEXT": "make train"}, subprocess.PIPE
+    run = make_run(**LONG)
+    command = [*QUIET, str(SLOW), str(run), "--device", "cpu"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        wait_for_step(run, 5, process)
+        if end == "kill":
+            kill(children(process)[-1])
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
+        lines = process.communicate(timeout=180)[1].splitlines()
+    assert process.returncode == status
+    assert lines[-1].startswith(last) and lines[-1].endswith("; to continue: make train")
+    assert end == "kill" or not any("torch/" in line for line in lines)
