@@ -2,11 +2,12 @@
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
@@ -35,6 +36,9 @@ class WandbRun(Store):
         self._open: Any = None
         self._last_step, self._version = -1, run.version  # sent by this process; of the data there
         self._offline = not _has_key(wandb)
+        if self._offline:
+            line = f"NOTE: no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"
+            print(printable(line), file=sys.stderr)
 
     @property
     def grows(self) -> bool:

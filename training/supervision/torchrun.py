@@ -5,7 +5,6 @@
 
 import logging
 import os
-import shlex
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,28 +15,27 @@ from training.supervision.run_lock import NODE_VARIABLE
 
 
 def main() -> int:
-    """Run torchrun; return the status of the rank that failed first, EXIT_ERROR where it was killed."""
+    """Run torchrun; return the status of rank 0, EXIT_ERROR where any was killed."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    arguments = parse_args(None)
     logging.disable(logging.ERROR)
-    status, killed = EXIT_DONE, ""
     with TemporaryDirectory() as folder:
         os.environ[NODE_VARIABLE] = folder
         try:
-            run(arguments)
+            run(parse_args(None))
+            return EXIT_DONE
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            status, killed = failure.exitcode, f"rank {rank}: {failure.message}" if failure.exitcode < 0 else ""
-        except SignalException as error:
-            record = Path(folder, "0.json")  # torchrun does not tell how its ranks have ended
-            status, killed = (read_json(record)["status"], "") if record.exists() else (EXIT_ERROR, error.sigval.name)
-    if killed or status == EXIT_STOPPED:
-        again = os.environ.get("LOCKSTEP_NEXT") or shlex.join(sys.orig_argv)
-        print(f"{killed or f'stopped, status {status}'}; to continue: {again}", file=sys.stderr)
-    return EXIT_ERROR if killed else status
+            status, killed = failure.exitcode, f"rank {rank}: {failure.message}"
+        except SignalException as error:  # torchrun does not ask how its ranks end then
+            record, killed = Path(folder, "0.json"), error.sigval.name
+            status = read_json(record)["status"] if record.exists() else -1
+    if status == EXIT_STOPPED or status < 0:
+        end = f"stopped, status {status}" if status > 0 else killed
+        print(f"{end}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}", file=sys.stderr)
+    return status if status >= 0 else EXIT_ERROR
 
 
 if __name__ == "__main__":

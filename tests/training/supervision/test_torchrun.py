@@ -29,11 +29,11 @@ def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> No
 def test_the_last_line_is_the_command_that_continues(
     make_run: Callable[..., Path], end: str, status: int, last: str
 ) -> None:
-    environment, pipe = os.environ | {"SLOW_STEP": "0.01", "LOCKSTEP_NEXT": "make train"}, subprocess.PIPE
+    variables, pipe = {"SLOW_STEP": "0.01", "LOCKSTEP_NEXT": "make train", "PYTHONPATH": str(ROOT)}, subprocess.PIPE
     run = make_run(**LONG)
     command = [*QUIET, str(SLOW), str(run), "--device", "cpu"]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=pipe, text=True, start_new_session=True
+        command, cwd=ROOT, env=os.environ | variables, stderr=pipe, text=True, start_new_session=True
     ) as process:
         wait_for_step(run, 5, process)
         if end == "kill":
