@@ -109,7 +109,7 @@ class Reporter:
                 self.bar.warn("slowest rank", describe_slowest(rank_seconds))
             numbers = [f"loss {self.last_loss:.4f}", f"{rates['tokens_per_second']:,.0f} tok/s"]
             numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
-            seconds = self.ledger.remaining_seconds(remaining) if step < self.plan.steps else None
+            seconds = self.ledger.remaining_seconds(remaining) if remaining.steps else None
             self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
     def finish(self) -> str:
