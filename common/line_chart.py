@@ -21,7 +21,7 @@ MARGIN = 0.04  # of the range of values, above and below
 SIDE_MARGIN = 0.01  # of the x axis: no dot or event lies on the edge
 LAST_SHARE = 0.96  # of the x axis: a label from there on ends at its place, or it would stick out
 MOST_DOTS = 40  # points of a line that are marked: more would hide the lines below
-LONGEST_JOIN = 0.5  # of the range of a line of dots: a longer one would look like values between two of them
+LONGEST_JOIN = 0.7  # of the range of a line of dots: a longer one would look like values between two of them
 TICKS = 5
 MOST_POWERS = 8  # of ten that a logarithmic axis labels
 

@@ -26,7 +26,7 @@ class ReportCommand:
     """Write one HTML file about runs: curves, cost, samples, differences."""
 
     runs: Annotated[tuple[Path, ...], option("run, sweep, ladder or archive", name="RUN...", required=True)] = (
-        attrs.field(kw_only=False)
+        attrs.field(kw_only=False, converter=lambda paths: tuple(map(_directory, paths)))
     )
     output: Annotated[
         Path | None, option("default: report.html in the run directory; of several runs, here", "FILE")
@@ -81,10 +81,9 @@ class ReportCommand:
     def _file(self) -> Path:
         from training.telemetry.metrics_log import REPORT
 
-        return self.output or (_directory(self.runs[0]) if len(self.runs) == 1 else Path()) / REPORT
+        return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
     def _found(self) -> list[Path]:
-        """Return the runs that have begun: those given, and those in the experiments and archives given."""
         return list(dict.fromkeys(run for path in self.runs for run in runs_in(path)))
 
     def _send(self, name: str) -> None:
@@ -117,14 +116,14 @@ class ReportCommand:
         from reporting.samples.sample_sections import sample_sections
 
         runs = self._found()
-        results = [found for path in self.runs if (found := experiment_results(_directory(path)))]
+        results = {} if (found := experiment_results(self.runs[0])) is None else {"Results": found}
         sampled = runs if len(runs) <= MOST_SAMPLED else []
         lacking = not self.no_samples and any(map(lacks_samples, sampled))
         for record in (False, True) if lacking else (not self.no_samples,):
             named = zip(runs, run_names(runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
             sections, notes = sample_sections(sampled, record=record, tokenizer=self.tokenizer)
-            page = report_page(runs, histories, sections, results)
+            page = report_page(runs, histories, results | sections)
             with writing(self._file):
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
@@ -139,11 +138,10 @@ def runs_in(path: Path) -> list[Path]:
     from reporting.run_history import NotBegun
     from training.telemetry.metrics_log import METRICS
 
-    directory = _directory(path)
-    if directory == path and ((path / "train.json").exists() or (path / METRICS).exists() or not path.is_dir()):
+    if (path / "train.json").exists() or (path / METRICS).exists():
         return [path]
-    if not (found := sorted(inside.parent for inside in directory.glob(f"*/{METRICS}"))):
-        raise NotBegun(f"{path}: no run in {directory} has begun; train it first, or give a run directory")
+    if not (found := sorted(inside.parent for inside in path.glob(f"*/{METRICS}"))):
+        raise NotBegun(f"{path}: neither a run directory nor a folder of runs that have begun")
     return found
 
 

@@ -24,19 +24,13 @@ Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
 
 
-def report_page(
-    runs: Sequence[Path],
-    histories: Sequence[RunHistory],
-    sections: "Mapping[str, Markup]",
-    results: "Sequence[Markup]" = (),
-) -> str:
-    """Return the page of runs and their histories. `sections`: shown after the curves, by title; `results`: before."""
+def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: "Mapping[str, Markup]") -> str:
+    """Return the page of runs and their histories. `sections`: shown after the curves, "Results" before, by title."""
     compared, advice = _evaluations(runs)
     groups = grouped(histories)
     return render(
         "reporting/templates/report_page.html",
         title=" / ".join(name for name, _ in groups),
-        results=results,
         groups=groups,
         colours={at: colour for colour, (_, members) in enumerate(groups) for at in members},
         written=utc_now(),

@@ -1,8 +1,6 @@
 """Curves of one run, or of several over each other, along each axis that all of them know."""
 
-import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -76,23 +74,16 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
     if len(histories) <= len(PALETTE):
         return [(history.name, [at]) for at, history in enumerate(histories)]
     recipes: dict[str, list[int]] = {}
-    for at, history in enumerate(histories):
-        key = json.dumps(recipe(attrs.asdict(history.model), history.train), default=str)
-        recipes.setdefault(key, []).append(at)
-    found = sorted(recipes.values(), key=lambda members: min(_last_loss(histories[at]) for at in members))
-    most = len(PALETTE) - (len(found) > len(PALETTE))
-    groups = [
-        (re.sub(r"[-_ ]*(seed)?[-_ ]*\d+$", "", name) or name if len(members) > 1 else name, members)
-        for members in found[:most]
-        for name in [histories[members[0]].name]
-    ]
-    others = [at for members in found[most:] for at in members]
-    return [*groups, *([(f"{len(others)} others", others)] if others else [])]
+    for at, history in sorted(enumerate(histories), key=lambda one: _last_loss(one[1])):
+        recipes.setdefault(str(recipe(attrs.asdict(history.model), history.train)), []).append(at)
+    groups = [(histories[members[0]].name.partition("-seed-")[0], members) for members in recipes.values()]
+    rest = [at for _, members in groups[len(PALETTE) - 1 :] for at in members]
+    return groups if len(groups) <= len(PALETTE) else [*groups[: len(PALETTE) - 1], (f"{len(rest)} others", rest)]
 
 
 def _last_loss(history: RunHistory) -> float:
-    curve = history.curves.get("validation_loss", history.curves.get("train_loss"))
-    return math.inf if curve is None or not math.isfinite(curve.last) else curve.last
+    found = [curve.last for curve in losses(history.curves).values() if math.isfinite(curve.last)]
+    return found[-1] if found else math.inf
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float | None:

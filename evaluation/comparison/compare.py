@@ -144,15 +144,13 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
-def as_fragment(comparison: Comparison, width: int = BAR["width"]) -> "Markup":
+def as_fragment(comparison: Comparison) -> "Markup":
     """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
     from common.web_page import render
 
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
-    return render(
-        "evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR | {"width": width}
-    )
+    return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
 
 
 def _evaluations(rows: list[Row]) -> list[str]:

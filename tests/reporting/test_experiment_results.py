@@ -10,8 +10,14 @@ from reporting.experiment_results import experiment_results
 
 VARIANTS = [
     {"name": "base", "losses": {"1": 2.0, "2": 2.0}, "mean": 2.0, "difference": None},
-    {"name": "<b>", "losses": {"1": 1.9, "2": 1.9}, "mean": 1.9, "difference": [-0.1, -0.15, -0.05]},
-    {"name": "diverged", "losses": {"1": None}, "mean": None, "difference": None},
+    {
+        "name": "<b>",
+        "losses": {"1": 1.9, "2": 1.9},
+        "mean": 1.9,
+        "difference": [-0.1, -0.15, -0.05],
+        "verdict": "no difference found",
+    },
+    {"name": "diverged", "losses": {"1": None}, "mean": None, "difference": None, "verdict": "diverged"},
 ]
 LAW = {"floor": 1.0, "size_factor": 10.0, "alpha": 0.3, "token_factor": 10.0, "beta": 0.3, "noise": 0.01}
 POINTS = [
@@ -30,13 +36,13 @@ def written(directory: Path, name: str, record: Any) -> str:
 
 def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_law_and_forecast(tmp_path: Path) -> None:
     page = written(tmp_path, "sweep", {"variants": VARIANTS})
-    assert page.count("<circle") == 2 and "-0.1000 [-0.1500, -0.0500]" in page
+    assert page.count("<circle") == 2 and "no difference found" in page
     assert "&lt;b&gt;" in page and "# &lt;i&gt;words" in page and "<b>" not in page
     (tmp_path / "sweep.json").unlink()
     page = written(tmp_path, "ladder", LADDER)
-    assert page.count('class="dots') == 5 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
+    assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
     page = written(tmp_path, "ladder", LADDER | {"law": None, "forecast": None, "forecast_for": None})
-    assert page.count('class="dots') == 4 and 'data-name="law' not in page
+    assert page.count('class="dots') == 2 and 'data-name="law' not in page
 
 
 @pytest.mark.parametrize("record", [[], {}, {"variants": 3}, {"variants": [{"name": 1}]}])
