@@ -6,7 +6,7 @@ Rebuilt by arithmetic from the run's record, also while the run trains: no proce
 import math
 import os
 import sys
-import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -24,8 +24,8 @@ from model.config import ModelConfig
 from model.counts import parameter_count
 from model.gpt import GPT, initialize
 from reporting.run_history import LastJob, read_resolved
-from reporting.samples.sample_log import HeldOutText, token_bytes
-from reporting.samples.sample_sections import LEGEND, cell, heat, token_text
+from reporting.samples.sample_log import HeldOutText
+from reporting.samples.sample_sections import LEGEND, cell
 from tokens.batches.micro_batches import locate, micro_batches, ready
 from tokens.batches.sampling import rank_shares
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
@@ -46,9 +46,18 @@ from training.telemetry.metrics_log import read_metrics
 
 LISTED = 10  # sequences of a large batch in the terminal, those of the highest loss
 PRINTED_TOKENS = 1 << 12  # of a batch that is printed whole
-PAGE_TOKENS = 1 << 18  # some 30 MB of HTML
-STRETCH, COLUMNS = 24, 78  # of a sequence that is not printed whole: tokens, and characters at most
-COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # backgrounds in a terminal of 256 colours, by `heat`
+STRETCH = 16  # tokens of a sequence that is not
+# Backgrounds of a terminal with 256 colours
+COLOURS = {
+    "p1": 230,
+    "p2": 229,
+    "p3": 222,
+    "p4": 221,
+    "p5": 215,
+    "p6": 209,
+    "p7": 203,
+    "p8": 196,
+}
 SIGN = b"Lockstep's <code>train.py --look</code>"
 
 
@@ -91,27 +100,24 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     name = f"{run.directory.resolve().name}, step {step:,}"
     lines = [f"{name}: {len(chosen)} sequences of {length:,} tokens, read by {reader}", mean]
     print(*map(printable, lines), sep="\n")
-    texts = describe(batch, chosen)
-    order = sorted(range(len(chosen)), key=lambda at: -np.nan_to_num(losses[at].sum(), nan=np.inf))
-    whole = command.rank is not None or len(chosen) * length <= PRINTED_TOKENS
-    for at in order[: None if whole else LISTED]:
-        print(f"--- {_mean(losses[at])} {printable(texts[at].source)}")
-        print(_coloured(texts[at], losses[at], whole))
-    if command.html is None:
-        print("" if whole else "the whole text: --html FILE; of one rank: --rank R")
-        return EXIT_DONE
-    order = order[: max(1, PAGE_TOKENS // length)]
-    page = render(
-        "reporting/templates/batch.html",
-        title=name,
-        lines=lines,
-        left_out=len(chosen) - len(order),
-        legend=LEGEND if losses.size else [],
-        sequences=[(f"{_mean(losses[at])} {texts[at].source}", _cells(texts[at], losses[at])) for at in order],
-    )
-    with writing(command.html):
-        replace_file(command.html, page)
-    print(printable(f"page {command.html}"))
+    whole, shown = command.rank is not None or len(chosen) * length <= PRINTED_TOKENS, []
+    texts = list(zip(describe(batch, chosen), losses, strict=True))
+    for text, row in sorted(texts, key=lambda pair: -np.nan_to_num(pair[1].sum(), nan=np.inf)):
+        values = [[-loss if math.isfinite(loss) else None] for loss in [0.0, *row.tolist()]]
+        cells = [cell(text, at, values[at] if len(row) else []) for at in range(length + 1)]
+        shown.append((f"{row.mean():.4f} {text.source}" if len(row) else text.source, cells))
+        if whole or len(shown) <= LISTED:
+            worst = 1 + int(np.convolve(row, np.ones(min(STRETCH, length)), "valid").argmax()) if len(row) else 0
+            print(f"--- {printable(shown[-1][0])}")
+            print(in_terminal(cells) if whole else in_terminal(cells[worst : worst + STRETCH]).replace("\n", ""))
+    if command.html is not None:
+        legend = LEGEND if losses.size else []
+        page = render("reporting/templates/batch.html", title=name, lines=lines, legend=legend, sequences=shown)
+        with writing(command.html):
+            replace_file(command.html, page)
+        print(printable(f"page {command.html}"))
+    elif not whole:
+        print("the whole text: --html FILE; of one rank: --rank R")
     return EXIT_DONE
 
 
@@ -125,10 +131,7 @@ def read_batch(run: Run, record: RunRecord, job: LastJob, step: int, given: Path
         given = Path(places[0])
     keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
     keys |= {"dataset": run.train.data.dataset, "validation_interval": None}  # it may have moved; is not read
-    try:
-        run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
-    except ValueError as error:
-        raise BadInput(f"{resolved}: damaged or edited: {error}") from error
+    run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
     ranks, vocabulary = RankGroup(rank=0, size=world_size), run.model.vocab_size
     alone = Ranks(rank=0, world_size=1, data_parallel=ranks, device=torch.device("cpu"), control=None, download=None)
     begun_with = [stream.files for stream in record.train_streams]
@@ -162,12 +165,7 @@ def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeigh
     """Return the weights of the newest checkpoint before a step, or the initial ones, and which; None: unknown."""
     found, origin = find_before(checkpoints_of(run.directory), step), record.initial_weights
     if found is not None:
-        try:
-            return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
-        except (BadInput, OSError):
-            if is_folder(found):
-                raise
-            return weights_before(run, record, step, initial)  # the run has deleted it meanwhile
+        return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
     if initial is not None:
         return initial.load(), f"under {initial.source}: no earlier checkpoint"
     if origin is not None:
@@ -192,11 +190,9 @@ def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
 def describe(batch: RecordedBatch, chosen: list[int]) -> list[HeldOutText]:
     """Return some sequences as text, or as ids where no tokenizer is known."""
     run, known, end = batch.run.directory, {}, -1
-    try:
-        if (tokenizer := tokenizer_of(ModelLocation(run, run, run), None, batch.run.model)) is not None:
-            known, end = token_bytes(tokenizer), tokenizer.end_of_text_id
-    except BadInput as error:
-        print(printable(f"NOTE: ids are shown: {error}"), file=sys.stderr)
+    if (tokenizer := tokenizer_of(ModelLocation(run, run, run), None, batch.run.model)) is not None:
+        known = {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
+        end = tokenizer.end_of_text_id
     texts: list[HeldOutText] = []
     before: dict[int, int] = {}
     for directory in {id(one): one for one in batch.directories}.values():
@@ -223,29 +219,12 @@ def ends_before(stream: TokenStream, end_of_text: int, places: np.ndarray) -> np
     return counts
 
 
-def _mean(losses: np.ndarray) -> str:
-    return f"{losses.mean():.4f}" if losses.size else ""
-
-
-def _cells(text: HeldOutText, losses: np.ndarray) -> list[dict[str, str]]:
-    values = [[-loss if math.isfinite(loss) else None] for loss in [0.0, *losses.tolist()]]
-    return [cell(text, at, values[at] if losses.size else []) for at in range(len(text.ids))]
-
-
-def _coloured(text: HeldOutText, losses: np.ndarray, whole: bool) -> str:
-    """Return a text, or the line of its stretch of the highest loss, for a terminal, with its colours if it has any."""
-    width, first, parts, room = min(STRETCH, len(losses)), 0, [], COLUMNS
-    if not whole and width:
-        first = int(np.convolve(losses, np.ones(width), "valid").argmax()) + 1
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for at in range(first, len(text.ids) if whole else min(first + STRETCH, len(text.ids))):
-        shown, kind = token_text(text.tokens[at])
-        shown = shown.replace("·", " ") if kind == "space" else shown
-        if not whole:
-            shown = shown.replace("\n", "").replace("\t", "")
-            room -= sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in shown)
-        if room < 0:
-            break
-        level = heat(float(losses[at - 1])) if coloured and at and losses.size else 0
-        parts.append(f"\x1b[30;48;5;{COLOURS[level - 1]}m{shown}\x1b[0m".replace("\n", "\x1b[0m\n") if level else shown)
+def in_terminal(cells: Sequence[dict[str, str]]) -> str:
+    """Return tokens as a terminal shows them, with the colours of their losses if it has any."""
+    coloured, parts = sys.stdout.isatty() and not os.environ.get("NO_COLOR"), []
+    for one in cells:
+        classes = one["classes"].split()
+        shown = one["text"].replace("·", " ") if "space" in classes else one["text"]
+        colour = next((COLOURS[name] for name in classes if name in COLOURS and coloured), None)
+        parts.append(f"\x1b[30;48;5;{colour}m{shown}\x1b[0m".replace("\n", "\x1b[0m\n") if colour else shown)
     return "".join(parts)

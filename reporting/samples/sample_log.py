@@ -32,7 +32,6 @@ from training.telemetry.metrics_log import SAMPLES, read_starts
 if TYPE_CHECKING:
     from evaluation.loss.token_range import Range
     from evaluation.shared.load import Trained
-    from tokens.tokenizer.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
 SPLIT = "validation"
@@ -157,11 +156,6 @@ def lacks_samples(run: Path) -> bool:
     return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
-def token_bytes(tokenizer: "Tokenizer") -> dict[int, str]:
-    """Return the bytes of each id that has some, as Latin-1."""
-    return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
-
-
 def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
     """Return a line as a sample; None for a damaged one."""
     try:
@@ -269,7 +263,7 @@ def _measure(trained: "Trained", text: "Range", ranks: Ranks) -> tuple[HeldOutTe
 
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
-    bytes_of = token_bytes(trained.tokenizer)
+    bytes_of = {number: token.decode("latin-1") for token, number in trained.tokenizer.ranks().items()}
     held_out = HeldOutText(
         source=str(text),
         ids=ids,

@@ -109,11 +109,6 @@ def token_text(token: str) -> tuple[str, str]:
     return (shown, "text") if content.decode().strip() else (shown.replace(" ", "·"), "space")
 
 
-def heat(nats: float) -> int:
-    """Return the number of a loss's colour, 0 (expected) to 8."""
-    return sum(nats >= bound for bound in NATS)
-
-
 def _labelled(name: str, samples: Sequence[CheckpointSample], runs: int) -> list[Checkpoint]:
     return [(f"{name}, step {sample.step:,}" if runs > 1 else f"step {sample.step:,}", sample) for sample in samples]
 
@@ -148,7 +143,7 @@ def cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
         if value is None:
             about.append("not finite")
         elif view == 0:
-            classes.append(f"p{heat(-value)}")
+            classes.append(f"p{sum(-value >= bound for bound in NATS)}")
             probability = math.exp(value)
             about.append(f"{value:.2f} nats, {probability:{'.1%' if probability >= 0.001 else '.1e'}}")
         else:

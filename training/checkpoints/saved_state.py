@@ -8,7 +8,7 @@ import hashlib
 import json
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,15 @@ def find(directory: Path, wanted: str) -> Path | None:
     """
     if wanted != "auto":
         return _find_named(directory, wanted)
+    problems: list[str] = []
     steps = [directory / name for name in reversed(steps_in(directory))]
-    found, problems = _first_intact([*steps, *dereferenced_links(directory)])  # the latter are damaged, or were renamed
-    if found is not None:
-        return found
+    for checkpoint in [*steps, *dereferenced_links(directory)]:  # the latter are damaged, or were renamed
+        problem = verify(checkpoint)
+        if problem is None:
+            for line in problems:
+                print(printable(f"WARNING: {line}; falling back to {checkpoint.name}"), file=sys.stderr)
+            return checkpoint
+        problems.append(problem)
     if problems:
         raise BadInput(
             f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
@@ -192,26 +197,11 @@ def find(directory: Path, wanted: str) -> Path | None:
 
 def find_before(directory: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
-    earlier = [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]
-    return _first_intact(earlier, "the start")[0]
-
-
-def _first_intact(checkpoints: Sequence[Path], start: str = "") -> tuple[Path | None, list[str]]:
-    """Return the first checkpoint that verifies, and the damage of those before it, a line each.
-
-    Warns of the damage where there is one, or else `start` to fall back to.
-    """
-    problems: list[str] = []
-    found = None
-    for found in checkpoints:
-        if (problem := verify(found)) is None:
-            break
-        problems.append(problem)
-    else:
-        found = None
-    for line in problems if found is not None or start else []:
-        print(printable(f"WARNING: {line}; falling back to {start if found is None else found.name}"), file=sys.stderr)
-    return found, problems
+    for checkpoint in [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]:
+        if (problem := verify(checkpoint)) is None:
+            return checkpoint
+        print(printable(f"WARNING: {problem}; falling back to an earlier one, or the start"), file=sys.stderr)
+    return None
 
 
 def _compare(file: Path, entry: FileDigest) -> None:

@@ -151,11 +151,8 @@ def stop() -> None:
 
 
 def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
-    """All-gather a Python value: return every rank's, in rank order. `group`: `control` by default.
-
-    One rank alone needs no process group.
-    """
-    if ranks.world_size == 1:
+    """All-gather a Python value: return every rank's, in rank order. `group`: `control` by default."""
+    if ranks.world_size == 1:  # which needs no process group
         return [value]
     values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value, group=group or ranks.control)
