@@ -34,9 +34,6 @@ class ReportCommand:
     no_samples: Annotated[
         bool, option("do not load checkpoints, to record what they say and expect; show what is recorded")
     ] = False
-    tokenizer: Annotated[
-        str | None, option("of samples, as evaluate.py takes it; default: that of each run", "gpt2|bytes|FILE")
-    ] = None
     to: Annotated[
         Literal["tensorboard", "wandb", "trackio"] | None,
         option("send the metrics that it lacks to a tracker, and write no page"),
@@ -122,7 +119,7 @@ class ReportCommand:
         for record in (False, True) if lacking else (not self.no_samples,):
             named = zip(runs, run_names(runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
-            sections, notes = sample_sections(sampled, record=record, tokenizer=self.tokenizer)
+            sections, notes = sample_sections(sampled, record=record)
             page = report_page(runs, histories, results | sections)
             with writing(self._file):
                 replace_file(self._file, page)

@@ -22,10 +22,6 @@ EPILOG = """sources:
   stdlib                   source code of the running Python's standard library:
                            real text on every machine
 
-tokenizers: gpt2, bytes, chars (an id for each character of the sources), or a
-FILE: GPT-2's ranks (.tiktoken), or characters (nanoGPT's meta.pkl; .json: a list,
-an object of ids, or the manifest.json of chars tokens, for more text)
-
 examples:
   python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT \\

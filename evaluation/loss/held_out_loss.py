@@ -74,9 +74,7 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     """
     span, identity = chosen
     stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
-    if tokenizer is not None:
-        _check_tokenizer(trained, stream, span)
-    stream.check_ids(span.start, span.count + 1, trained.network.config.vocab_size)
+    _check_tokenizer(trained, stream, span)
     targets = stream.read(span.start + 1, span.count)
     if tokenizer is not None and (targets == tokenizer.end_of_text_id).all():
         raise BadInput(f"{span}: holds no text; pass another --from or --count")
@@ -146,8 +144,8 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:
     """Raise BadInput for tokens of another tokenizer, where a manifest names it."""
-    manifest, ours = read_manifest(span.directory), trained.tokenizer
-    if manifest is not None:
+    manifest, ours, ids = read_manifest(span.directory), trained.known_tokenizer, trained.network.config.vocab_size
+    if manifest is not None and ours is not None:
         theirs = manifest.tokenizer
         sizes = (theirs.vocabulary_size, theirs.end_of_text_id)
         ranks = span.directory / RANKS_FILE
@@ -160,4 +158,4 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
                 f"{span.directory}: its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses "
                 f"{ours.name}; prepare the text with {ours.name}"
             )
-    stream.check_ids(span.start, span.count + 1, ours.vocabulary_size)
+    stream.check_ids(span.start, span.count + 1, min(ids, ours.vocabulary_size if ours else ids))

@@ -72,8 +72,8 @@ class Trained:
         """Its tokenizer. Raises BadInput where none is known."""
         if self.known_tokenizer is None:
             raise BadInput(
-                f"{self.place.path}: does not name the tokenizer of the run's tokens; pass it with --tokenizer: gpt2, "
-                "bytes, FILE.tiktoken, nanoGPT's meta.pkl (also beside the tokens), or FILE.json, a list of characters"
+                f"{self.place.path}: does not name the tokenizer of the run's tokens; put nanoGPT's meta.pkl beside "
+                "these, or pass it to evaluate.py: --tokenizer gpt2, bytes, FILE.tiktoken or a FILE.json of characters"
             )
         return self.known_tokenizer
 
@@ -221,16 +221,12 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
 
 
 def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer recorded in `resolved.json`, nanoGPT's vocabulary beside the tokens, or None.
-
-    Or gpt2 by its vocabulary size: public token sets name none.
-    """
+    """Return the tokenizer of `resolved.json`, of nanoGPT's meta.pkl beside the tokens, gpt2 by its size, or None."""
     record, entry = (place.run or place.path) / RESOLVED, place.record.get("tokenizer")
     if entry is not None:
         assert place.run is not None
         name = str(place.run / RANKS_FILE if entry.get("ranks_file") else entry.get("name"))
-        if (characters := entry.get("characters")) is not None:
-            name = f"{CHARACTERS}{characters}"
+        name = f"{CHARACTERS}{entry['characters']}" if "characters" in entry else name
         loaded = load_tokenizer(name, wanted := entry.get("fingerprint"))
         sizes = {"vocabulary_size": loaded.vocabulary_size, "end_of_text_id": loaded.end_of_text_id}
         if any(entry.get(key) != size for key, size in sizes.items()) or wanted not in (None, fingerprint(loaded)):

@@ -11,7 +11,6 @@ from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from model.generate import Sampling, lay_out_for_generation
-from tokens.tokenizer.tokenizer import CharacterTokenizer, Tokenizer
 from training.parallel.process_group import Ranks
 
 # The beginnings of a sentence, a fact, a story, a list, a question and a program.
@@ -79,15 +78,9 @@ def smoke(
         problem = _problem(chosen, text) if way is ways[-1] else None
         return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
 
-    chosen = prompts or fixed_prompts(trained.tokenizer)
+    known = getattr(trained.tokenizer, "characters", None)
+    chosen = prompts or [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
     return share(ranks, [(prompt, way) for prompt in chosen for way in ways], work, "prompt")
-
-
-def fixed_prompts(tokenizer: Tokenizer) -> list[str]:
-    """Return the gallery; of it what a character tokenizer can write, or else its first character."""
-    if not isinstance(tokenizer, CharacterTokenizer):
-        return GALLERY
-    return [prompt for prompt in GALLERY if {*prompt} <= {*tokenizer.characters}] or [tokenizer.characters[0]]
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:

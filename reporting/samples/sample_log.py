@@ -117,10 +117,10 @@ def weights_on_disk(run: Path) -> dict[str, str]:
     return found
 
 
-def record_samples(run: Path, tokenizer: str | None = None) -> list[str]:
+def record_samples(run: Path) -> list[str]:
     """Record the samples of a run that are missing, the newest and the best checkpoint first; return notes.
 
-    `tokenizer` overrides that of the run. One process at a time records; a second one leaves it to the first.
+    One process at a time records; a second one leaves it to the first.
     """
     text, notes = _held_out_tokens(run)
     missing = _missing(run, text)
@@ -139,8 +139,9 @@ def record_samples(run: Path, tokenizer: str | None = None) -> list[str]:
             ranks = start("cpu", TIMEOUT_SECONDS)
             stack.callback(stop)
             for name in _missing(run, text):  # another process may have recorded some
+                starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, tokenizer, ranks)
+                    sample = _sample(run, name, text, starts, ranks)
                 except BadInput as error:
                     notes.append(str(error))
                     continue
@@ -208,27 +209,26 @@ def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def held_out_prompts(trained: "Trained", text: "Range") -> list[str]:
-    """Return beginnings of held-out documents; where these are few, of their paragraphs or lines."""
-    stream, parts = open_split(text.directory, SPLIT), list[str]()
-    shown = trained.decode(stream.read(text.start, min(stream.length - text.start, PROMPT_TOKENS)).tolist())
-    for separator in (END_OF_TEXT, "\n\n", "\n"):
-        parts = list(dict.fromkeys(part.strip()[:PROMPT_CHARACTERS] for part in shown.split(separator) if part.strip()))
-        if len(parts) >= PROMPTS:
-            break
-    return [part.rpartition(" ")[0] or part for part in spaced(parts, PROMPTS)]  # no word is cut
+def held_out_prompts(trained: "Trained", text: "Range | None") -> list[str]:
+    """Return the beginnings of lines of the held-out text, evenly spaced; none without it."""
+    if text is None:
+        return []
+    stream = open_split(text.directory, SPLIT)
+    ids = stream.read(text.start, min(stream.length - text.start, PROMPT_TOKENS)).tolist()
+    lines = trained.decode(ids).replace(END_OF_TEXT, "\n").splitlines()
+    return spaced([*filter(None, dict.fromkeys(line.strip()[:PROMPT_CHARACTERS] for line in lines))], PROMPTS)
 
 
-def _sample(run: Path, name: str, text: "Range | None", tokenizer: str | None, ranks: Ranks) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Ranks) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     from evaluation.shared.load import ModelLocation, load
-    from evaluation.smoke.smoke import fixed_prompts, smoke
+    from evaluation.smoke.smoke import smoke
 
-    path, starts = run / CHECKPOINTS / name, len(read_starts(run))
+    path = run / CHECKPOINTS / name
     wanted = weights_on_disk(run).get(name)
     try:
-        trained = load(ModelLocation(path, run, run), tokenizer, ranks.device)
-        prompts = fixed_prompts(trained.tokenizer) if text is None else held_out_prompts(trained, text)
+        trained = load(ModelLocation(path, run, run), None, ranks.device)
+        prompts = held_out_prompts(trained, text)
         if wanted is None or sha256(path / WEIGHTS) != wanted:
             raise BadInput(f"{path / WEIGHTS}: damaged: its sha256 is not the one in its manifest")
     except Exception as error:  # safetensors' own, FileNotFoundError, BadInput: of a checkpoint that is going, any

@@ -33,14 +33,12 @@ Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # with its label
 Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicted, or not finite
 
 
-def sample_sections(
-    runs: Sequence[Path], *, record: bool, tokenizer: str | None = None
-) -> "tuple[dict[str, Markup], list[str]]":
+def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, Markup], list[str]]":
     """Return the sections by title, and notes; first `record` what is missing.
 
     Raises BadInput where a log of the runs cannot be read at all.
     """
-    notes = [note for run in runs for note in record_samples(run, tokenizer)] if record else []
+    notes = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
     for name, run in zip(run_names(runs), runs, strict=True):
         found, lines = read_samples(run)

@@ -3,6 +3,7 @@
 The same command resumes after any interruption.
 """
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,15 +25,9 @@ from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
+from tokens.tokenizer.character_files import SUFFIXES, read_characters
 from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.tokenizer import (
-    CHARACTERS,
-    BytePairTokenizer,
-    CharacterTokenizer,
-    Tokenizer,
-    fingerprint,
-    load_tokenizer,
-)
+from tokens.tokenizer.tokenizer import CHARACTERS, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
@@ -53,7 +48,8 @@ def prepare(command: PrepareCommand) -> Manifest:
         version = VERSION if plan is None else plan.settings.version
         order = by_number if version > 1 else str
         sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
-        tokenizer = _tokenizer(command, sources, plan, version)
+        command = _named_whole(command, sources, plan, version)
+        tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
         settings = _settings(command, tokenizer, version)
         if plan is None:
             _refuse_other_tokens(directory)
@@ -87,8 +83,7 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
     names = [field.name for field in attrs.fields(PrepareSettings)]
     options = {name: getattr(command, name) for name in names if hasattr(command, name)}
     return PrepareSettings(
-        **options
-        | ({"tokenizer": CHARACTERS + tokenizer.characters} if isinstance(tokenizer, CharacterTokenizer) else {}),
+        **options,
         fingerprint=fingerprint(tokenizer),
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text_id=tokenizer.end_of_text_id,
@@ -96,19 +91,21 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
     )
 
 
-def _tokenizer(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> Tokenizer:
-    """Return the tokenizer of a command; `chars` has the characters of all its documents, held-out ones included."""
-    if command.tokenizer != CharacterTokenizer.name:
-        return load_tokenizer(command.tokenizer)  # which may be downloaded
-    if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
-        return load_tokenizer(plan.settings.tokenizer)
-    units = make_plan(sources, _settings(command, CharacterTokenizer(""), version))
-    reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
-    for unit in units.units:
-        for piece in reader.read(unit):
+def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> PrepareCommand:
+    """Return a command whose tokenizer is named with all its characters; `chars`: those of all documents."""
+    name = command.tokenizer
+    if name.endswith(SUFFIXES):
+        name = CHARACTERS + read_characters(Path(name))
+    elif name == "chars" and plan is not None:
+        name = plan.settings.tokenizer if plan.settings.tokenizer.startswith(CHARACTERS) else CHARACTERS
+    elif name == "chars":
+        units = make_plan(sources, _settings(command, load_tokenizer("bytes"), version))
+        reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
+        for piece in itertools.chain.from_iterable(map(reader.read, units.units)):
             found.update(piece.text)
-    say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
-    return CharacterTokenizer("".join(sorted(found)))
+        say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
+        name = CHARACTERS + "".join(sorted(found))
+    return attrs.evolve(command, tokenizer=name)
 
 
 def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None) -> Manifest:

@@ -9,16 +9,13 @@ from common.json_files import parse_json, read_regular
 
 SUFFIXES = (".pkl", ".json")
 NANOGPT = "meta.pkl"  # beside nanoGPT's tokens
-# Instructions of pickles: those that give a string or an integer, keep it under a number, or tell nothing but dicts.
-GIVE = {"BININT", "BININT1", "BININT2", "BINUNICODE", "SHORT_BINUNICODE"}
-KEEP, REPEAT = {"MEMOIZE", "BINPUT", "LONG_BINPUT"}, {"BINGET", "LONG_BINGET"}
-DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}
+DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # instructions of a pickle
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters of a vocabulary in the order of their ids.
+    """Return the characters of a vocabulary in the order of their ids. Raises BadInput.
 
-    JSON is a list of characters, an object of ids by character, or the manifest of tokens. Raises BadInput.
+    JSON is a list of characters, an object of ids by character, or the manifest of tokens.
     """
     try:
         data = read_regular(path)
@@ -26,32 +23,28 @@ def read_characters(path: Path) -> str:
         for key in ("tokenizer", "characters") if isinstance(values, dict) else ():
             values = values.get(key, values)
         ids = values if isinstance(values, dict) else {one: number for number, one in enumerate(values)}
-        places = {number: one for one, number in ids.items() if type(number) is int}
-        hole = next((number for number in range(max(1, len(values))) if len(str(places.get(number, ""))) != 1), None)
-        if hole is not None:
-            raise ValueError(f"id {hole} of {len(values):,}: none, or not one character that no other id has")
-        characters = "".join(places[number] for number in range(len(values)))
-        characters.encode()  # a ValueError, where there are halves of surrogate pairs
-        return characters
+        if sorted(ids.values()) != [*range(len(values))] or {*map(len, ids)} != {1}:
+            raise ValueError(f"got {len(values):,} entries, wanted single characters with the ids 0, 1, 2, ... once")
+        "".join(ids).encode()  # a ValueError, where there are halves of surrogate pairs
+        return "".join(sorted(ids, key=ids.__getitem__))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadInput(
-            f"{path}: {error}; wanted nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
-        ) from error
+        wanted = "nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
+        raise BadInput(f"{path}: {error}; wanted {wanted}") from error
 
 
 def _pickled(data: bytes) -> dict[Any, Any]:
-    """Return the dict `stoi` of a pickle of strings, integers and dicts. Raises ValueError for any other."""
+    """Return the dict `stoi`, the last one, of a pickle. Raises ValueError for an instruction of any other pickle."""
     values: list[Any] = []  # strings and integers, in their order: a key comes before its value
     kept: list[Any] = []
     for opcode, argument, offset in pickletools.genops(data):
-        if opcode.name in GIVE:
+        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")  # of shorter and longer numbers
+        if name in ("BININT", "BINUNICODE"):
             values.append(argument)
-        elif opcode.name in KEEP:
+        elif name in ("BINPUT", "MEMOIZE"):
             kept += values[-1:] or [None]
-        elif opcode.name in REPEAT:
+        elif name == "BINGET":
             values.append(kept[argument or 0])
-        elif opcode.name not in DICTS:
+        elif name not in DICTS:
             raise ValueError(f"byte {offset:,}: instruction {opcode.name} is none of a vocabulary, and not followed")
     pairs = values[values.index("stoi") + 1 :]
-    end = next((at for at, value in enumerate(pairs) if isinstance(value, str) and len(value) > 1), len(pairs))
-    return dict(zip(pairs[:end:2], pairs[1:end:2], strict=True))
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))

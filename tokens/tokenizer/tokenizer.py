@@ -119,18 +119,14 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """The characters of a text as ids 0, 1, 2, ...; the next id ends a text, in a model that has so many.
-
-    nanoGPT's tokens and models have no end of text.
-    """
+    """The characters of a text as ids 0, 1, 2, ...; the next id ends a text, but in nanoGPT's models, which lack it."""
 
     name = "chars"
     ranks_file: Path | None = None
 
     def __init__(self, characters: str):
         self.characters = characters
-        self.end_of_text_id = len(characters)
-        self.vocabulary_size = len(characters) + 1
+        self.end_of_text_id, self.vocabulary_size = len(characters), len(characters) + 1
         self._ids = {character: number for number, character in enumerate(characters)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -138,9 +134,7 @@ class CharacterTokenizer:
         try:
             return np.fromiter(map(self._ids.__getitem__, text), token_dtype(self.vocabulary_size), len(text))
         except KeyError as error:
-            raise BadInput(
-                f"tokenizer {self.name}: {error} is not among the {len(self.characters):,} characters of its vocabulary"
-            ) from error
+            raise BadInput(f"tokenizer chars: {error} is none of its {len(self.characters):,} characters") from error
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return _joined([self.encode(text) for text in texts])

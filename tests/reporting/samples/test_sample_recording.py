@@ -128,8 +128,6 @@ def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(run: Path) -> None:
     (run / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
     notes = record_samples(run)
     assert notes and all("does not name the tokenizer" in note for note in notes)
-    assert record_samples(run, "bytes") == [] and len(read_samples(run)[0]) == 2
-    (run / SAMPLES).unlink()
     shutil.rmtree(run / "checkpoints")
     [note] = record_samples(run)
     assert "no checkpoint on this disk" in note

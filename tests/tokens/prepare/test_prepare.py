@@ -62,7 +62,9 @@ def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(
     assert sorted(said) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
-    with pytest.raises(BadInput, match=r"unit 0, made from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is not"):
+    with pytest.raises(
+        BadInput, match=r"unit 0, made from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
+    ):
         write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
     with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
         write(tmp_path / "0", source, **options | {"tokenizer": "bytes"})
