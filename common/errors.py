@@ -38,16 +38,18 @@ class Diverged(Exception):
     """Training produced a loss or gradient that is not finite. The message names the step."""
 
 
-def check_all(*checks: Callable[[], object]) -> None:
-    """Make all checks; raise one BadInput with the problems of those that raise it."""
+def check_all(*checks: Callable[[], Any]) -> list[Any]:
+    """Return the values of all checks; raise one BadInput with the problems of those that raise it."""
+    values: list[Any] = []
     problems: list[str] = []
     for check in checks:
         try:
-            check()
+            values.append(check())
         except BadInput as error:
             problems += error.problems
     if problems:
         raise BadInput(*problems)
+    return values
 
 
 @contextmanager

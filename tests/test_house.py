@@ -95,13 +95,16 @@ def test_training_needs_none_of_the_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-def test_every_key_of_train_json_is_documented_with_its_default() -> None:
-    page = (ROOT / "docs" / "run-directory.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", page, re.MULTILINE))
-    for name, field in KEYS["train"].items():
+def test_every_key_is_documented_with_its_default_and_train_py_prints_the_same_table() -> None:
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("architecture", "run-directory")]
+    rows = dict(row for page in pages for row in re.findall(r"^\| `(\w+)` \| ([^|]+) \|[^|\n]+\|", page, re.MULTILINE))
+    printed = execute(sys.executable, "train.py", "--keys").stdout
+    for name, field in [item for keys in KEYS.values() for item in keys.items()]:
         default = "required" if field.default is attrs.NOTHING else {None: "null"}.get(field.default, field.default)
-        documented = rows[name].strip().strip('"')
+        documented = rows[name].partition(":")[0].strip('`"')
         assert documented == str(default).lower() or float(documented) == float(str(default)), name
+        assert re.search(rf"^  {name} .*\S", printed, re.MULTILINE), name
+    assert max(map(len, printed.splitlines())) <= 80 and "adamw" in printed and "](" not in printed
 
 
 def test_links_of_pages_outside_the_site_lead_somewhere() -> None:

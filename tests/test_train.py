@@ -34,6 +34,34 @@ def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, opt
     assert sorted(path.name for path in run.iterdir()) == [".lock", "exit.json", "model.json", "train.json"]
 
 
+def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRun) -> None:
+    run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
+    done = train(run, "--set", "vocab_size=256", ranks=2)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    for line, said in zip(
+        lines, ("world size 2 exceeds", "GB for 5 checkpoints", "vocab_size: got 256", "hold out more"), strict=True
+    ):
+        assert said in line
+    assert json.loads((run / "exit.json").read_text())["status"] == 1
+    [line] = [
+        line
+        for line in train(make_run("b", min_train_tokens=10**7), "--set", "vocab_size=256").stderr.splitlines()
+        if "max_epochs" in line
+    ]
+    assert "max_epochs: got 1, wanted at least" in line
+
+
+def test_an_unknown_option_that_is_a_key_is_answered_with_set(make_run: MakeRun) -> None:
+    for words, said in (
+        (["--seed", "3"], "--seed: unknown option; did you mean --set train.random_seed=3?"),
+        (["--lr=1e-3"], "--lr: unknown option; did you mean --set train.learning_rate=1e-3?"),
+        (["--n-layers", "4"], "--n-layers: unknown option; did you mean --set model.n_layers=4?"),
+        (["--sed", "4"], "Unknown option: --sed"),
+    ):
+        done = train(make_run(words[0].strip("-")), *words)
+        assert done.returncode == 2 and said in done.stderr
+
+
 def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -18,13 +18,7 @@ from training.data.verify_tokens import check_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
-from training.launch import (
-    check_launcher,
-    environment_local_world_size,
-    environment_nodes,
-    environment_rank,
-    environment_world_size,
-)
+from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
 from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.precision import Numerics
@@ -68,7 +62,7 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     check_all(  # before anything is downloaded, the same on every rank
         lambda: derive_layout(run.train, run.model.context_length, world_size),
         lambda: enforce(needs, quiet=environment_rank() != 0),
-        *([lambda: check_tokens(run, given, world_size)] if environment_nodes() == 1 else []),  # of one disk
+        lambda: check_tokens(run, given, world_size),
     )
     return None
 

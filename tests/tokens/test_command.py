@@ -46,7 +46,7 @@ def test_every_option_has_its_place() -> None:
         (["verify", "--outp=x"], "'verify' is a command, which takes no --output"),
         (["status", "a", "--output", "x"], "for the command prepare_data.py status DIR"),
         (["stats", "s3://x"], "s3://x: wanted a folder; copy the files there first"),
-        (["push", "x"], 'push: Command "push" parameter OWNER/NAME requires an argument'),
+        (["push", "x"], "push: OWNER/NAME is missing: "),
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],
 )

@@ -9,31 +9,19 @@ import attrs
 from common.arguments import described
 from training.config.train_config import KEYS
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("run-directory.md", "architecture.md")
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("architecture.md", "run-directory.md")]
 
 
 def key_table() -> str:
     """Return the keys of both files, as train.py --keys prints them."""
-    meanings, lines = documented_keys(), []
+    rows = [row for page in PAGES for row in re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*?) \|", page.read_text(), re.M)]
+    meanings = {key: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "") for key, meaning in rows}
+    lines = []
     for section, keys in KEYS.items():
         lines.append(f"{section}.json:")
         for key, field in keys.items():
-            default, wanted = None, getattr(field.validator, "wanted", "a string, or a list of objects")
-            if field.default is not attrs.NOTHING:
-                default = json.dumps(field.default)
-            text = f"{meanings.get(key, '')}; {wanted}{' (required)' if default is None else ''}"
-            lines.append(described(key, text, default))
+            required, wanted = field.default is attrs.NOTHING, getattr(field.validator, "wanted", "a string, or a list")
+            text = f"{meanings[key]}; {wanted}{' (required)' if required else ''}"
+            lines.append(described(key, text, None if required else json.dumps(field.default)))
         lines.append("")
-    return "\n".join(
-        [*lines, "--set KEY=VALUE overrides one; docs/run-directory.md and docs/architecture.md say more."]
-    )
-
-
-def documented_keys() -> dict[str, str]:
-    """Return the meaning of each key, the third column of the tables, as plain text."""
-    rows: dict[str, str] = {}
-    for page in PAGES:
-        for key, meaning in re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*?) \|", (DOCS / page).read_text(), re.MULTILINE):
-            rows.setdefault(key, re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", ""))
-    return rows
+    return "\n".join([*lines, "--set KEY=VALUE overrides one; docs/run-directory.md and docs/architecture.md say more"])

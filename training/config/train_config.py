@@ -167,13 +167,8 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
         raise BadInput(
             f"{directory}: no such run directory; wanted a folder with model.json and train.json; --like RUN writes one"
         )
-    values: dict[str, dict[str, Any]] = {}
-
-    def read(section: str) -> None:
-        values[section] = read_json(directory / f"{section}.json", advice=_WANTED)
-
-    check_all(*(partial(read, section) for section in KEYS))
-    return values
+    files = [directory / f"{section}.json" for section in KEYS]
+    return dict(zip(KEYS, check_all(*(partial(read_json, file, advice=_WANTED) for file in files)), strict=True))
 
 
 def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Collection[str]) -> Run:

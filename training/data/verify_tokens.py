@@ -19,6 +19,7 @@ from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
 from training.data.locate_tokens import locate_tokens
 from training.data.open_tokens import TokenDirectory, TokenSet, check_tokenizers, open_all
+from training.launch import environment_nodes
 from training.parallel.process_group import Ranks, together
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def tokens_at_hand(train: TrainConfig, given: Path | None) -> TokenSet | None:
 
 
 def check_tokens(run: Run, given: Path | None, world_size: int) -> None:
-    """Raise BadInput with all that the run's tokens, as far as they are at hand, are too few for, or wrong in."""
-    token_set = tokens_at_hand(run.train, given)
+    """Raise BadInput with all problems of the run's tokens, where they are at hand and one node alone reads them."""
+    token_set = tokens_at_hand(run.train, given) if environment_nodes() == 1 else None
     if token_set is None:
         return
     context, first = run.model.context_length, [each.validation for each in token_set.validated[:1]]

@@ -40,9 +40,9 @@ def test_the_recipe_is_that_of_the_other_and_the_rest_is_fitted_to_the_tokens(
     run = like(other, tmp_path / "new", f"dataset={few}", "learning_rate=0.5", "n_layers=1")
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/new: written, like {other}",
-        "model.json: vocab_size 257 -> 65: the largest id is 64, no tokenizer is named",
-        "train.json: max_epochs 2 -> 10: 100,000 tokens are so many",
-        "train.json: validation_sequences 10 -> 3: all of 100 validation tokens",
+        "model.json: vocab_size 257 -> 65: the largest id is 64; no tokenizer is named",
+        "train.json: validation_sequences 10 -> 3: all of 96 tokens",
+        "train.json: max_epochs 2 -> 10: 100,096 tokens are so many",
     ]
     written = {name: json.loads((tmp_path / "new" / f"{name}.json").read_text()) for name in ("model", "train")}
     assert written["model"] == TINY_MODEL | {"vocab_size": 65, "n_layers": 1}
@@ -59,7 +59,7 @@ def test_tokens_that_are_far_too_few_train_for_sixteen_epochs_and_without_valida
     few = tokens(tmp_path / "few", 500)
     run = like(make_run(min_train_tokens=10_000_000), tmp_path / "new", f"dataset={few}")
     data = run.train.data
-    assert (data.min_train_tokens, data.max_epochs) == (29 * 8 * 32, 16)  # 15 windows, steps of 8
+    assert (data.min_train_tokens, data.max_epochs) == (30 * 8 * 32, 16)  # 15 windows, steps of 8
     assert (run.train.validation.validation_interval, run.train.checkpoints.checkpoint_interval) == (None, 4)
     chosen = like(make_run("b"), tmp_path / "chosen", f"dataset={few}", "max_epochs=2", "min_train_tokens=null")
     assert chosen.train.data.max_epochs == 2 and chosen.train.data.min_train_tokens is None
@@ -79,12 +79,12 @@ def test_a_directory_is_written_once_and_never_over_another(make_run: MakeRun, t
     (new / "train.json").unlink()  # a kill between the two files
     assert isinstance(_outcome(other, new), Run)
     assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
-    with pytest.raises(BadInput, match="is the run directory itself"):
+    with pytest.raises(BadInput, match="wanted another run directory than"):
         like(new, new)
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="a file stands where a folder is wanted"):
         like(other, tmp_path / "file")
-    with pytest.raises(BadInput, match="--like absent: no such directory; wanted a run directory, such as"):
+    with pytest.raises(BadInput, match="--like absent: wanted another run directory than"):
         like("absent", tmp_path / "x")
 
 
