@@ -83,14 +83,13 @@ def parse_command() -> "TrainCommand":
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
-        with redirect_stderr(said):
-            command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
-        if command.keys:
+        if "--keys" in sys.argv[1:]:
             from training.config.key_table import key_table
 
             print(key_table())
             sys.exit(EXIT_DONE)
-        return command
+        with redirect_stderr(said):
+            return parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     except SystemExit as end:
         if not end.code:
             leave(checked_status(EXIT_DONE))

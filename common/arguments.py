@@ -95,10 +95,8 @@ class PlainHelp(PlainFormatter):
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
         """Print the usage line, with metavars instead of Python's types."""
-        arguments = self._app.assemble_argument_collection() if self._app.default_command else ()
-        optional = " ".join(f"[{name}]" for argument in arguments if (name := argument.name.strip("-")).isupper())
-        line = str(usage).strip().replace("[ARGS]", optional)
-        for argument in arguments:
+        line = str(usage).strip()
+        for argument in self._app.assemble_argument_collection() if self._app.default_command else ():
             metavar = (argument.parameter.help or "").partition("\n")[0]
             line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
         print(f"Usage: {line}\n")

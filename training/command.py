@@ -137,7 +137,7 @@ class TrainCommand:
         "--find-max-microbatch --write --replay",
     }
     meant = staticmethod(meant_key)
-    directory: RunDirectory | None = attrs.field(kw_only=False, default=None)
+    run: RunDirectory = attrs.field(kw_only=False)
     options: Options = attrs.field(factory=Options)
     like: Annotated[
         str | None,
@@ -148,7 +148,7 @@ class TrainCommand:
             "OTHER",
         ),
     ] = None
-    keys: Annotated[bool, option("print all keys of model.json and train.json and exit")] = False
+    keys: Annotated[bool, option("without RUN: print all keys of model.json and train.json and exit")] = False
     overrides: Overrides = ()
     dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
     world_size: Annotated[
@@ -182,8 +182,6 @@ class TrainCommand:
     html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
-        if self.directory is None and not self.keys:
-            raise UsageError("RUN is missing: the run directory, such as runs/quickstart")
         if self.write and not self.find_max_microbatch:
             raise UsageError("--write goes with --find-max-microbatch")
         if self.world_size is not None and not self.dry_run:
@@ -202,12 +200,6 @@ class TrainCommand:
             raise UsageError("--rank and --html go with --look")
         if self.options.budget.max_usd is not None and self.options.price_per_hour is None:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
-
-    @property
-    def run(self) -> Path:
-        """The run directory, without which only --keys goes."""
-        assert self.directory is not None
-        return self.directory
 
     @property
     def trains(self) -> bool:

@@ -58,11 +58,10 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         return report(needs)
     if command.trains:
         check_launcher()
-    given, world_size = command.options.token_files, environment_world_size()
     check_all(  # before anything is downloaded, the same on every rank
-        lambda: derive_layout(run.train, run.model.context_length, world_size),
+        lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
         lambda: enforce(needs, quiet=environment_rank() != 0),
-        lambda: check_tokens(run, given, world_size),
+        lambda: check_tokens(run, command.options.token_files, environment_world_size()),
     )
     return None
 

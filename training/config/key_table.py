@@ -23,5 +23,4 @@ def key_table() -> str:
             required, wanted = field.default is attrs.NOTHING, getattr(field.validator, "wanted", "a string, or a list")
             text = f"{meanings[key]}; {wanted}{' (required)' if required else ''}"
             lines.append(described(key, text, None if required else json.dumps(field.default)))
-        lines.append("")
-    return "\n".join([*lines, "--set KEY=VALUE overrides one; docs/run-directory.md and docs/architecture.md say more"])
+    return "\n".join(lines)

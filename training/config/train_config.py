@@ -233,8 +233,6 @@ def _translate(
             where = "--set" if key in overridden else files[section]
             meant = hint(section, key, values[section][key], KEYS, overridden=key in overridden)
             problems.append(f"{where}: unknown key {quoted(key)}{meant}")
-        if more := len(unknown[MOST_UNKNOWN:]):
-            problems.append(f"{files[section]}: {more:,} more unknown keys")
     return notices, problems
 
 

@@ -24,7 +24,6 @@ from training.launch import environment_rank, environment_world_size
 MODEL = "hf:"  # begins the name of a model
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
-LOSSES = 4  # validations and checkpoints of a run that is shorter than its intervals
 
 Fit = tuple[str, str, Any, str]  # section, key, value, reason
 
@@ -54,7 +53,6 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     world_size = command.world_size or environment_world_size()
     for section, key, value, reason in _fit(run, world_size, chosen):
         old = values[section].get(key, KEYS[section][key].default)
-        # null stays: no validation, or none possible
         if key not in chosen and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")
@@ -67,12 +65,11 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
 
 
 def _portable(dataset: Any) -> Any:
-    """Return a value of `dataset`, absolute where the same words lead elsewhere from another folder than this."""
-    if isinstance(dataset, list):
-        return [part | {"dataset": _portable(part["dataset"])} for part in dataset]
-    here, there = Path(dataset), ROOT / dataset
-    moves = is_folder(here) and not (is_folder(there) and here.samefile(there))
-    return str(here.absolute()) if moves else dataset
+    """Return a value of `dataset`; the name of a folder absolute, where it leads elsewhere from the repository."""
+    if not isinstance(dataset, str) or not is_folder(Path(dataset)):
+        return dataset
+    there = ROOT / dataset
+    return dataset if is_folder(there) and there.samefile(dataset) else str(Path(dataset).absolute())
 
 
 def _fit(run: Run, world_size: int, chosen: Collection[str]) -> Iterator[Fit]:
@@ -102,7 +99,7 @@ def _fit(run: Run, world_size: int, chosen: Collection[str]) -> Iterator[Fit]:
 
 
 def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collection[str]) -> Iterator[Fit]:
-    """Yield as many epochs as needed, up to MOST_EPOCHS; else fewer tokens, and intervals of so few steps."""
+    """Yield as many epochs as needed, up to MOST_EPOCHS; beyond, fewer tokens."""
     most, tokens, batch = train.data.max_epochs, train.data.min_train_tokens, layout.global_batch_size
     step, limit = batch * layout.context_length, most if "max_epochs" in chosen else max(most, MOST_EPOCHS)
     steps = windows * most // batch if tokens is None else -(-tokens // step)
@@ -110,9 +107,6 @@ def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collect
         steps = limit * windows // batch
         reason = f"{limit} epochs of {windows * layout.context_length:,}; more repeats add little"
         yield "train", "min_train_tokens", max(1, steps) * step, reason
-        for key in ("validation_interval", "checkpoint_interval"):
-            if (train.flat()[key] or 0) > max(1, steps // LOSSES):
-                yield "train", key, max(1, steps // LOSSES), f"of {steps:,} steps"
     steps = max(1, steps)
     yield "train", "max_epochs", max(most, -(-steps * batch // windows)), f"{steps * step:,} tokens are so many"
 
