@@ -132,9 +132,9 @@ class TrainCommand:
     help_groups: ClassVar[dict[str, str]] = {
         "Run directory": "RUN --like --set --keys --token-files --follow",
         "Start, resumption, end": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
-        "Time and money": "--price-per-hour --max-hours --max-usd",
-        "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preflight "
-        "--find-max-microbatch --write --replay",
+        "Time and money": "--price-per-hour --max-hours --max-usd --then",
+        "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
+        "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
     meant = staticmethod(meant_key)
     run: RunDirectory = attrs.field(kw_only=False)
