@@ -72,15 +72,6 @@ class Offer:
 
 
 @attrs.frozen(kw_only=True)
-class MeasuredJob:
-    """The newest job of the run that logged its speed: a measurement on this run's own machine."""
-
-    tokens_per_second: float  # median
-    hours: float  # of the whole run
-    usd_per_hour: float | None
-
-
-@attrs.frozen(kw_only=True)
 class RunEstimate:
     """A run on each machine of a price list; at least one of them can do it."""
 
@@ -90,7 +81,7 @@ class RunEstimate:
     network: Network
     asked: int | None  # GPUs by the run directory's name, on all nodes
     own: Plan | None  # the run on them, else on one
-    last_job: MeasuredJob | None
+    last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
     offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
 
 
@@ -99,11 +90,11 @@ def make_estimate(
     prices: PriceList,
     lengths: Mapping[str, int | None],
     network: Network = ONE_NODE,
-    usd_per_hour: float | None = None,
+    usd: float | None = None,
 ) -> RunEstimate:
     """Estimate the run on each machine, or on several of each; `lengths` as for `make_plan`.
 
-    `usd_per_hour`: of the machine that the last job ran on. Raises BadInput when it can run on none.
+    `usd`: per hour, of the machine that the last job ran on. Raises BadInput when it can run on none.
     """
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
@@ -113,9 +104,8 @@ def make_estimate(
         raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    offers += [
-        _on_spot(run, offer, prices.preemptions_per_hour * network.nodes) for offer in offers if offer.machine.spot
-    ]
+    rate, interval = prices.preemptions_per_hour * network.nodes, run.train.checkpoints.checkpoint_interval
+    offers += [on_spot(run, offer, rate, interval) for offer in offers if offer.machine.spot and offer.plan]
     gpus, kind = gpus_by_name(run.directory) or (None, "")
 
     def order(offer: Offer) -> tuple[bool, bool, float]:
@@ -132,7 +122,7 @@ def make_estimate(
         network=network,
         asked=gpus and gpus * network.nodes,
         own=own,
-        last_job=_last_job(run, lengths, start_up, usd_per_hour),
+        last_job=_last_job(run, lengths, start_up, usd),
         offers=tuple(sorted(offers, key=order)),
     )
 
@@ -143,49 +133,35 @@ def gpus_by_name(run_directory: Path) -> tuple[int, str] | None:
     return (int(found[1]), found[2]) if found and int(found[1]) else None
 
 
-def with_interval(run: Run, offer: Offer, steps: int) -> Offer:
-    """Return a spot offer with a checkpoint, and so a validation, every so many steps."""
-    assert offer.plan is not None and offer.preemptions is not None
-    train = run.train.replace(checkpoint_interval=steps)
-    preemptions = attrs.evolve(offer.preemptions, segments=offer.plan.steps / min(steps, offer.plan.steps))
-    return attrs.evolve(offer, token_equivalents=_token_equivalents(train, offer.plan), preemptions=preemptions)
+def on_spot(run: Run, offer: Offer, per_hour: float, interval: int) -> Offer:
+    """Return an offer at its machine's spot price, with a checkpoint, and so a validation, every so many steps.
 
-
-def best_interval(offer: Offer) -> int:
-    """Return the checkpoint interval, in steps, that keeps a spot offer cheapest."""
-    assert offer.plan is not None and offer.preemptions is not None
-    speed = offer.throughputs[-1].tokens_per_second
-    validation = VALIDATION_SHARE * len(offer.plan.sources) * offer.plan.validation_sequences
-    seconds = offer.preemptions.checkpoint_seconds + validation * offer.plan.layout.context_length / speed
-    steps = offer.preemptions.best_interval_seconds(seconds) * speed / offer.plan.tokens_per_step
-    return max(1, min(round(steps), offer.plan.steps))
-
-
-def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
-    """Return an offer at its machine's spot price, whose saves are taken to stop training: an upper bound."""
-    assert offer.machine.spot is not None
-    seconds = expected_save_seconds(
-        run.model, network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
+    Saves are taken to stop training: an upper bound.
+    """
+    assert offer.plan is not None
+    optimizer = network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
+    seconds, segments = expected_save_seconds(run.model, optimizer), max(1.0, offer.plan.steps / interval)
+    return attrs.evolve(
+        offer,
+        machine=offer.machine.spot or offer.machine,
+        token_equivalents=_token_equivalents(run.train.replace(checkpoint_interval=interval), offer.plan),
+        preemptions=Preemptions(per_hour=per_hour, checkpoint_seconds=seconds, segments=segments),
     )
-    preemptions = Preemptions(per_hour=per_hour, checkpoint_seconds=seconds, segments=1.0)
-    spot = attrs.evolve(offer, machine=offer.machine.spot, preemptions=preemptions)
-    return spot if spot.plan is None else with_interval(run, spot, run.train.checkpoints.checkpoint_interval)
 
 
 def _last_job(
-    run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd_per_hour: float | None
-) -> MeasuredJob | None:
-    """Return the run's newest job; None where it logged no speed, or where the settings do not suit it any more."""
+    run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd: float | None
+) -> tuple[float, float, float | None] | None:
+    """Return what the newest job measured; None where it logged no speed, or the settings do not suit it any more."""
     lines = read_lines(run.directory)
     start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
     speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]
     ranks: Any = lines[start].get("world_size") if speeds else None
-    if not WORLD_SIZE.holds(ranks):
-        return None
     with suppress(BadInput):
-        tokens = _token_equivalents(run.train, make_plan(run.train, run.model.context_length, ranks, lengths))
-        hours = (start_up.seconds + tokens / (speed := statistics.median(speeds))) / 3600
-        return MeasuredJob(tokens_per_second=speed, hours=hours, usd_per_hour=usd_per_hour or last_price(lines))
+        if WORLD_SIZE.holds(ranks):
+            tokens = _token_equivalents(run.train, make_plan(run.train, run.model.context_length, ranks, lengths))
+            seconds = start_up.seconds + tokens / (speed := statistics.median(speeds))
+            return speed, seconds / 3600, usd or last_price(lines)
     return None
 
 

@@ -19,14 +19,14 @@ from common.json_files import read_json
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
-from training.config.batch_plan import describe, make_plan
+from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe
 from training.data.locate_tokens import lengths_at_hand
 from training.initial_weights import InitialWeights, check_network, check_origin
-from training.planning.estimate import MeasuredJob, Offer, RunEstimate, best_interval, make_estimate, with_interval
+from training.planning.estimate import Offer, RunEstimate, make_estimate, on_spot
 from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network
+from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
@@ -87,11 +87,15 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.asked) is not None:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, by the directory's name"
-        if all(offer.machine.gpus != gpus for offer in estimate.offers):
-            machine += "; the price list has none: the table is of others, --machines takes a list of your own"
     assert plan is not None
     known = [offer for offer in possible if offer.throughputs]
-    rows = [*([] if estimate.last_job is None else [_last_job_row(estimate.last_job)]), *map(_row, known)]
+    rows = []
+    if estimate.last_job is not None:
+        speed, hours, price = estimate.last_job
+        rows.append(_row("its last job", price, [hours], [Throughput(speed, MEASURED)]))
+    for offer in known:
+        each = [offer.hours(speed.tokens_per_second) for speed in reversed(offer.throughputs)]
+        rows.append(_row(offer.machine.name, offer.machine.usd_per_hour, each, offer.throughputs))
     table = tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines()
     return [
         *wrapped([f"machine      {machine}", *describe(estimate.run.model, estimate.run.train, plan)]),
@@ -139,24 +143,16 @@ def describe_forecast_file(run: Run) -> list[str]:
         raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
 
 
-def _row(offer: Offer) -> list[str]:
+def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
     """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
-    speeds, price = offer.throughputs, offer.machine.usd_per_hour
-    hours = [offer.hours(speed.tokens_per_second) for speed in reversed(speeds)]
     return [
-        printable(offer.machine.name),
-        f"{price:,.2f}",
+        printable(name),
+        "" if price is None else f"{price:,.2f}",
         _range([_short(speed.tokens_per_second) for speed in speeds]),
         _range([_decimals(each) for each in hours]),
-        _range([_decimals(each * price) for each in hours]),
+        "" if price is None else _range([_decimals(each * price) for each in hours]),
         ", ".join(dict.fromkeys(speed.kind for speed in reversed(speeds))),
     ]
-
-
-def _last_job_row(job: MeasuredJob) -> list[str]:
-    price = job.usd_per_hour
-    dollars = ("", "") if price is None else (_decimals(price), _decimals(job.hours * price))
-    return ["its last job", dollars[0], _short(job.tokens_per_second), _decimals(job.hours), dollars[1], MEASURED]
 
 
 def _range(texts: list[str]) -> str:
@@ -165,11 +161,8 @@ def _range(texts: list[str]) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number in three digits: 32.0K, 1.56M."""
-    for factor, unit in ((1e6, "M"), (1e3, "K")):
-        if number >= factor:
-            return f"{number / factor:#.3g}".rstrip(".") + unit
-    return f"{number:.0f}"
+    """Return tokens/s as 1.56M, 263K or 32.0K."""
+    return f"{number / 1e6:.2f}M" if number >= 1e6 else f"{number / 1e3:.{int(number < 1e5)}f}K"
 
 
 def _decimals(number: float) -> str:
@@ -190,15 +183,20 @@ def _basis(known: list[Offer]) -> list[str]:
 
 def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     """Return what the hours of spot machines assume, and the checkpoint interval that suits the cheapest."""
-    offers = [offer for offer in known if offer.preemptions is not None]
-    if not offers:
+    offer = min((offer for offer in known if offer.preemptions), key=Offer.usd, default=None)
+    if offer is None or offer.plan is None or offer.preemptions is None:
         return []
-    offer, now, advice = min(offers, key=Offer.usd), estimate.run.train.checkpoints.checkpoint_interval, ""
-    if (usd := with_interval(estimate.run, offer, best := best_interval(offer)).usd()) < 0.99 * offer.usd():
-        advice = f"; {offer.machine.name}: ${_decimals(usd)} with --set checkpoint_interval={best}"
+    plan, preemptions, speed = offer.plan, offer.preemptions, offer.throughputs[-1].tokens_per_second
+    validated = len(plan.sources) * plan.validation_sequences * plan.layout.context_length  # with each checkpoint
+    seconds = preemptions.best_interval_seconds(preemptions.checkpoint_seconds + VALIDATION_SHARE * validated / speed)
+    steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
+    usd, advice = on_spot(estimate.run, offer, preemptions.per_hour, steps).usd(), ""
+    if usd < 0.99 * offer.usd():
+        advice = f"; {offer.machine.name}: ${_decimals(usd)} with --set checkpoint_interval={steps}"
     return [
         f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour (--preemptions) without "
-        f"notice, and a checkpoint every {now:,} steps{advice}; the wait for another machine is not included"
+        f"notice, checkpoint_interval {estimate.run.train.checkpoints.checkpoint_interval}{advice}; without the wait "
+        "for another machine"
     ]
 
 

@@ -43,15 +43,9 @@ class Machine:
 
     def times(self, nodes: int) -> "Machine":
         """Return so many of this machine as one, of unknown tokens/s."""
-        gpus, price, spot = nodes * self.gpus, nodes * self.usd_per_hour, self.spot_usd_per_hour
-        return attrs.evolve(
-            self,
-            name=f"{nodes} x {self.name}",
-            gpus=gpus,
-            usd_per_hour=price,
-            spot_usd_per_hour=spot and nodes * spot,
-            tokens_per_second=None,
-        )
+        name, spot = f"{nodes} x {self.name}", self.spot_usd_per_hour and nodes * self.spot_usd_per_hour
+        named = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
+        return attrs.evolve(named, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
 
     @property
     def spot(self) -> "Machine | None":

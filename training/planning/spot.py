@@ -1,7 +1,7 @@
 """Spot machines: expected time of a run that is preempted, and the checkpoint interval that keeps it shortest.
 
 J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006); J. W. Young, A
-first order approximation to the optimum checkpoint interval, CACM 17 (1974). benchmarks/spot.py simulates such runs.
+first order approximation to the optimum checkpoint interval, CACM 17 (1974). Simulated: benchmarks/preempted_runs.py.
 """
 
 import math

@@ -70,9 +70,7 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three", "3"])
     text = " ".join(line.strip() for line in describe_estimate(estimate(run, prices)))
-    assert text.startswith(
-        "machine      8 GPUs, by the directory's name; the price list has none: the table is of others, "
-    )
+    assert text.startswith("machine      8 GPUs, by the directory's name model ")
     assert "world size 8" in text and "two: a batch" not in text
     idle = "a batch of 128 in micro-batches of 16 leaves some of"
     assert (
@@ -114,11 +112,11 @@ def test_a_small_network_is_priced_by_what_its_last_job_measured_or_not_at_all(m
     assert not rows(lines) and "estimate" not in " ".join(lines).replace("not estimated", "")
     assert any(line.startswith("tokens/s of so small a network are measured, not estimated: ") for line in lines)
     log: list[dict[str, Any]] = [{"event": "start", "step": 0, "world_size": 1, "price_per_hour": None}]
-    log += [{"step": step, "train_loss": 1.0, "tokens_per_second": 10.0 * step} for step in (1, 2, 3)]
+    log += [{"step": step, "train_loss": 1.0, "tokens_per_second": 1e4 * step} for step in (1, 2, 3)]
     write = (run.directory / METRICS).write_text
     write("".join(json.dumps(line) + "\n" for line in log))
     [[name, speed, hours, kind]] = rows(describe_estimate(estimate(run, prices)))
-    assert (name, speed, kind) == ("its last job", "20", "measured here") and float(hours) > 0
+    assert (name, speed, kind) == ("its last job", "20.0K", "measured here") and float(hours) > 0
     write("".join(json.dumps(line) + "\n" for line in [log[0] | {"price_per_hour": 2.0}, *log[1:]]))
     [[_, price, _, hours, usd, _]] = rows(describe_estimate(estimate(run, prices)))
     assert price == "2.00" and float(usd) == pytest.approx(2 * float(hours), abs=0.02)
