@@ -68,9 +68,7 @@ class SampleCommand:
     tokens: Annotated[int, option("tokens of each", "N", check=COUNT)] = 500
     temperature: Annotated[float, option("sampling temperature; 0: the likeliest token", "T", check=_temperature)] = 0.8
     top_k: Annotated[int, option("candidates for each token: the K likeliest", "K", check=COUNT)] = 200
-    top_p: Annotated[
-        float, option("candidates: the likeliest whose probabilities reach P", "P", check=number(0, 1, above=True))
-    ] = 1.0
+    top_p: Annotated[float, option("the fewest of them that reach P", "P", check=number(0, 1, above=True))] = 1.0
     seed: Annotated[int, option("seed of the first text; the next has the next one", "N", check=integer(0))] = 0
 
 

@@ -17,7 +17,7 @@ class Sampling:
 
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int | None = None  # candidates kept; None keeps all
-    top_p: float = 1.0  # probability kept: of the fewest likeliest candidates that reach it; 1 keeps all
+    top_p: float = 1.0  # probability that the likeliest candidates have to reach; 1 keeps all
     seed: int = 0
 
 
@@ -39,9 +39,7 @@ def lay_out_for_generation(model: GPT) -> None:
 def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
     """Yield `count` new token ids after `prompt`, or fewer up to a `stop` token, which is left out.
 
-    The network sees the last `context_length` tokens, as in nanoGPT's `generate`. Beyond that the window slides: each
-    token computes all of it, as every position moves.
-
+    The network sees the last `context_length` tokens, as in nanoGPT: beyond that, each token computes all of them.
     Raises ValueError when the prompt is empty, or the logits are not finite.
     """
     if not prompt:

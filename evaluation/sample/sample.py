@@ -6,14 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from pathlib import Path
 
-import attrs
 import torch
 
 from common.errors import BadInput, printable
 from common.installation import GuardedStream
-from common.json_files import FILE_BYTES, check_text, read_regular
+from common.json_files import FILE_BYTES, check_text
 from evaluation.command_line import SampleCommand, check_alone
 from evaluation.shared.load import Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS
@@ -35,55 +33,42 @@ def run(command: SampleCommand) -> None:
     torch.set_num_threads(1)  # else sums, and so the text, would depend on the number of cores
     lay_out_for_generation(trained.network)
     if not typed:
-        print_samples(trained, command, prompt, command.seed)
-        return
+        return print_samples(trained, command, prompt, command.seed)
     with suppress(ImportError):
         import readline  # noqa: F401  # input() edits lines by it
-    print(
-        f"{printable(trained.place.title)}: type the beginning of a text.\nCtrl-C ends an answer, Ctrl-D the program."
-    )
+    print(f"{printable(trained.place.title)}: type how a text begins.\nCtrl-C ends an answer, Ctrl-D the program.")
     for seed in count(command.seed, command.samples):
         try:
             print_samples(trained, command, input("> "), seed, typed=True)
         except EOFError:
-            break
+            return print()
         except (KeyboardInterrupt, BadInput) as problem:
             print(problem)
-    print()
+    return None
 
 
 def read_prompt(given: str | None) -> str:
-    """Return the prompt of an option; None: of stdin, where it is no terminal. A file's last line end is left out.
-
-    Raises BadInput for a file that cannot be read, is not UTF-8, or is larger than FILE_BYTES.
-    """
+    """Return the prompt of an option; None: of stdin, unless a terminal. One last line end is cut. Raises BadInput."""
     if given is not None and not given.startswith(FILE):
         check_text(given, "--prompt")
         return given
     try:
-        if given is not None:
-            data = read_regular(Path(given.removeprefix(FILE)))
-        else:
-            with os.fdopen(0, "rb", closefd=False) as file:
-                data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
+        with open(given.removeprefix(FILE) if given else 0, "rb", closefd=given is not None) as file:
+            data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
         if len(data) > FILE_BYTES:
-            raise OSError(f"got more than {FILE_BYTES:,} bytes")
+            raise ValueError(f"got more than {FILE_BYTES:,} bytes")
         return data.decode().removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start:,}"
-        raise BadInput(f"{given or 'stdin'}: cannot be read as a prompt: {reason}") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{given or 'stdin'}: cannot be read as a prompt: {error}") from error
 
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, seed: int, *, typed: bool = False) -> None:
-    """Print each sample as it is generated, until the reader is gone. Raises BadInput for logits that are not finite.
-
-    `typed`: the prompt is there already, and the end of a text ends the sample.
-    """
-    sampling = Sampling(temperature=command.temperature, top_k=command.top_k, top_p=command.top_p, seed=seed)
+    """Print samples as they are generated, until the reader is gone; `typed`: without the prompt, to a text's end."""
     ids, end = trained.encode(prompt), trained.tokenizer.end_of_text_id if typed else None
-    for number in range(command.samples):
-        print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
-        new = trained.generate(ids, command.tokens, attrs.evolve(sampling, seed=seed + number), end)
+    for number in range(seed, seed + command.samples):
+        print("-" * 15 + "\n" if number > seed else "", end="")  # as between nanoGPT's
+        sampling = Sampling(temperature=command.temperature, top_k=command.top_k, top_p=command.top_p, seed=number)
+        new = trained.generate(ids, command.tokens, sampling, end)
         try:
             for text in chain(["" if typed else prompt], whole_characters(trained, new)):
                 print(CONTROL.sub(lambda found: printable(found[0]), text), end="", flush=True)
@@ -94,16 +79,12 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, seed: i
 
 
 def whole_characters(trained: Trained, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of ids while they come; joined, it is the text of all of them.
-
-    Bytes that may begin a character of UTF-8 decode to U+FFFD at the end, which waits for the next id.
-    """
+    """Yield the text of ids in parts as it comes. A part that ends with U+FFFD waits: a character may be incomplete."""
     pending: list[int] = []
-    shown = 0  # characters of `pending`
     for token in ids:
         pending.append(token)
         text = trained.decode(pending)
-        certain = text.removesuffix("\ufffd")
-        yield certain[shown:]
-        pending, shown = ([], 0) if certain == text else (pending, len(certain))
-    yield trained.decode(pending)[shown:]
+        if not text.endswith("\ufffd"):
+            yield text
+            pending = []
+    yield trained.decode(pending)
