@@ -41,6 +41,10 @@ class ReportCommand:
     project: Annotated[
         str | None, option("with --to wandb and trackio: project of the runs; default: " + PROJECT, "NAME")
     ] = None
+    reference: Annotated[
+        Path | None,
+        option("write into this run directory between which losses its runs should be, by these; no page", "DIR"),
+    ] = None
     watch: Annotated[bool, option("write it again as the runs grow, until they end or Ctrl-C")] = False
     every: Annotated[
         float | None, option("with --watch: seconds between looks; default: 10", "SECONDS", check=SECONDS)
@@ -53,6 +57,8 @@ class ReportCommand:
             raise UsageError("--project goes with --to wandb or --to trackio")
         if self.to is not None and (self.output is not None or self.no_samples):
             raise UsageError("--to writes no page: leave out --output and --no-samples")
+        if self.reference is not None and (self.to or self.output or self.watch):
+            raise UsageError("--reference writes no page: leave out --to, --output and --watch")
         places = list(map(os.path.realpath, self.runs))
         if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
@@ -67,6 +73,11 @@ class ReportCommand:
         os.nice(NICENESS)
         if self.to is not None:
             self._send(self.to)
+            return
+        if self.reference is not None:
+            from reporting.reference_runs import write_reference
+
+            print(printable(f"reference {write_reference(self.runs, self.reference)}"))
             return
         check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:

@@ -71,7 +71,7 @@ def headline(history: RunHistory) -> list[str]:
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
     tokens = history.axes["tokens"].last if history.step else 0
-    parts += [f"{tokens:,.0f} tokens", time_text(history.hours * 3600)]
+    parts += [f"{tokens:,.0f} tokens", time_text(history.hours * 3600), *filter(None, [history.compared])]
     return parts + ([] if history.usd is None else [f"${history.usd:,.2f}"])
 
 

@@ -1,5 +1,7 @@
 """Builders: from a checked configuration the opened job, the network, its training state, step settings and loop."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -34,7 +36,7 @@ from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
-from training.telemetry.metrics_log import MetricsLog
+from training.telemetry.metrics_log import REFERENCE, MetricsLog
 from training.telemetry.progress_bar import ProgressBar
 from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import TimeLedger
@@ -160,7 +162,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         ledger=job.ledger,
         peak_tokens=None if peak is None else peak * job.ranks.world_size / flops_per_token(run.model),
         bar=bar,
-        metrics=None if bar is None else MetricsLog(run.directory, bar.say),
+        metrics=None if bar is None else _open_metrics(run.directory, bar.say, record, state.position.step),
         chart=None if bar is None else BackgroundChart(run.directory),
     )
     start, sequences = run.train.validation.start_val_token, plan.validation_sequences
@@ -193,3 +195,15 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
 def validation_steps(plan: Plan) -> float:
     """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step
+
+
+def _open_metrics(directory: Path, say: Callable[[str], None], record: RunRecord, first_step: int) -> MetricsLog:
+    if (directory / REFERENCE).exists():
+        from training.reference import read_reference
+        from training.telemetry.loss_band import ComparedLog
+
+        reference, words = read_reference(directory, record)
+        say(words)
+        if reference is not None:
+            return ComparedLog(directory, say, reference, first_step, record.steps or 1)
+    return MetricsLog(directory, say)

@@ -118,6 +118,21 @@ def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple
     return mean, math.sqrt(squares * number / (number - 1)) / total
 
 
+def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds, both (M,), that hold all M values of one more run together; `values`: of R runs (R, M).
+
+    Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section 4.7) with
+    Bonferroni's level. The variance is that of all M places, or of those up to `apart` away where they scatter more;
+    values `apart` places from each other share no noise.
+    """
+    runs, number = values.shape
+    variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
+    near = [variances[max(0, place - apart) : place + apart + 1].mean() for place in range(number)]
+    critical = student_quantile(1 - ERROR / number / 2, (runs - 1) * number / apart)
+    reach = critical * np.sqrt(np.maximum(near, variances.mean()) * (1 + 1 / runs))
+    return mean - reach, mean + reach
+
+
 def effective_units(sizes: np.ndarray) -> float:
     """Return the number of units of one size that would weigh as evenly (Kish, Survey Sampling, 1965)."""
     return float(sizes.sum()) ** 2 / float(np.square(sizes).sum())

@@ -18,6 +18,7 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # what it draws
+REFERENCE = "reference.json"  # losses of other runs of the recipe
 SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 

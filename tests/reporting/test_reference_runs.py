@@ -1,0 +1,117 @@
+"""References: written of finished runs of one recipe, read for a run of that recipe on those tokens, refused else."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from reporting.command import ReportCommand
+from reporting.reference_runs import write_reference
+from reporting.report_page import report_page
+from reporting.run_history import read_history
+from tests.conftest import MakeRun, train
+from tests.reporting.written_runs import step, write_resolved, write_run
+from training.checkpoints.run_record import read_record
+from training.reference import read_reference
+
+STREAM = {"tokens": 9, "sha256": ["a"]}
+STEPS = 200
+
+
+def finished_run(place: Path, seed: int, loss: float = 3.0, **resolved: object) -> Path:
+    run = write_run(place, [step(at, loss + 2 / at + 0.01 * ((at + seed) % 7)) for at in range(1, STEPS + 1)])
+    train = {"random_seed": seed} | dict(resolved.pop("train", {}))  # type: ignore[call-overload]
+    return write_resolved(run, **{"steps": STEPS, "train_stream": STREAM, "train": train} | resolved)
+
+
+def reference_in(tmp_path: Path) -> list[Path]:
+    runs = [finished_run(tmp_path / f"run-{seed}", seed) for seed in range(1, 4)]
+    ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+    return runs
+
+
+def problem(run: Path, reference: Path) -> str:
+    shutil.copy(reference / "reference.json", run)
+    record = read_record(run)
+    assert record is not None
+    return read_reference(run, record)[1].removeprefix(f"NOTE: {run / 'reference.json'}: the loss is not compared: ")
+
+
+def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp_path: Path) -> None:
+    first = reference_in(tmp_path)[0]
+    other = finished_run(tmp_path / "plumbing", 9, train={"microbatch_size": 4, "log_interval": 5})
+    assert problem(other, first) == f"band         of 3 runs on None: {other / 'reference.json'}"
+    constant = finished_run(tmp_path / "constant", 9, train={"schedule_learning_rate": False, "learning_rate": 0.001})
+    said = problem(constant, first)
+    assert "learning_rate is 0.001, there 0.004" in said and "schedule_learning_rate is false, there true" in said
+    rarely = finished_run(tmp_path / "rarely", 9, train={"log_interval": 100})
+    assert problem(rarely, first) == "log_interval is 100, there 10"
+    tokens = finished_run(tmp_path / "tokens", 9, train_stream={"tokens": 9, "sha256": ["b"]})
+    assert problem(tokens, first) == "no reference for these tokens"
+    (first / "reference.json").write_text("{")
+    assert "damaged or edited" in problem(tokens, first)
+
+
+def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_spans_three(tmp_path: Path) -> None:
+    def on(name: str, source: str = "stdlib") -> dict[str, object]:
+        folder = tmp_path / f"tokens-{name}"
+        folder.mkdir()
+        tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
+        sources = [{"name": source, "files": 1, "bytes": 1}]
+        manifest = {"format": 1, "files": {}, "documents": 1, "tokens": 1, "tokenizer": tokenizer, "sources": sources}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return STREAM | {"directory": str(folder), "sha256": [name]}
+
+    runs = [finished_run(tmp_path / name, 1, train_stream=on(name)) for name in ("3.10", "3.12", "3.13")]
+    write_reference(runs, runs[0])
+    assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
+    text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
+    assert problem(text, runs[0]) == "no reference for these tokens"
+    with pytest.raises(BadInput, match="text: another recipe or other tokens"):
+        write_reference([*runs, text], runs[0])
+
+
+def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
+    first, second, third = reference_in(tmp_path)
+    with pytest.raises(BadInput, match="got 2 runs, wanted at least 3"):
+        write_reference([first, second], first)
+    with pytest.raises(BadInput, match="got 3 runs, wanted at least 3, all of different seeds"):
+        write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
+    with pytest.raises(BadInput, match="other: another recipe"):
+        write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
+    for name, broken in {"short": {"steps": STEPS + 1}, "changed": {"changes": [CHANGE]}}.items():
+        with pytest.raises(BadInput, match=f"{name}: wanted a finished run"):
+            write_reference([first, second, third, finished_run(tmp_path / name, 4, **broken)], first)
+
+
+CHANGE = {"step": 3, "key": "learning_rate", "old": 1, "new": 2}
+
+
+def test_the_page_says_where_the_loss_is_and_draws_the_band(tmp_path: Path) -> None:
+    first = reference_in(tmp_path)[0]
+    other = finished_run(tmp_path / "high", 9, loss=4.0)
+    problem(other, first)
+    page = report_page([other], [read_history(other)], {})
+    assert "training loss above the band of 3 runs of this recipe" in page
+    assert page.count('data-name="lowest of the recipe"') == len(read_history(other).axes)
+
+
+def test_training_says_that_it_compares_and_where_the_loss_ends(finished: Path, make_run: MakeRun) -> None:
+    run, runs = make_run(), [finished.parent / f"seed-{seed}" for seed in range(3)]
+    for seed, other in enumerate(runs):
+        shutil.copytree(finished, other, symlinks=True)
+        resolved = json.loads((other / "resolved.json").read_text())
+        write_resolved(other, **resolved | {"train": resolved["train"] | {"random_seed": seed}})
+        lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if "train_loss" in line:
+                line["train_loss"] += 0.1 * seed
+        (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_reference(runs, run)
+    said = train(run).stderr
+    assert f"band         of 3 runs on {read_history(runs[0]).job.environment.device}: {run}" in said
+    assert "step 8: training loss inside the band of 3 runs of this recipe" in said
+    said = train(run, "--resume", "never", "--set", "learning_rate=0.02").stderr
+    assert "not compared: learning_rate is 0.02, there 0.01" in said
