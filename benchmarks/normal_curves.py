@@ -28,7 +28,9 @@ from training.telemetry.loss_band import MARKS, TENTH, TENTH_ENDS, Reference
 from training.telemetry.metrics_log import REFERENCE, read_metrics
 
 LEFT_OUT = 3  # runs from which a normal one is made
-FAULTS = {  # factor of a key of train.json, and what a step does with its targets
+FAULTS: dict[
+    str, tuple[dict[str, float], str]
+] = {  # factor of a key of train.json, and what a step does with its targets
     "none": ({}, "pass"),
     "learning rate x 4": ({"learning_rate": 4}, "pass"),
     "batch cut to a quarter": ({"global_batch_size": 1 / 4}, "pass"),

@@ -65,7 +65,7 @@ def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
     names = list(losses(histories[0].curves)) if len(histories) == 1 else [name for name, _ in grouped(histories)]
     entries = [(f"s{number % len(PALETTE)}", name) for number, name in enumerate(names)]
     if len(histories) == 1 and histories[0].band:
-        entries.append((f"s{BAND_COLOUR}", "runs of this recipe"))
+        entries.append((f"s{BAND_COLOUR}", "bounds of the average over a tenth, by runs of this recipe"))
     return entries + ([("", WEIGHTS)] if len(histories) <= MOST_RAW else [])
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ STREAM = {"tokens": 9, "sha256": ["a"]}
 STEPS = 200
 
 
-def finished_run(place: Path, seed: int, loss: float = 3.0, **resolved: object) -> Path:
+def finished_run(place: Path, seed: int, loss: float = 3.0, **resolved: Any) -> Path:
     run = write_run(place, [step(at, loss + 2 / at + 0.01 * ((at + seed) % 7)) for at in range(1, STEPS + 1)])
-    train = {"random_seed": seed} | dict(resolved.pop("train", {}))  # type: ignore[call-overload]
+    train = {"random_seed": seed} | resolved.pop("train", {})
     return write_resolved(run, **{"steps": STEPS, "train_stream": STREAM, "train": train} | resolved)
 
 
@@ -81,7 +82,8 @@ def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
     with pytest.raises(BadInput, match="other: another recipe"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
-    for name, broken in {"short": {"steps": STEPS + 1}, "changed": {"changes": [CHANGE]}}.items():
+    unfit: dict[str, dict[str, Any]] = {"short": {"steps": STEPS + 1}, "changed": {"changes": [CHANGE]}}
+    for name, broken in unfit.items():
         with pytest.raises(BadInput, match=f"{name}: wanted a finished run"):
             write_reference([first, second, third, finished_run(tmp_path / name, 4, **broken)], first)
 
