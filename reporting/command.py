@@ -21,12 +21,17 @@ IDLE_LOOKS = 2  # in succession without a job: torchrun may be restarting one
 SECONDS = number(0, 1e6, above=True, example="30")
 
 
+def _directories(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return paths, an experiment's file as the directory of its runs."""
+    return tuple(path.with_suffix("") if path.suffix == ".json" else path for path in paths)
+
+
 @attrs.frozen(kw_only=True)
 class ReportCommand:
     """Write one HTML file about runs: curves, cost, samples, differences."""
 
     runs: Annotated[tuple[Path, ...], option("run, sweep, ladder or archive", name="RUN...", required=True)] = (
-        attrs.field(kw_only=False, converter=lambda paths: tuple(map(_directory, paths)))
+        attrs.field(kw_only=False, converter=_directories)
     )
     output: Annotated[
         Path | None, option("default: report.html in the run directory; of several runs, here", "FILE")
@@ -151,11 +156,6 @@ def runs_in(path: Path) -> list[Path]:
     if not (found := sorted(inside.parent for inside in path.glob(f"*/{METRICS}"))):
         raise NotBegun(f"{path}: neither a run directory nor a folder of runs that have begun")
     return found
-
-
-def _directory(path: Path) -> Path:
-    """Return the directory of an experiment's runs, given that or its file."""
-    return path.with_suffix("") if path.suffix == ".json" else path
 
 
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:
