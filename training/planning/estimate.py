@@ -152,7 +152,7 @@ def on_spot(run: Run, offer: Offer, per_hour: float, interval: int) -> Offer:
 def _last_job(
     run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd: float | None
 ) -> tuple[float, float, float | None] | None:
-    """Return what the newest job measured; None where it logged no speed, or the settings do not suit it any more."""
+    """Return speed and cost by the newest job; None where it logged no speed, or has other settings than now."""
     lines = read_lines(run.directory)
     start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
     speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]

@@ -182,7 +182,7 @@ def _basis(known: list[Offer]) -> list[str]:
 
 
 def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
-    """Return what the hours of spot machines assume, and the checkpoint interval that suits the cheapest."""
+    """Return the assumptions of spot machines, and the checkpoint interval that suits the cheapest."""
     offer = min((offer for offer in known if offer.preemptions), key=Offer.usd, default=None)
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
