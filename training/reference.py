@@ -21,11 +21,10 @@ def read_reference(directory: Path, record: RunRecord) -> tuple[Reference | None
     path = directory / REFERENCE
     try:
         reference = structured(read_json(path), Reference, unknown_keys=True)
-        problem = "; ".join(_problems(reference, record))
+        if problem := "; ".join(_problems(reference, record)):
+            raise ValueError(problem)
     except (BadInput, ValueError) as error:
-        problem = f"damaged or edited: {error}"
-    if problem:
-        return None, f"NOTE: {path}: the loss is not compared: {problem}"
+        return None, f"NOTE: {path}: the loss is not compared: {error}"
     return reference, f"band         of {len(reference.losses)} runs on {', '.join(reference.devices)}: {path}"
 
 

@@ -52,7 +52,7 @@ def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp
     tokens = finished_run(tmp_path / "tokens", 9, train_stream={"tokens": 9, "sha256": ["b"]})
     assert problem(tokens, first) == "no reference for these tokens"
     (first / "reference.json").write_text("{")
-    assert "damaged or edited" in problem(tokens, first)
+    assert "not JSON" in problem(tokens, first)
 
 
 def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_spans_three(tmp_path: Path) -> None:
