@@ -30,7 +30,7 @@ from training.telemetry.metrics_log import REFERENCE, read_metrics
 LEFT_OUT = 3  # runs from which a normal one is made
 FAULTS: dict[
     str, tuple[dict[str, float], str]
-] = {  # factor of a key of train.json, and what a step does with its targets
+] = {  # factor of a key of train.json, and a change of the targets of a step
     "none": ({}, "pass"),
     "learning rate x 4": ({"learning_rate": 4}, "pass"),
     "batch cut to a quarter": ({"global_batch_size": 1 / 4}, "pass"),
