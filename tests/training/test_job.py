@@ -51,9 +51,8 @@ def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path])
     assert "8 steps x 256 = 2,048 tokens" in done.stdout
     for part in ("done: step 8 of 8, train loss", "best validation loss", "\nstart-up ", "cost: $"):
         assert part in done.stdout
-    [(spent, to_go)] = re.findall(r"step 8/8 .* \$([\d.]+) spent, \$([\d.]+) to go", done.stderr)
+    [spent] = re.findall(r"step 8/8 .* \$([\d.]+) spent$", done.stderr, re.MULTILINE)  # and nothing is to go
     assert float(spent) == pytest.approx(steps[-1]["elapsed_seconds"], abs=0.01)  # at a dollar a second
-    assert 0 <= float(to_go) < 5
 
 
 @pytest.fixture
