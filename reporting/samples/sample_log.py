@@ -22,7 +22,7 @@ from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
-from tokens.tokenizer.tokenizer import END_OF_TEXT
+from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, WEIGHTS, checkpoints_of, link_target, steps_in
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
@@ -216,7 +216,12 @@ def held_out_prompts(trained: "Trained", text: "Range | None") -> list[str]:
     stream = open_split(text.directory, SPLIT)
     ids = stream.read(text.start, min(stream.length - text.start, PROMPT_TOKENS)).tolist()
     lines = trained.decode(ids).replace(END_OF_TEXT, "\n").splitlines()
-    return spaced([*filter(None, dict.fromkeys(line.strip()[:PROMPT_CHARACTERS] for line in lines))], PROMPTS)
+    return spaced([*{line.strip()[:PROMPT_CHARACTERS]: 0 for line in lines if line.strip()}], PROMPTS)
+
+
+def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the bytes of each id, as Latin-1; the end of text has none."""
+    return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
 
 
 def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Ranks) -> CheckpointSample | None:
@@ -263,11 +268,11 @@ def _measure(trained: "Trained", text: "Range", ranks: Ranks) -> tuple[HeldOutTe
 
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
-    bytes_of = {number: token.decode("latin-1") for token, number in trained.tokenizer.ranks().items()}
+    known = bytes_of(trained.tokenizer)
     held_out = HeldOutText(
         source=str(text),
         ids=ids,
-        tokens=[bytes_of.get(token, "") for token in ids],
+        tokens=[known.get(token, "") for token in ids],
         window=trained.network.config.context_length,
     )
     return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
-from reporting.run_history import read_resolved
-from reporting.samples.batch_text import RecordedBatch, ends_before, read_batch
+from reporting.samples.batch_text import ReadSequence, ends_before, read_batch
 from tests.conftest import metrics, one_line, train
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
@@ -20,6 +19,7 @@ from tests.tokens.preparing import run as command
 from tests.training.conftest import CHANGED_TRAIN
 from tokens.batches.sampling import Layout, idle_micro_steps
 from tokens.format.token_file import open_split
+from training.checkpoints.run_record import read_record
 from training.config.train_config import load_run
 
 Make = Callable[..., Path]
@@ -53,10 +53,10 @@ def recording(tmp_path: Path) -> Path:
     return script
 
 
-def rebuilt(run: Path, step: int, given: Path | None = None) -> RecordedBatch:
-    record, job, _ = read_resolved(run)
+def rebuilt(run: Path, step: int, given: Path | None = None) -> list[ReadSequence]:
+    record = read_record(run)
     assert record is not None
-    return read_batch(load_run(run, ()), record, job, step, given)
+    return read_batch(load_run(run, ()), record, step, given)
 
 
 def assert_is_what_was_fed(run: Path, ranks: int, steps: int, global_batch: int) -> None:
@@ -67,7 +67,7 @@ def assert_is_what_was_fed(run: Path, ranks: int, steps: int, global_batch: int)
         for rank in range(ranks):
             micro_steps = fed[rank][(step - 1) * layout.accumulation : step * layout.accumulation]
             expected = np.concatenate(micro_steps[idle_micro_steps(layout, rank) :])
-            assert np.array_equal(batch.ids[np.array(batch.ranks) == rank], expected), (step, rank)
+            assert np.array_equal([one.ids for one in batch if one.rank == rank], expected), (step, rank)
 
 
 def mixture(token_files: Path, folder: Path) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before
         done = train(run, "--look", str(step))
         assert done.returncode == 0, done.stderr
         under = "the run's random initial weights" if step == 1 else f"step-{step - 1:08d}"
-        assert f"losses under {under}" in done.stdout and "read by 2 ranks" in done.stdout
+        assert f"losses under {under}" in done.stdout and "read by ranks 0 to 1" in done.stdout
         assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
@@ -157,7 +157,7 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
         assert train(copied, *words).returncode == 2
     other = tmp_path / "other"
     shutil.copytree(token_files, other)
-    assert np.array_equal(rebuilt(copied, 8, other).ids, rebuilt(copied, 8).ids)  # moved
+    assert [one.ids for one in rebuilt(copied, 8, other)] == [one.ids for one in rebuilt(copied, 8)]  # moved
     (other / "manifest.json").unlink()
     file = other / "train.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
