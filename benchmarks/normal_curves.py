@@ -23,8 +23,8 @@ from common.json_files import read_json
 from evaluation.shared.significance import prediction_band
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
+from training.reference import MARKS, TENTH, Reference, tenths
 from training.telemetry.curves import run_curves
-from training.telemetry.loss_band import MARKS, TENTH, TENTH_ENDS, Reference
 from training.telemetry.metrics_log import REFERENCE, read_metrics
 
 LEFT_OUT = 3  # runs from which a normal one is made
@@ -61,7 +61,7 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
     if tokens is not None:
         print()
         rows = [[name, *planted(run, reference, tokens, *fault)] for name, fault in FAULTS.items()]
-        print(bench.table(["planted", "a tenth after the warm-up", "first outside"], rows))
+        print(bench.table(["planted", "a tenth after the warm-up", "named at"], rows))
 
 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
@@ -98,10 +98,11 @@ def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, fl
         if done.returncode:
             raise BadInput(f"{place}: training failed: {done.stderr[-2000:]}")
         curve = run_curves(read_metrics(place))["train_loss"]
-    sides = reference.sides(curve, plan.steps)
-    outside = np.flatnonzero(sides)
-    first = f"{TENTH_ENDS[outside[0]]:.1%} of the run" if len(outside) else "-"
-    return [str(reference.verdict(curve, plan.steps)), first]
+    losses = tenths(curve, plan.steps)
+    low, high = np.array(reference.band)[:, : len(losses)]
+    sides = [("inside", "above", "below")[side] for side in (losses > high) * 1 - (losses < low)]
+    first = next((mark for mark, side in enumerate(sides, start=1) if side != "inside"), None)
+    return [sides[-1], "-" if first is None else f"{first / MARKS:.1%} of the run, {sides[first - 1]}"]
 
 
 if __name__ == "__main__":

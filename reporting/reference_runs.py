@@ -11,8 +11,7 @@ from common.errors import BadInput
 from common.files import replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
-from training.reference import content_of, preparation_of, recipe_of
-from training.telemetry.loss_band import MARKS, TENTH, Reference, tenths
+from training.reference import MARKS, TENTH, Reference, recipe_of, tenths, tokens_of
 from training.telemetry.metrics_log import REFERENCE
 
 FEWEST = 3  # runs, and contents of tokens that stand for others prepared alike
@@ -22,33 +21,31 @@ DIGITS = 4
 def write_reference(runs: Sequence[Path], directory: Path) -> Path:
     """Write the reference of finished runs into a run directory; return its path.
 
-    Raises BadInput for fewer than FEWEST, one that is not finished or changed its settings, and one of another recipe
-    or other tokens than the first; and for two of one seed on the same tokens.
+    Raises BadInput for fewer than FEWEST of different seeds or tokens, one that is not finished or changed its
+    settings, and one whose recipe differs from the first one's, or sources or tokenizer of its tokens.
     """
-    records, measured, devices = [], [], set()
+    measured, devices, keys, recipes = list[np.ndarray](), set(), [], []
     for run in runs:
         history = read_history(run)
         record, curve = history.record, history.curves.get("train_loss")
-        found = None if record is None or curve is None else tenths(curve, record.steps or 1)
-        if record is None or found is None or len(found) < MARKS or record.changes or content_of(record) is None:
+        found = np.zeros(0) if record is None or curve is None else tenths(curve, record.steps or 1)
+        content, prepared = (None, None) if record is None else tokens_of(record)
+        if record is None or content is None or record.changes or len(found) < MARKS:
             raise BadInput(f"{run}: wanted a finished run, on finished token files, whose settings never changed")
-        records.append(record)
+        recipes.append((recipe_of(record), prepared or content))
+        if recipes[-1] != recipes[0]:
+            raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
         measured.append(found)
         devices.add(str(history.job.environment.device))
-    seeds, tokens = [one.train["random_seed"] for one in records], [str(content_of(one)) for one in records]
-    if len(set(zip(seeds, tokens, strict=True))) < max(FEWEST, len(runs)):
+        keys.append((record.train["random_seed"], content))
+    if len(set(keys)) < max(FEWEST, len(runs)):
         raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
-    alike = preparation_of(records[0]) if len(set(tokens)) >= FEWEST else None
-    for run, record, content in zip(runs, records, tokens, strict=True):
-        other = content != tokens[0] and (alike is None or preparation_of(record) != alike)
-        if other or recipe_of(record) != recipe_of(records[0]):
-            raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
+    seeds, tokens = map(list, zip(*keys, strict=True))
     losses = np.round(measured, DIGITS)  # (R, M)
     reference = Reference(
-        recipe=recipe_of(records[0]),
-        prepared=alike,
+        recipe=recipes[0][0],
+        prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,
         devices=sorted(devices),
-        log_interval=max(record.train["log_interval"] for record in records),
         band=np.round(prediction_band(losses, TENTH), DIGITS).tolist(),
         seeds=seeds,
         tokens=tokens,

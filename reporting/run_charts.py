@@ -19,7 +19,6 @@ MARK_COLUMNS = 100  # at most one mark of a kind in each
 MOST_RAW = 2  # runs whose losses are drawn beside their moving average
 LOGARITHMIC_FACTOR = 10.0  # between the greatest values of runs, from which on they share no linear axis
 WEIGHTS = "thick: moving average; thin: as logged"
-BAND_COLOUR = 7  # of the bounds of runs of the recipe
 PANEL_COLOUR = 2  # of a single run's curves that are no losses
 # Charts below the losses: key of the curve, title, factor of the values.
 PANELS = (
@@ -64,8 +63,6 @@ def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
     """Return (CSS class, meaning) of the colours, runs or the losses of one, and of thick and thin lines."""
     names = list(losses(histories[0].curves)) if len(histories) == 1 else [name for name, _ in grouped(histories)]
     entries = [(f"s{number % len(PALETTE)}", name) for number, name in enumerate(names)]
-    if len(histories) == 1 and histories[0].band:
-        entries.append((f"s{BAND_COLOUR}", "bounds of the average over a tenth, by runs of this recipe"))
     return entries + ([("", WEIGHTS)] if len(histories) <= MOST_RAW else [])
 
 
@@ -126,9 +123,6 @@ class _View:
             for number, (name, curve) in enumerate(found.items()):
                 kind = "both" if name == TRAIN else "dotted"
                 lines += self._lines(self.histories[0], curve, name, number % len(PALETTE), kind)
-            for name, curve in self.histories[0].band.items():
-                [bound] = self._lines(self.histories[0], curve, name, BAND_COLOUR, "plain")
-                lines.append(attrs.evolve(bound, weight="raw"))
             top = common_top(list(found.values()), losses=True)
             yield self._line_chart("loss, nats per token", lines, top)
         else:

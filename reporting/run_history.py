@@ -16,10 +16,9 @@ from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
 from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
-from training.reference import read_reference
+from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
-from training.telemetry.loss_band import TENTH_ENDS, TENTH_STARTS
 from training.telemetry.metrics_log import (
     METRICS,
     REFERENCE,
@@ -95,8 +94,7 @@ class RunHistory:
     job: LastJob
     bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
     notes: list[str]  # on lines and files that are left out
-    band: dict[str, Curve] = attrs.field(factory=dict)  # bounds of the training loss, by runs of the recipe
-    compared: str | None = None  # the training loss beside them, in words
+    compared: str | None = None  # the training loss with those of the recipe, in words
 
     @property
     def step(self) -> int:
@@ -131,7 +129,6 @@ def read_history(directory: Path) -> RunHistory:
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
     record, job, notes = read_resolved(directory)
-    band, compared = _beside_reference(directory, record, curves.get("train_loss"))
     model, train = (run.model, run.train.flat()) if record is None else (ModelConfig(**record.model), record.train)
     batch = train["global_batch_size"] or train["microbatch_size"] if record is None else record.global_batch_size
     seconds, usd = clock(lines, job.price_per_hour)
@@ -152,8 +149,7 @@ def read_history(directory: Path) -> RunHistory:
         job=job,
         bits_per_nat=_bits_per_nat(job.token_files),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
-        band=band,
-        compared=compared,
+        compared=compare(directory, record, curves) if record and (directory / REFERENCE).exists() else None,
     )
 
 
@@ -195,23 +191,6 @@ def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[
         seconds.append(reached)
     known = last_price(lines, price) is not None
     return np.array(seconds), np.array(usd) if known else None
-
-
-def _beside_reference(
-    directory: Path, record: RunRecord | None, loss: Curve | None
-) -> tuple[dict[str, Curve], str | None]:
-    """Return the bounds of a run's reference, each in the middle of a tenth, and where the loss is."""
-    if record is None or loss is None or not (directory / REFERENCE).exists():
-        return {}, None
-    reference, words = read_reference(directory, record)
-    if reference is None:
-        return {}, words
-    steps = record.steps or 1
-    middle = (TENTH_STARTS + TENTH_ENDS) / 2 * steps
-    count = int(np.searchsorted(middle, loss.steps[-1], "right"))
-    low, high = (Curve(middle[:count], np.array(bound[:count])) for bound in reference.band)
-    verdict = reference.verdict(loss, steps)
-    return {"lowest of the recipe": low, "highest of the recipe": high}, verdict and f"training loss {verdict}"
 
 
 def _axes(

@@ -1,7 +1,7 @@
 """Builders: from a checked configuration the opened job, the network, its training state, step settings and loop."""
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -156,13 +156,18 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
     run, plan, intervals, peak = job.run, job.plan, job.intervals, peak_flops(job.ranks.device)
     bar = ProgressBar(state.position.step, plan.steps) if job.ranks.coordinates else None
+    open_log: Callable[..., MetricsLog] = MetricsLog
+    if (run.directory / REFERENCE).exists():
+        from training.reference import ComparedLog
+
+        open_log = partial(ComparedLog, compared=record)
     reporter = Reporter(
         plan=plan,
         device=job.ranks.device,
         ledger=job.ledger,
         peak_tokens=None if peak is None else peak * job.ranks.world_size / flops_per_token(run.model),
         bar=bar,
-        metrics=None if bar is None else _open_metrics(run.directory, bar.say, record, state.position.step),
+        metrics=None if bar is None else open_log(run.directory, bar.say),
         chart=None if bar is None else BackgroundChart(run.directory),
     )
     start, sequences = run.train.validation.start_val_token, plan.validation_sequences
@@ -195,15 +200,3 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
 def validation_steps(plan: Plan) -> float:
     """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step
-
-
-def _open_metrics(directory: Path, say: Callable[[str], None], record: RunRecord, first_step: int) -> MetricsLog:
-    if (directory / REFERENCE).exists():
-        from training.reference import read_reference
-        from training.telemetry.loss_band import ComparedLog
-
-        reference, words = read_reference(directory, record)
-        say(words)
-        if reference is not None:
-            return ComparedLog(directory, say, reference, first_step, record.steps or 1)
-    return MetricsLog(directory, say)

@@ -1,10 +1,17 @@
-"""Reference of a run directory, `reference.json`: runs of which recipe and tokens it is for."""
+"""Reference of a run directory, `reference.json`: losses of finished runs, and their band for another of the recipe.
+
+Compared is the mean training loss over the tenth of the run before each of 40 marks, with bounds that hold it at all
+marks for 95 of 100 further runs. `report.py RUN... --reference DIR` writes the file.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import attrs
+import numpy as np
 
 from common.checks import structured
 from common.errors import BadInput
@@ -12,57 +19,116 @@ from common.json_files import read_json
 from tokens.format.manifest import read_manifest
 from training.checkpoints.run_record import RunRecord
 from training.config.train_config import KEYS, recipe
-from training.telemetry.loss_band import Reference
-from training.telemetry.metrics_log import REFERENCE
+from training.telemetry.curves import Curve, run_curves
+from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
+
+MARKS, TENTH = 40, 4  # M at equal distances, and those in a tenth of the run
+NO_LOSS = Curve(np.zeros(0), np.zeros(0))
 
 
-def read_reference(directory: Path, record: RunRecord) -> tuple[Reference | None, str]:
-    """Return a run directory's reference, if it is one for this run, and a line about it."""
+@attrs.frozen(kw_only=True)
+class Reference:
+    """Losses of R runs of one recipe, and the band for another one's: means over tenths, nats per token."""
+
+    recipe: dict[str, dict[str, Any]]
+    prepared: str | None  # sources and tokenizer of any tokens that count; None: those of `tokens` alone
+    devices: list[str]
+    band: list[list[float]]  # lowest and highest loss (2, M)
+    seeds: list[int]  # R
+    tokens: list[str]  # identity of each run's training tokens (R)
+    losses: list[list[float]]  # (R, M)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.band) != 2 or any(len(each) != MARKS for each in (*self.band, *self.losses)):
+            raise ValueError(f"band, losses: wanted {MARKS} numbers each, and two bounds")
+
+
+class ComparedLog(MetricsLog):
+    """Metrics log of a run with a reference: tells when the training loss leaves or enters the band, and at the end."""
+
+    def __init__(self, directory: Path, say: Callable[[str], None], compared: RunRecord):
+        """Open it; `say` also gets the lines of the comparison."""
+        super().__init__(directory, say)
+        self._directory, self._compared, self._mark, self._said = directory, compared, -1, ""
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record; at the first and at each mark, compare what this job and those before it have logged."""
+        super().write(record)
+        mark = record["step"] * MARKS // (self._compared.steps or 1)
+        if mark > self._mark and ("train_loss" in record or self._mark < 0):
+            self._mark = mark
+            words = compare(self._directory, self._compared, run_curves(read_metrics(self._directory)))
+            side, inside, _ = words.partition(" the band of ")
+            if side != self._said or (inside and mark == MARKS):
+                self._said = side
+                self._say(f"step {record['step']:,}: {words}" if inside else words)
+
+
+def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> str:
+    """Return where a run's training loss is beside its reference and since which step, or why it is not compared."""
     path = directory / REFERENCE
     try:
         reference = structured(read_json(path), Reference, unknown_keys=True)
-        if problem := "; ".join(_problems(reference, record)):
-            raise ValueError(problem)
+        if problems := _differences(reference, record):
+            raise ValueError("; ".join(problems))
     except (BadInput, ValueError) as error:
-        return None, f"NOTE: {path}: the loss is not compared: {error}"
-    return reference, f"band         of {len(reference.losses)} runs on {', '.join(reference.devices)}: {path}"
+        return f"NOTE: {path}: the loss is not compared: {str(error).removeprefix(f'{path}: ')}"
+    steps = record.steps or 1
+    losses = tenths(curves.get("train_loss", NO_LOSS), steps)
+    if not len(losses):
+        return f"band         of {len(reference.losses)} runs on {', '.join(reference.devices)}: {path}"
+    low, high = np.array(reference.band)[:, : len(losses)]
+    sides = (losses > high) * 1 - (losses < low)
+    first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1  # mark
+    since = f" since step {-(-(first + 1) * steps // MARKS):,}" if first else ""
+    side = ("inside", "above", "below")[sides[-1]]
+    return f"training loss {side} the band of {len(reference.losses)} runs of this recipe{since}"
 
 
 def recipe_of(record: RunRecord) -> dict[str, dict[str, Any]]:
-    """Return the recipe of a run, without the name of a single dataset."""
+    """Return what a run's training loss depends on beside seed and tokens; of a single dataset not its name."""
     found, origin = recipe(record.model, record.train), record.initial_weights
-    train = found["train"] | {"global_batch_size": record.global_batch_size}
-    train["initial_weights"] = origin and origin.sha256
-    if isinstance(train["dataset"], str):
-        del train["dataset"]
-    return found | {"train": train}
+    train = {key: value for key, value in found["train"].items() if key != "dataset" or not isinstance(value, str)}
+    train |= {"global_batch_size": record.global_batch_size, "log_interval": record.train["log_interval"]}
+    return found | {"train": train | {"initial_weights": origin and origin.sha256}}
 
 
-def content_of(record: RunRecord) -> str | None:
-    """Return the identity of a run's training tokens; None of those that were still being prepared."""
+def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
+    """Return the identity of a run's training tokens, and their sources and tokenizer.
+
+    None: tokens that were still being prepared; manifests that are not at hand.
+    """
     files = [stream.sha256 for stream in record.train_streams]
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
-
-
-def preparation_of(record: RunRecord) -> str | None:
-    """Return sources and tokenizer of a run's training tokens; None where their manifests are not at hand."""
+    content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
     try:
         manifests = [read_manifest(Path(stream.directory)) for stream in record.train_streams]
     except BadInput:
-        return None
-    names = [each and f"{', '.join(one.name for one in each.sources)} as {each.tokenizer.name}" for each in manifests]
-    return None if None in names else " + ".join(map(str, names))
+        return content, None
+    names = [f"{', '.join(one.name for one in each.sources)} as {each.tokenizer.name}" for each in manifests if each]
+    return content, " + ".join(names) if len(names) == len(manifests) else None
 
 
-def _problems(reference: Reference, record: RunRecord) -> Iterator[str]:
-    """Yield the differences of a run's recipe and tokens."""
+def tenths(curve: Curve, steps: int) -> np.ndarray:
+    """Return the mean loss over the tenth before each mark that a run of so many steps has reached, float64 (m,).
+
+    By the trapezoidal rule over the logged steps; those without a finite loss are left out.
+    """
+    known = np.isfinite(curve.values)
+    share, losses = np.append(0.0, curve.steps[known] / steps), curve.values[known]
+    ends = np.arange(1, int(np.max(curve.steps[known], initial=0) * MARKS // steps) + 1) / MARKS
+    starts, losses = np.maximum(ends - TENTH / MARKS, 0), np.append(losses[:1], losses)
+    area = np.append(0.0, np.cumsum(np.diff(share) * (losses[1:] + losses[:-1]) / 2))
+    return (np.interp(ends, share, area) - np.interp(starts, share, area)) / (ends - starts)
+
+
+def _differences(reference: Reference, record: RunRecord) -> list[str]:
+    """Return the differences of a run's recipe and tokens."""
+    found = []
     for section, keys in recipe_of(record).items():
         for key, value in keys.items():
-            own = reference.recipe.get(section, {}).get(key, getattr(KEYS[section].get(key), "default", None))
-            if value != own:
-                yield f"{key} is {json.dumps(value)}, there {json.dumps(own)}"
-    if record.train["log_interval"] > reference.log_interval:
-        yield f"log_interval is {record.train['log_interval']}, there {reference.log_interval}"
-    alike = reference.prepared is not None and reference.prepared == preparation_of(record)
-    if content_of(record) not in reference.tokens and not alike:
-        yield "no reference for these tokens"
+            other = reference.recipe.get(section, {}).get(key, getattr(KEYS[section].get(key), "default", None))
+            if value != other:
+                found.append(f"{key} is {json.dumps(value)}, there {json.dumps(other, default=str)}")
+    content, prepared = tokens_of(record)
+    known = content in reference.tokens or (prepared is not None and prepared == reference.prepared)
+    return found if known else [*found, "no reference for these tokens"]

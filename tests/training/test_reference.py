@@ -1,0 +1,107 @@
+"""Reference: tenths, the band's coverage, and lines of a log at changes, resumed or damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from evaluation.shared.significance import prediction_band
+from tests.reporting.written_runs import step, write_resolved, write_run
+from training.checkpoints.run_record import RunRecord, read_record
+from training.reference import MARKS, TENTH, ComparedLog, Reference, compare, recipe_of, tenths, tokens_of
+from training.telemetry.curves import Curve
+
+STEPS = 400
+LOGGED = np.append(1, np.arange(10, STEPS + 1, 10))
+
+
+def loss(steps: np.ndarray, noise: float = 0.0, seed: int = 0) -> Curve:
+    """Return a loss that falls as a power of the step, with noise."""
+    random = np.random.default_rng(seed)
+    return Curve(steps.astype(float), 1 + 4 * (steps + 10.0) ** -0.3 + noise * random.standard_normal(len(steps)))
+
+
+BAND = prediction_band(np.array([tenths(loss(LOGGED, 0.1, seed), STEPS) for seed in range(9)]), TENTH)
+
+
+def referred(place: Path, **changed: Any) -> tuple[Path, RunRecord]:
+    """Return a run directory with a reference of nine runs, and its record."""
+    tokens = {"tokens": 9, "sha256": ["a"]}
+    run = write_resolved(write_run(place, [step(1, 5.0)]), steps=STEPS, train_stream=tokens)
+    (run / "metrics.jsonl").unlink()
+    record = read_record(run)
+    assert record is not None
+    reference = Reference(
+        recipe=recipe_of(record),
+        prepared=None,
+        devices=["CPU"],
+        band=[bound.tolist() for bound in BAND],
+        seeds=[0] * 9,
+        tokens=[str(tokens_of(record)[0])],
+        losses=[[1.0] * MARKS] * 9,
+    )
+    (run / "reference.json").write_text(json.dumps(attrs.asdict(reference) | changed))
+    return run, record
+
+
+def test_a_tenth_is_the_mean_of_its_finite_losses_whatever_the_log_interval() -> None:
+    every = loss(np.arange(1, STEPS + 1))
+    exact = tenths(every, STEPS)
+    plain = [every.values[max(0, mark - TENTH) * 10 : mark * 10].mean() for mark in range(1, MARKS + 1)]
+    assert exact == pytest.approx(plain, rel=0.01)
+    assert tenths(loss(LOGGED), STEPS)[TENTH:] == pytest.approx(exact[TENTH:], rel=0.003)
+    every.values[[50, *range(95, STEPS)]] = np.nan
+    assert len(tenths(every, STEPS)) == 9 and np.isfinite(tenths(every, STEPS)).all()
+
+
+def test_of_1000_normal_runs_at_most_5_of_100_leave_the_band() -> None:
+    normal = np.array([tenths(loss(LOGGED, 0.1, 100 + seed), STEPS) for seed in range(1000)])
+    assert np.mean(((normal < BAND[0]) | (normal > BAND[1])).any(axis=1)) <= 0.05
+
+
+def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged(tmp_path: Path) -> None:
+    (run, record), curve, said = referred(tmp_path / "run"), loss(np.arange(1, STEPS + 1)), list[str]()
+    curve.values[100:200] += 1.0
+    curve.values[300:] -= 1.0
+    records = [step(int(at), value) for at, value in zip(curve.steps, curve.values, strict=True)]
+    for first, last in ((0, 170), (150, STEPS)):  # the first job is killed, 20 steps after its checkpoint
+        log = ComparedLog(run, said.append, record)
+        log.write({"event": "start", "step": first})
+        for each in records[first:last]:
+            log.write(each)
+        log.close()
+    band = "the band of 9 runs of this recipe"
+    assert said == [
+        f"band         of 9 runs on CPU: {run / 'reference.json'}",
+        f"step 10: training loss inside {band}",
+        f"step 110: training loss above {band} since step 110",
+        f"step 150: training loss above {band} since step 110",
+        f"step 240: training loss inside {band} since step 240",
+        f"step 310: training loss below {band} since step 310",
+        f"step 400: training loss below {band} since step 310",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"band": [[1.0] * MARKS]}, "wanted 40 numbers"),
+        ({"losses": [[1.0]]}, "wanted 40 numbers"),
+        ({"band": [[float("nan")] * MARKS] * 2}, "got nan"),
+        ({"recipe": {}}, "there "),
+        ({"tokens": []}, "no reference for these tokens"),
+    ],
+)
+def test_a_damaged_reference_is_one_note(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    run, record = referred(tmp_path / "run", **changed)
+    said = list[str]()
+    log = ComparedLog(run, said.append, record)
+    for at in (1, 200, STEPS):
+        log.write(step(at, 2.0))
+    log.close()
+    [line] = said
+    assert line == compare(run, record, {}) and problem in line
+    assert line.startswith(f"NOTE: {run / 'reference.json'}: the loss is not compared: ") and line.count(str(run)) == 1
