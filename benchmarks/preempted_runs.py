@@ -66,7 +66,7 @@ def main(*, runs: int = 1000) -> None:
             off = f"{(still - hours) / error:+.1f} standard errors"
             expected.append([rate, save, interval, f"{hours:.2f}", f"{still:.2f}", off, f"{on:.2f}"])
         costs = {n: attrs.evolve(one, segments=n).seconds(START_UP, WORK) for n in range(1, 721)}
-        best, young = min(costs, key=costs.__getitem__), one.best_interval_seconds(save)
+        best, young = min(costs, key=costs.__getitem__), one.best_interval_seconds()
         more = attrs.evolve(one, segments=WORK / young).seconds(START_UP, WORK) / costs[best] - 1
         intervals.append([rate, save, f"{WORK / best:.0f}", f"{young:.0f}", f"{more:+.2%}"])
     print(tabulate(expected, HEADS), "\n")

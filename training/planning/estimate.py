@@ -104,8 +104,8 @@ def make_estimate(
         raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    rate, interval = prices.preemptions_per_hour * network.nodes, run.train.checkpoints.checkpoint_interval
-    offers += [on_spot(run, offer, rate, interval) for offer in offers if offer.machine.spot and offer.plan]
+    rate = prices.preemptions_per_hour * network.nodes
+    offers += [_on_spot(run, offer, rate) for offer in offers if offer.machine.spot and offer.plan]
     gpus, kind = gpus_by_name(run.directory) or (None, "")
 
     def order(offer: Offer) -> tuple[bool, bool, float]:
@@ -133,20 +133,16 @@ def gpus_by_name(run_directory: Path) -> tuple[int, str] | None:
     return (int(found[1]), found[2]) if found and int(found[1]) else None
 
 
-def on_spot(run: Run, offer: Offer, per_hour: float, interval: int) -> Offer:
-    """Return an offer at its machine's spot price, with a checkpoint, and so a validation, every so many steps.
-
-    Saves are taken to stop training: an upper bound.
-    """
+def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
+    """Return an offer at its machine's spot price. Saves are taken to stop training: an upper bound."""
     assert offer.plan is not None
     optimizer = network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
-    seconds, segments = expected_save_seconds(run.model, optimizer), max(1.0, offer.plan.steps / interval)
-    return attrs.evolve(
-        offer,
-        machine=offer.machine.spot or offer.machine,
-        token_equivalents=_token_equivalents(run.train.replace(checkpoint_interval=interval), offer.plan),
-        preemptions=Preemptions(per_hour=per_hour, checkpoint_seconds=seconds, segments=segments),
+    preemptions = Preemptions(
+        per_hour=per_hour,
+        checkpoint_seconds=expected_save_seconds(run.model, optimizer),
+        segments=max(1.0, offer.plan.steps / run.train.checkpoints.checkpoint_interval),
     )
+    return attrs.evolve(offer, machine=offer.machine.spot or offer.machine, preemptions=preemptions)
 
 
 def _last_job(

@@ -23,7 +23,7 @@ from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe
 from training.data.locate_tokens import lengths_at_hand
 from training.initial_weights import InitialWeights, check_network, check_origin
-from training.planning.estimate import Offer, RunEstimate, make_estimate, on_spot
+from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
@@ -96,21 +96,19 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     for offer in known:
         each = [offer.hours(speed.tokens_per_second) for speed in reversed(offer.throughputs)]
         rows.append(_row(offer.machine.name, offer.machine.usd_per_hour, each, offer.throughputs))
-    table = tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines()
-    return [
-        *wrapped([f"machine      {machine}", *describe(estimate.run.model, estimate.run.train, plan)]),
-        "",
-        *([*table, ""] if rows else []),
-        *wrapped(
-            [
-                *(_basis(known) if len(known) > 1 else []),
-                *_spot(estimate, known),
-                *([] if len(known) == len(possible) else [_UNKNOWN]),
-                *_notes(estimate, known),
-                *_changes(estimate),
-            ]
-        ),
-    ]
+    return wrapped(
+        [
+            f"machine      {machine}",
+            *describe(estimate.run.model, estimate.run.train, plan),
+            "",
+            *([*_table(rows), ""] if rows else []),
+            *(_basis(known) if len(known) > 1 else []),
+            *_spot(estimate, known),
+            *([] if len(known) == len(possible) else [_UNKNOWN]),
+            *_notes(estimate, known),
+            *_changes(estimate),
+        ]
+    )
 
 
 def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -143,6 +141,13 @@ def describe_forecast_file(run: Run) -> list[str]:
         raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
 
 
+def _table(rows: list[list[str]]) -> list[str]:
+    """Return the rows as lines of a terminal's width: long names of machines are wrapped."""
+    others = tabulate([row[1:] for row in rows], _HEADS[1:], disable_numparse=True).splitlines()[1]
+    widths = [max(8, WIDTH - 2 - len(others))]
+    return tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS, maxcolwidths=widths).splitlines()
+
+
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
     """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
     return [
@@ -166,19 +171,19 @@ def _short(number: float) -> str:
 
 
 def _decimals(number: float) -> str:
-    return f"{number:,.2f}" if number < 1000 else f"{number:,.0f}"
+    return f"{number:,.{2 if number < 10 else int(number < 100)}f}"
 
 
 def _basis(known: list[Offer]) -> list[str]:
     """Return the cheapest and the fastest machine, and the cheapest by measurements."""
-
-    def named(offer: Offer) -> str:
-        kind = offer.throughputs[-1].kind
-        return f"{offer.machine.name}, ${_decimals(offer.usd())} in {_decimals(offer.hours())} hours ({kind})"
-
-    lines = [f"cheapest: {named(min(known, key=Offer.usd))}", f"fastest: {named(min(known, key=Offer.hours))}"]
-    measured = [offer for offer in known if offer.throughputs[-1].measured]
-    return [*lines, f"cheapest of the measured: {named(min(measured, key=Offer.usd))}"] if measured else lines
+    best = {"cheapest": min(known, key=Offer.usd), "fastest": min(known, key=Offer.hours)}
+    if measured := [offer for offer in known if offer.throughputs[-1].measured]:
+        best["cheapest of the measured"] = min(measured, key=Offer.usd)
+    return [
+        f"{word}: {offer.machine.name}, ${_decimals(offer.usd())} in {_decimals(offer.hours())} hours "
+        f"({offer.throughputs[-1].kind})"
+        for word, offer in best.items()
+    ]
 
 
 def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
@@ -186,17 +191,15 @@ def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     offer = min((offer for offer in known if offer.preemptions), key=Offer.usd, default=None)
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
-    plan, preemptions, speed = offer.plan, offer.preemptions, offer.throughputs[-1].tokens_per_second
+    train, plan, speed = estimate.run.train, offer.plan, offer.throughputs[-1].tokens_per_second
     validated = len(plan.sources) * plan.validation_sequences * plan.layout.context_length  # with each checkpoint
-    seconds = preemptions.best_interval_seconds(preemptions.checkpoint_seconds + VALIDATION_SHARE * validated / speed)
+    validated *= train.validation.validation_interval is not None
+    seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
-    usd, advice = on_spot(estimate.run, offer, preemptions.per_hour, steps).usd(), ""
-    if usd < 0.99 * offer.usd():
-        advice = f"; {offer.machine.name}: ${_decimals(usd)} with --set checkpoint_interval={steps}"
     return [
-        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour (--preemptions) without "
-        f"notice, checkpoint_interval {estimate.run.train.checkpoints.checkpoint_interval}{advice}; without the wait "
-        "for another machine"
+        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour of each machine "
+        f"(--preemptions), without notice, checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
+        f"{offer.machine.name}: --set checkpoint_interval={steps}; without the wait for another machine"
     ]
 
 
@@ -207,8 +210,8 @@ def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
     gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
-        f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, each with its source: {shown(prices.path)}; "
-        "the machine's time before and after the run is not included",
+        f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; the machine's time "
+        "before and after the run is not included",
         f"hours: training, validation, and {start_up.seconds:.0f} s of start-up ({measured})",
         f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB of each GPU at micro-batch "
         f"{train.batch.microbatch_size}; {CALIBRATION}",

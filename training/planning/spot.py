@@ -34,6 +34,6 @@ class Preemptions:
         except OverflowError:
             return math.inf
 
-    def best_interval_seconds(self, checkpoint_seconds: float) -> float:
-        """Return Young's interval between checkpoints, in seconds of training, for a checkpoint's seconds."""
-        return math.sqrt(2 * checkpoint_seconds * 3600 / self.per_hour)
+    def best_interval_seconds(self, validation_seconds: float = 0.0) -> float:
+        """Return Young's interval between checkpoints, each with a validation, in seconds of training."""
+        return math.sqrt(2 * (self.checkpoint_seconds + validation_seconds) * 3600 / self.per_hour)

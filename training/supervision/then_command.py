@@ -25,8 +25,7 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
         print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
     else:
         print(printable(f"--then: {command}"), flush=True)
-        of_rank, launcher = (*NUMBERS, "MASTER_ADDR", NODE_VARIABLE), ("TORCHELASTIC_", "GROUP_", "ROLE_")
-        names = [name for name in os.environ if name not in of_rank and not name.startswith(launcher)]
-        environment = {name: os.environ[name] for name in names}
+        launcher = (*NUMBERS, "MASTER_ADDR", NODE_VARIABLE, "TORCHELASTIC_", "GROUP_", "ROLE_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
         ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
         print(f"--then: ended with status {ended}", flush=True)

@@ -54,7 +54,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert first[1:3] == ["15.92", "263K-1.56M"] and first[5] == "estimate, others"
     text = " ".join(line.strip() for line in lines)
     assert re.search(r"8xa100-40gb.*: 128 does not fit; start with --set microbatch_size=64", text)
-    assert "prices of 2026-03-10 to 2026-11-09, each with its source: training/planning/machines.json; " in text
+    assert "prices of 2026-03-10 to 2026-11-09: training/planning/machines.json; " in text
     assert "and 120 s of start-up (an assumption)" in text
     assert sorted(run.iterdir()) == before
 
@@ -65,12 +65,14 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
         "sixteen": {"gpu": "l4", "gpus": 16, "usd_per_hour": 2},
         "three": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
         "3": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
+        "another one of a name without an end " * 2: {"gpu": "l4", "gpus": 2, "usd_per_hour": 123456.7},
     }
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
-    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three", "3"])
-    text = " ".join(line.strip() for line in describe_estimate(estimate(run, prices)))
-    assert text.startswith("machine      8 GPUs, by the directory's name model ")
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", *machines])
+    lines = describe_estimate(estimate(run, prices))
+    text = " ".join(line.strip() for line in lines)
+    assert max(map(len, lines)) <= 80 and text.startswith("machine      8 GPUs, by the directory's name model ")
     assert "world size 8" in text and "two: a batch" not in text
     idle = "a batch of 128 in micro-batches of 16 leaves some of"
     assert (
@@ -135,10 +137,13 @@ def test_spot_machines_cost_what_preemptions_cost_and_a_better_interval_is_told(
         hours[list_.preemptions_per_hour] = by_name["1xrtx4090 spot"], by_name["1xrtx4090"]
     assert hours[2.0][0] > hours[0.47][0] > hours[0.47][1] == hours[2.0][1]
     text = " ".join(line.strip() for line in lines)
-    told = re.search(r" 2 preemptions an hour .* \$([\d.]+) with --set checkpoint_interval=(\d+);", text)
+    told = re.search(r" 2 preemptions an hour .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);", text)
     assert told
-    better = attrs.evolve(run, train=run.train.replace(checkpoint_interval=int(told[2])))
-    assert f"1xrtx4090 spot, ${told[1]} in" in " ".join(describe_estimate(estimate(better, often)))
+    best = int(told[1])
+    for interval in (best // 2, best, best * 2):
+        other = attrs.evolve(run, train=run.train.replace(checkpoint_interval=interval))
+        hours[interval] = next(offer.hours() for offer in estimate(other, often).offers if offer.preemptions), 0.0
+    assert hours[best] < min(hours[best // 2], hours[best * 2])
 
 
 @pytest.fixture(name="run")

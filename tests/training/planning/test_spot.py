@@ -29,4 +29,4 @@ def test_young_s_interval_costs_at_most_a_thousandth_more_than_the_best() -> Non
     def seconds(interval: float) -> float:
         return attrs.evolve(SPOT, segments=WORK / interval).seconds(START_UP, WORK)
 
-    assert seconds(SPOT.best_interval_seconds(60.0)) < 1.001 * min(map(seconds, range(100, 4000, 50)))
+    assert seconds(SPOT.best_interval_seconds()) < 1.001 * min(map(seconds, range(100, 4000, 50)))
