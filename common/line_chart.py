@@ -161,7 +161,6 @@ class Scale:
 def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
     """Return charts below each other over one x axis."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
 
     height = 8 if len(charts) > 1 else 5
     figure = Figure(figsize=(9, height))
@@ -173,25 +172,22 @@ def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)
             _draw(axes, line)
         for mark in chart.marks:
             axes.axvline(mark.x, color="gray", linestyle=":", linewidth=1)
-            place = {"xy": (mark.x, 0.97), "xycoords": axes.get_xaxis_transform(), "rotation": 90}
-            axes.annotate(mark.text, **place, ha="right", va="top", fontsize=8, color="gray")
         y = chart._y_scale()
-        axes.set_yscale("log" if chart.logarithmic else "linear")
-        axes.set_ylim(y.low, y.high)
-        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set(yscale="log" if y.logarithmic else "linear", ylim=(y.low, y.high), ylabel=chart.title)
         axes.set_yticks(*zip(*y.ticks(), strict=True))
-        axes.set_ylabel(chart.title)
+        axes.minorticks_off()
         axes.yaxis.set_label_coords(-0.1, 0.5)
         axes.grid(alpha=0.25)
         if len(chart.lines) > 1:
             axes.legend(loc="upper right")
+    for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():  # each text once
+        place = {"xy": (mark.x, 0.97), "xycoords": rows[0].get_xaxis_transform(), "rotation": 90}
+        rows[0].annotate(mark.text, **place, ha="right", va="top", fontsize=8, color="gray")
     rows[0].set_title(title, parse_math=False)  # a dollar sign is one
-    rows[-1].set_xlabel(charts[-1].axis)
     x = attrs.evolve(charts[-1], lines=[line for chart in charts for line in chart.lines])._x_scale()
-    rows[-1].set_xscale("log" if x.logarithmic else "linear")
-    rows[-1].set_xlim(x.low, x.high)
-    rows[-1].xaxis.set_minor_locator(NullLocator())
+    rows[-1].set(xscale="log" if x.logarithmic else "linear", xlim=(x.low, x.high), xlabel=charts[-1].axis)
     rows[-1].set_xticks(*zip(*x.ticks(), strict=True))
+    rows[-1].minorticks_off()
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png")
     return drawn.getvalue()

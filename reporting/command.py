@@ -21,17 +21,12 @@ IDLE_LOOKS = 2  # in succession without a job: torchrun may be restarting one
 SECONDS = number(0, 1e6, above=True, example="30")
 
 
-def _directories(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return paths, an experiment's file as the directory of its runs."""
-    return tuple(path.with_suffix("") if path.suffix == ".json" else path for path in paths)
-
-
 @attrs.frozen(kw_only=True)
 class ReportCommand:
     """Write one HTML file about runs: curves, cost, samples, differences."""
 
-    runs: Annotated[tuple[Path, ...], option("run, sweep, ladder or archive", name="RUN...", required=True)] = (
-        attrs.field(kw_only=False, converter=_directories)
+    runs: Annotated[tuple[Path, ...], option("run, or folder of runs", name="RUN...", required=True)] = attrs.field(
+        kw_only=False
     )
     output: Annotated[
         Path | None, option("default: report.html in the run directory; of several runs, here", "FILE")
@@ -129,14 +124,14 @@ class ReportCommand:
         from reporting.samples.sample_sections import sample_sections
 
         runs = self._found()
-        results = {} if (found := experiment_results(self.runs[0])) is None else {"Results": found}
+        results = list(filter(None, map(experiment_results, self.runs)))
         sampled = runs if len(runs) <= MOST_SAMPLED else []
         lacking = not self.no_samples and any(map(lacks_samples, sampled))
         for record in (False, True) if lacking else (not self.no_samples,):
             named = zip(runs, run_names(runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
             sections, notes = sample_sections(sampled, record=record)
-            page = report_page(runs, histories, results | sections)
+            page = report_page(runs, histories, sections, results)
             with writing(self._file):
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
@@ -144,18 +139,10 @@ class ReportCommand:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs that a path names: itself, or those in a sweep, a ladder or an archive that have begun.
-
-    Raises NotBegun where none has.
-    """
-    from reporting.run_history import NotBegun
+    """Return the runs in a sweep, a ladder or an archive that have begun; of any other path, itself."""
     from training.telemetry.metrics_log import METRICS
 
-    if (path / "train.json").exists() or (path / METRICS).exists():
-        return [path]
-    if not (found := sorted(inside.parent for inside in path.glob(f"*/{METRICS}"))):
-        raise NotBegun(f"{path}: neither a run directory nor a folder of runs that have begun")
-    return found
+    return ([] if (path / METRICS).exists() else sorted(log.parent for log in path.glob(f"*/{METRICS}"))) or [path]
 
 
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:

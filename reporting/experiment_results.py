@@ -1,7 +1,7 @@
 """Results of an experiment as a part of a page: a sweep's differences with intervals, a ladder's points and law."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -11,25 +11,25 @@ from common.json_files import read_json
 from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
+NONE_YET = "No table yet: experiment.py writes it at the end, and with sweep FILE --collect of the runs that are there."
 
 
-def experiment_results(directory: Path) -> "Markup | None":
-    """Return the results that experiment.py has left in a directory as HTML; None where there are none to read."""
+def experiment_results(directory: Path) -> str | None:
+    """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
     from jinja2 import UndefinedError
 
+    template = "reporting/templates/experiment_results.html"
     for name in ("sweep", "ladder"):
         try:
             record = read_json(directory / f"{name}.json")
             text = (directory / f"{name}.md").read_text(errors="replace")
-            chart = law_chart(record).svg() if name == "ladder" else None
-            return render("reporting/templates/experiment_results.html", chart=chart, text=text, **record)
+            return render(template, chart=law_chart(record).svg() if name == "ladder" else None, text=text, **record)
         except (BadInput, OSError, LookupError, TypeError, ValueError, UndefinedError):  # none, edited or damaged
             continue
-    return None
+    return (
+        render(template, chart=None, variants=None, text=NONE_YET) if (directory / "account.jsonl").exists() else None
+    )
 
 
 def law_chart(record: dict[str, Any]) -> LineChart:
@@ -40,16 +40,14 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     if record.get("forecast_for"):
         size, target = record["forecast_for"]
         series["forecast, 90 %"] = [(target, loss, size) for loss in record["forecast"]]
-    lines = []
+    law, lines = record["law"], []
     for number, (name, points) in enumerate(series.items()):
-        tokens, loss, (size, *_) = np.array(sorted(points), float).T
+        tokens, loss, size = np.array(sorted(points), float).T
         line = Line(name=name, x=FLOPS * size * tokens, y=loss, colour=number % len(PALETTE), dotted=True)
         lines.append(line)
-        if law := record["law"]:
-            along = np.geomspace(tokens.min() / 2, tokens.max(), 50)
-            fitted = (
-                law["floor"] + law["size_factor"] / size ** law["alpha"] + law["token_factor"] / along ** law["beta"]
-            )
-            lines.append(attrs.evolve(line, name=f"law, {name}", x=FLOPS * size * along, y=fitted, dotted=False))
+        if law:
+            along, shape = np.geomspace(tokens[0] / 2, tokens[-1], 50), law["size_factor"] / size[0] ** law["alpha"]
+            fitted = law["floor"] + shape + law["token_factor"] / along ** law["beta"]
+            lines.append(attrs.evolve(line, name=f"law, {name}", x=FLOPS * size[0] * along, y=fitted, dotted=False))
     title = f"validation loss of {', '.join(series)}, from the left; solid: law"
     return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)

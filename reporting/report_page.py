@@ -24,20 +24,25 @@ Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
 
 
-def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: "Mapping[str, Markup]") -> str:
-    """Return the page of runs and their histories. `sections`: shown after the curves, "Results" before, by title."""
+def report_page(
+    runs: Sequence[Path],
+    histories: Sequence[RunHistory],
+    sections: "Mapping[str, Markup]",
+    results: Sequence[str] = (),
+) -> str:
+    """Return the page of runs and their histories. `sections`: by title, after the curves."""
     compared, advice = _evaluations(runs)
     groups = grouped(histories)
     return render(
         "reporting/templates/report_page.html",
         title=" / ".join(name for name, _ in groups),
         groups=groups,
-        colours={at: colour for colour, (_, members) in enumerate(groups) for at in members},
         written=utc_now(),
         headlines=[(history.name, headline(history)) for history in histories],
         axes=charted_axes(histories),
         legend=legend(histories),
         marked=sorted({mark.kind for mark in histories[0].marks}) if len(histories) == 1 else [],
+        results=results,
         sections=sections,
         differing=differing_settings([histories[members[0]] for _, members in groups]),
         histories=histories,

@@ -1,6 +1,5 @@
 """Curves of one run, or of several over each other, along each axis that all of them know."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -74,16 +73,13 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
     if len(histories) <= len(PALETTE):
         return [(history.name, [at]) for at, history in enumerate(histories)]
     recipes: dict[str, list[int]] = {}
-    for at, history in sorted(enumerate(histories), key=lambda one: _last_loss(one[1])):
-        recipes.setdefault(str(recipe(attrs.asdict(history.model), history.train)), []).append(at)
+    last = [([curve.last for curve in losses(one.curves).values()][:2] or [np.nan])[-1] for one in histories]
+    for at in np.argsort(last, kind="stable").tolist():
+        key = str(recipe(attrs.asdict(histories[at].model), histories[at].train))
+        recipes.setdefault(key, []).append(at)
     groups = [(histories[members[0]].name.partition("-seed-")[0], members) for members in recipes.values()]
     rest = [at for _, members in groups[len(PALETTE) - 1 :] for at in members]
     return groups if len(groups) <= len(PALETTE) else [*groups[: len(PALETTE) - 1], (f"{len(rest)} others", rest)]
-
-
-def _last_loss(history: RunHistory) -> float:
-    found = [curve.last for curve in losses(history.curves).values() if math.isfinite(curve.last)]
-    return found[-1] if found else math.inf
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float | None:

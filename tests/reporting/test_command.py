@@ -9,7 +9,6 @@ import pytest
 
 from common.arguments import UsageError
 from reporting.command import ReportCommand, watch
-from reporting.run_history import NotBegun
 from reporting.samples.sample_log import read_samples
 from tests import launch
 from tests.conftest import ROOT
@@ -60,17 +59,13 @@ def test_a_run_that_nobody_trains_is_reported_once(tmp_path: Path) -> None:
     assert next(calls) == 1
 
 
-def test_a_sweep_of_nine_runs_its_file_and_an_archive_are_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.nice", lambda _: None)
     (output := tmp_path / "sweep").mkdir()
-    with pytest.raises(NotBegun, match="nor a folder of runs that have begun"):
-        ReportCommand(runs=(output,)).run()
     for number in range(9):
         write_run(output / f"base-seed-{number}", training())
     (output / "unbegun").mkdir()
-    ReportCommand(runs=(tmp_path / "sweep.json",)).run()
+    ReportCommand(runs=(output,)).run()
     page = (output / REPORT).read_text()
     assert "<h1>9 runs</h1>" in page and page.count("<td>complete</td>") == 9
     archived = output / "base-seed-0" / "archive" / "20260101T000000Z"

@@ -48,4 +48,6 @@ def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_l
 @pytest.mark.parametrize("record", [[], {}, {"variants": 3}, {"variants": [{"name": 1}]}])
 def test_damaged_results_are_left_out(tmp_path: Path, record: Any) -> None:
     assert written(tmp_path, "sweep", record) == ""
+    (tmp_path / "account.jsonl").touch()
+    assert "--collect" in (experiment_results(tmp_path) or "")
     assert experiment_results(tmp_path / "absent") is None

@@ -85,9 +85,8 @@ def draw_chart(directory: Path) -> Path:
             line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
         lines.append(line)
     restarts = [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]
-    marks = [VerticalMark(x=step, style="restart", text="" if at else "restart") for at, step in enumerate(restarts)]
+    marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
-    marks = [attrs.evolve(mark, text="") for mark in marks]
     for colour, (key, title) in enumerate(PANELS.items(), start=2):
         known = [curves[key]] if key in curves else []
         lines = [Line(name=key, x=curve.steps, y=curve.values, colour=colour) for curve in known]
