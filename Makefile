@@ -12,8 +12,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 QUICKSTART := runs/quickstart
-# two processes on a CPU; else the GPUs, rounded down to a power of two up to 8: its 8 micro-batches divide evenly
-RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
 # pip compiles 20,000 files on one core, which takes a minute; all cores do it sooner. Some are templates, no Python.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
@@ -22,7 +20,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a st
 
 .PHONY: train text test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
-TORCHRUN = $(BIN)/python -m training.supervision.torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS))
+TORCHRUN = $(BIN)/python -m training.supervision.torchrun
 OWN := $(filter command,$(origin TEXT))
 AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
   print("make train", *words)'

@@ -105,7 +105,7 @@ class ReportCommand:
                 sent, held = sync.advance()
                 if last:
                     sync.close()  # may find that the tracker has not taken all
-                print(printable(f"{run}: {sent:,} steps sent to {name}, {held:,} there"), flush=True)
+                print(printable(f"{run}: {sent:,} new steps for {name}, {held:,} in all"), flush=True)
 
         with ExitStack() as stack:
             for sync in syncs:

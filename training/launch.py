@@ -118,9 +118,8 @@ def torchrun_process() -> int | None:
 def tell_torchrun(message: str) -> None:
     """Write a message for torchrun's table of failed ranks, where torchrun has started this process."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        details = {"py_callstack": message, "timestamp": str(int(time.time()))}
         with suppress(OSError):
-            replace_file(Path(path), json.dumps({"message": {"message": message, "extraInfo": details}}))
+            replace_file(Path(path), json.dumps({"message": message, "timestamp": int(time.time())}))
 
 
 def torchrun_identity() -> str | None:

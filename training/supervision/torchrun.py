@@ -1,10 +1,11 @@
-"""torchrun that ends with the last line and the status of its ranks, without a log and a traceback of its own.
+"""torchrun as make runs it, `python -m training.supervision.torchrun train.py RUN`, on all GPUs or two CPU processes.
 
-`python -m training.supervision.torchrun --standalone --nproc_per_node=2 train.py RUN`, as make runs it.
+It ends with the last line and the status of its ranks, without a log and a traceback of its own.
 """
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,15 +17,18 @@ from training.supervision.run_lock import NODE_VARIABLE
 
 def main() -> int:
     """Run torchrun; return the status of rank 0, EXIT_ERROR where any was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun handles it: torch's import aborts at an exception
+    import torch
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    ranks = 1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1)  # quickstart's 8 micro-batches divide evenly
     logging.disable(logging.ERROR)
     with TemporaryDirectory() as folder:
         os.environ[NODE_VARIABLE] = folder
         try:
-            run(parse_args(None))
+            run(parse_args(["--standalone", f"--nproc_per_node={ranks}", *sys.argv[1:]]))
             return EXIT_DONE
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()

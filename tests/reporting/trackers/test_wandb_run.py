@@ -43,8 +43,8 @@ def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_p
     killed.communicate(60)
     assert send(run)[0] == 0
     append_steps(run, 11, 30, loss=3.0, job=1)
-    assert send(run)[:2] == (0, f"{run}: 30 steps sent to wandb, 30 there\n")
-    assert send(run)[1] == f"{run}: 0 steps sent to wandb, 30 there\n"
+    assert send(run)[:2] == (0, f"{run}: 30 new steps for wandb, 30 in all\n")
+    assert send(run)[1] == f"{run}: 0 new steps for wandb, 30 in all\n"
     found, events = from_wandb(run)
     assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
     assert (events[10], events[11]) == ("step 10: checkpoint", "step 10: start")
@@ -59,7 +59,8 @@ def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again
     for path in runs[1].glob("wandb/offline-run-*/*.wandb"):
         path.unlink()
     done = send(*runs)
-    assert done[:2] == (0, f"{runs[0]}: 0 steps sent to wandb, 25 there\n{runs[1]}: 25 steps sent to wandb, 25 there\n")
+    new = [f"{run}: {sent} new steps for wandb, 25 in all" for run, sent in zip(runs, (0, 25), strict=True)]
+    assert done[0] == 0 and done[1].splitlines() == new
     for run in runs:
         found = from_wandb(run)[0]
         assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
@@ -82,17 +83,17 @@ def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_thei
     append_steps(run, 26, 45, job=1)
     status, shown, _ = send(run, **user)
     [name] = server.histories
-    assert status == 0 and shown.endswith(" steps sent to wandb, 45 there\n") and held(name) == losses(run)
+    assert status == 0 and shown.endswith(" new steps for wandb, 45 in all\n") and held(name) == losses(run)
     assert server.values(name)["events"][26] == "step 25: start"
     append_steps(run, 41, 60, loss=3.0, job=2)
     before = list(server.histories[name])
-    assert send(run, **user)[1] == f"{run}: 60 steps sent to wandb, 60 there\n"
+    assert send(run, **user)[1] == f"{run}: 60 new steps for wandb, 60 in all\n"
     append_steps(run, 61, 70, loss=3.0, job=3)
-    assert send(run, **user)[1] == f"{run}: 10 steps sent to wandb, 70 there\n"
+    assert send(run, **user)[1] == f"{run}: 10 new steps for wandb, 70 in all\n"
     assert list(server.histories) == [name, f"{name}-2"] and server.histories[name] == before
     assert held(f"{name}-2") == losses(run)
     del server.histories[f"{name}-2"]  # by its user, who then wants it again
-    assert send(run, **user)[1] == f"{run}: 70 steps sent to wandb, 70 there\n"
+    assert send(run, **user)[1] == f"{run}: 70 new steps for wandb, 70 in all\n"
     assert held(f"{name}-2") == losses(run)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -109,7 +110,7 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     assert (status, shown, errors.count("\n")) == (1, "", 1)
     assert errors.startswith("report.py: W&B: was sent steps up to 40 and has 25; rerun the same command")
     server.answers = None
-    assert send(run, **user)[:2] == (0, f"{run}: 15 steps sent to wandb, 40 there\n")
+    assert send(run, **user)[:2] == (0, f"{run}: 15 new steps for wandb, 40 in all\n")
     [found] = map(server.values, server.histories)
     assert {name: found[name] for name in losses(run)} == losses(run)
 

@@ -13,7 +13,7 @@ from tests.conftest import ROOT, train
 from tests.training.supervision.runs import LONG, SLOW, wait_for_step
 from tests.walks import children, kill
 
-QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--standalone", "--nproc_per_node=2"]
+QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_node=2"]
 
 
 def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> None:
