@@ -169,7 +169,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]
         if not all(is_number(source["tokens"]) and is_number(source["epochs"] or 0) for source in record.sources or []):
             raise ValueError("sources: wanted numbers")
     except (BadInput, ValueError, TypeError, LookupError) as error:
-        return None, LastJob(), [f"NOTE: {path}: damaged or edited, and left out of the report: {error}"]
+        return None, LastJob(), [f"NOTE: {path}: damaged or edited, and left out: {error}"]
     return record, job, []
 
 

@@ -149,7 +149,7 @@ def load_network(place: ModelLocation) -> GPT:
     config = ModelConfig(**read_state(place.path).config.model)
     try:
         return with_parameters(config, load_file(place.path / WEIGHTS))
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # deleted a moment ago, for one
         raise BadInput(f"{place.path / WEIGHTS}: {error}") from error
 
 

@@ -72,7 +72,8 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     os.nice(10)  # the run may be training here
     record, _, notes = read_resolved(run.directory)
     if record is None:
-        raise BadInput(notes[0] if notes else f"{run.directory / RESOLVED}: not there: the run has not begun; train it")
+        notes.append(f"{run.directory / RESOLVED}: not there: the run has not begun; train it")
+        raise BadInput(notes[0].removeprefix("NOTE: "))
     step, model = command.look or 0, ModelConfig(**record.model)
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]

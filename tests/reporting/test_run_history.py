@@ -97,7 +97,7 @@ def test_a_damaged_record_is_left_out_and_a_note_names_it(tmp_path: Path, damage
         (run / "resolved.json").write_text("{")
     history = read_history(run)
     [note] = history.notes
-    assert note.startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out of the report: ")
+    assert note.startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out: ")
     assert history.record is None and len(report_page([run], [history], {})) > 10_000
     assert differing_settings([history, history]) == []
     record_samples(run)

@@ -164,7 +164,7 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
     for field in attrs.fields(PrepareSettings):
         got, was = getattr(wanted, field.name), getattr(kept.settings, field.name)
         if got != was:
-            raise BadInput(f"{where}: {field.name}: got {got}, wanted {was}; {advice}")
+            raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
     was_inputs = {item.path: item for item in kept.inputs}
     now_inputs = {item.path: item for source in sources for item in source.inputs}
     for path, item in was_inputs.items():

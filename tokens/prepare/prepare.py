@@ -3,7 +3,6 @@
 The same command resumes after any interruption.
 """
 
-import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +100,7 @@ def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan 
     elif name == "chars":
         units = make_plan(sources, _settings(command, load_tokenizer("bytes"), version))
         reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
-        for piece in itertools.chain.from_iterable(map(reader.read, units.units)):
+        for piece in (piece for unit in units.units for piece in reader.read(unit)):
             found.update(piece.text)
         say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
         name = CHARACTERS + "".join(sorted(found))

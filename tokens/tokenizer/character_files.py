@@ -29,7 +29,7 @@ def read_characters(path: Path) -> str:
         return "".join(sorted(ids, key=ids.__getitem__))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         wanted = "nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
-        raise BadInput(f"{path}: {error}; wanted {wanted}") from error
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; wanted {wanted}") from error
 
 
 def _pickled(data: bytes) -> dict[Any, Any]:
