@@ -29,18 +29,20 @@ def main() -> int:
     from training.command import describe_error  # torch takes seconds
     from training.config.train_config import load_run
     from training.initial_weights import InitialWeights
-    from training.job import prepare, run_job
+    from training.job import all_problems, prepare, run_job
 
     run, follows = None, environment_rank() > 0  # it ends as rank 0 does, which says why
     faulthandler.enable()
     try:
         if command.like is None:
-            run = load_run(command.run, command.overrides)
+            with all_problems(command):
+                run = load_run(command.run, command.overrides)
         else:
             from evaluation.shared.load import load_network, locate
             from training.planning.new_run import new_run
 
-            run = new_run(command, lambda source: load_network(locate(source, None)).config)
+            with all_problems(command):
+                run = new_run(command, lambda source: load_network(locate(source, None)).config)
             if command.trains and environment_rank() == 0:
                 supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins

@@ -1,10 +1,13 @@
 """Job: one launch of a run on this rank, in three phases: open it, begin or resume, run the loop."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import attrs
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory, check_all
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, advisory, check_all
+from common.files import is_folder
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
@@ -13,8 +16,8 @@ from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options, TrainCommand
 from training.config.batch_plan import derive_layout
 from training.config.optimization import describe_schedule, make_schedule
-from training.config.train_config import Run
-from training.data.verify_tokens import check_tokens
+from training.config.train_config import Run, TrainConfig, override, read_files
+from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
@@ -64,6 +67,28 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         lambda: check_tokens(run, command.options.token_files, environment_world_size()),
     )
     return None
+
+
+@contextmanager
+def all_problems(command: TrainCommand) -> Iterator[None]:
+    """Context that reads a run: where that raises BadInput, its problems and those of the machine and the dataset."""
+
+    def check_dataset() -> None:
+        if is_folder(directory := Path(command.like or command.run)):
+            override(command.overrides, values := read_files(directory))
+            keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
+            with suppress(ValueError):  # of a wrong dataset
+                tokens_at_hand(TrainConfig.from_keys(keys, command.run / "train.json"), command.options.token_files)
+
+    try:
+        yield
+    except BadInput as error:
+        needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
+        try:
+            check_all(*[lambda: enforce(needs, quiet=True), check_dataset] if command.trains else [])
+        except BadInput as others:
+            raise BadInput(*error.problems, *others.problems, alone=error.alone) from None
+        raise
 
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:

@@ -209,7 +209,8 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield each missing key of a file, and each value that is wrong by itself, as "KEY: got ..., wanted ..."."""
     required = [key for key, field in KEYS[section].items() if field.default is attrs.NOTHING]
-    yield from (f"key '{key}' is missing; wanted {', '.join(required)}" for key in required if key not in values)
+    if missing := [quoted(key) for key in required if key not in values]:
+        yield f"key {', '.join(missing)} is missing; wanted {', '.join(required)}"
     for key, field in KEYS[section].items():
         if key in values:
             try:
@@ -228,8 +229,7 @@ def _translate(
 
     notices, problems = translate(values["model"], values["train"], files["model"], files["train"]), []
     for section, known in KEYS.items():
-        unknown = [key for key in values[section] if key not in known]
-        for key in unknown[:MOST_UNKNOWN]:
+        for key in [key for key in values[section] if key not in known][:MOST_UNKNOWN]:
             where = "--set" if key in overridden else files[section]
             meant = hint(section, key, values[section][key], KEYS, overridden=key in overridden)
             problems.append(f"{where}: unknown key {quoted(key)}{meant}")

@@ -18,14 +18,13 @@ from training.command import TrainCommand
 from training.config.batch_plan import derive_layout
 from training.config.train_config import KEYS, Run, TrainConfig, make_run, override, read_files
 from training.data.locate_tokens import ROOT
+from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.launch import environment_rank, environment_world_size
 
 MODEL = "hf:"  # begins the name of a model
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
-
-Fit = tuple[str, str, Any, str]  # section, key, value, reason
 
 
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
@@ -37,9 +36,9 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     writes, model = not (command.dry_run or command.plan), like.startswith(MODEL)
     named = RECIPE if model else Path(like)
     source = named if is_folder(named) else ROOT / named
-    if not is_folder(source) or (is_folder(directory) and directory.samefile(source)):
-        wanted = f"wanted another run directory than {directory}, such as runs/quickstart"
-        raise BadInput(f"--like {like}: {wanted}, or {MODEL}DIR or {MODEL}OWNER/NAME of a model")
+    if not is_folder(source):
+        wanted = f"wanted a run directory, such as runs/quickstart, or {MODEL}DIR or {MODEL}OWNER/NAME of a model"
+        raise BadInput(f"--like {like}: no such folder; {wanted}")
     lines = [f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"]
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
@@ -51,17 +50,22 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     run = make_run(directory, source, values, chosen)
     values["train"]["dataset"] = _portable(values["train"]["dataset"])
     world_size = command.world_size or environment_world_size()
-    for section, key, value, reason in _fit(run, world_size, chosen):
+    train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json")
+    token_set = tokens_at_hand(train, None)
+    if token_set is None:
+        lines.append("NOTE: its tokens are not all here: vocabulary, validation and epochs are not fitted to them")
+    for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, chosen):
         old = values[section].get(key, KEYS[section][key].default)
         if key not in chosen and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")
-    check_tokens(make_run(directory, source, values, chosen), None, world_size)
+    run = make_run(directory, directory, values, chosen)
+    check_tokens(run, None, world_size)
     for section in KEYS:
         _write(directory / f"{section}.json", values[section], like, writes=writes)
     if begins and environment_rank() == 0:
         print("\n".join(map(printable, lines)), flush=True)
-    return make_run(directory, directory, values, ())
+    return run
 
 
 def _portable(dataset: Any) -> Any:
@@ -72,12 +76,11 @@ def _portable(dataset: Any) -> Any:
     return dataset if is_folder(there) and there.samefile(dataset) else str(Path(dataset).absolute())
 
 
-def _fit(run: Run, world_size: int, chosen: Collection[str]) -> Iterator[Fit]:
-    """Yield the values with which the tokens at hand suffice; none where they are yet to come."""
+def _fit(
+    run: Run, token_set: TokenSet, world_size: int, chosen: Collection[str]
+) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield section, key, value and reason of each value with which the tokens suffice."""
     options, context = run.train.validation, run.model.context_length
-    token_set = tokens_at_hand(run.train.replace(validation_interval=None), None)
-    if token_set is None:
-        return
     first = token_set.directories[0]
     validates = has_split(first.path, "validation", first.manifest)
     validation = open_listed(first.path, "validation", first.manifest) if validates else None
@@ -98,7 +101,7 @@ def _fit(run: Run, world_size: int, chosen: Collection[str]) -> Iterator[Fit]:
         yield from _fit_steps(run.train, windows, derive_layout(run.train, context, world_size), chosen)
 
 
-def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collection[str]) -> Iterator[Fit]:
+def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collection[str]) -> Iterator[Any]:
     """Yield as many epochs as needed, up to MOST_EPOCHS; beyond, fewer tokens."""
     most, tokens, batch = train.data.max_epochs, train.data.min_train_tokens, layout.global_batch_size
     step, limit = batch * layout.context_length, most if "max_epochs" in chosen else max(most, MOST_EPOCHS)

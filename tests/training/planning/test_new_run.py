@@ -79,12 +79,11 @@ def test_a_directory_is_written_once_and_never_over_another(make_run: MakeRun, t
     (new / "train.json").unlink()  # a kill between the two files
     assert isinstance(_outcome(other, new), Run)
     assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
-    with pytest.raises(BadInput, match="wanted another run directory than"):
-        like(new, new)
+    assert isinstance(_outcome(new, new), Run)
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="a file stands where a folder is wanted"):
         like(other, tmp_path / "file")
-    with pytest.raises(BadInput, match="--like absent: wanted another run directory than"):
+    with pytest.raises(BadInput, match="--like absent: no such folder; wanted a run directory"):
         like("absent", tmp_path / "x")
 
 
@@ -96,7 +95,7 @@ def _outcome(other: Path, new: Path, *overrides: str) -> Run | BadInput:
 
 
 def test_a_dataset_is_where_it_was_when_it_was_typed(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens(tmp_path / "here", 3000, 400)
     monkeypatch.chdir(tmp_path)
@@ -105,6 +104,14 @@ def test_a_dataset_is_where_it_was_when_it_was_typed(
     assert like(make_run("other"), Path("b"), options=options).train.data.dataset == str(tmp_path / "here")
     far = like(make_run("third"), Path("c"), "dataset=OWNER/NAME")
     assert far.train.data.dataset == "OWNER/NAME" and far.model.vocab_size == 257
+    assert "its tokens are not all here" in capsys.readouterr().out
+
+
+def test_wrong_keys_are_told_with_missing_tokens(make_run: MakeRun, tmp_path: Path) -> None:
+    words = ("--set", "dataset=token_files/absent", "--set", "max_epochs=0")
+    for command in ((make_run(),), (tmp_path / "new", "--like", str(make_run("other")))):
+        [keys, dataset] = train(*command, *words).stderr.splitlines()
+        assert "--set: max_epochs: got 0" in keys and "dataset: token_files/absent is no directory" in dataset
 
 
 def test_the_network_of_a_model_is_kept(tmp_path: Path) -> None:
