@@ -11,7 +11,7 @@ from common.errors import BadInput
 from common.files import replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
-from training.reference import MARKS, TENTH, Reference, recipe_of, tenths, tokens_of
+from training.reference import MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of
 from training.telemetry.metrics_log import REFERENCE
 
 FEWEST = 3  # runs, and contents of tokens that stand for others prepared alike
@@ -24,28 +24,26 @@ def write_reference(runs: Sequence[Path], directory: Path) -> Path:
     Raises BadInput for fewer than FEWEST of different seeds or tokens, one that is not finished or changed its
     settings, and one whose recipe differs from the first one's, or sources or tokenizer of its tokens.
     """
-    measured, devices, keys, recipes = list[np.ndarray](), set(), [], []
+    rows, recipes = [], []
     for run in runs:
         history = read_history(run)
-        record, curve = history.record, history.curves.get("train_loss")
-        found = np.zeros(0) if record is None or curve is None else tenths(curve, record.steps or 1)
+        record, curve = history.record, history.curves.get("train_loss", NO_LOSS)
         content, prepared = (None, None) if record is None else tokens_of(record)
+        found = tenths(curve, record.steps or 1) if record else curve.values
         if record is None or content is None or record.changes or len(found) < MARKS:
             raise BadInput(f"{run}: wanted a finished run, on finished token files, whose settings never changed")
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
             raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
-        measured.append(found)
-        devices.add(str(history.job.environment.device))
-        keys.append((record.train["random_seed"], content))
-    if len(set(keys)) < max(FEWEST, len(runs)):
+        rows.append((record.train["random_seed"], content, str(history.job.environment.device), found))
+    if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
-    seeds, tokens = map(list, zip(*keys, strict=True))
+    seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))
     losses = np.round(measured, DIGITS)  # (R, M)
     reference = Reference(
         recipe=recipes[0][0],
         prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,
-        devices=sorted(devices),
+        devices=sorted(set(devices)),
         band=np.round(prediction_band(losses, TENTH), DIGITS).tolist(),
         seeds=seeds,
         tokens=tokens,

@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.json_files import read_json
 from tokens.format.manifest import read_manifest
 from training.checkpoints.run_record import RunRecord
-from training.config.train_config import KEYS, recipe
+from training.config.train_config import recipe
 from training.telemetry.curves import Curve, run_curves
 from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
 
@@ -30,7 +30,7 @@ NO_LOSS = Curve(np.zeros(0), np.zeros(0))
 class Reference:
     """Losses of R runs of one recipe, and the band for another one's: means over tenths, nats per token."""
 
-    recipe: dict[str, dict[str, Any]]
+    recipe: dict[str, Any]
     prepared: str | None  # sources and tokenizer of any tokens that count; None: those of `tokens` alone
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss (2, M)
@@ -66,10 +66,14 @@ class ComparedLog(MetricsLog):
 
 def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> str:
     """Return where a run's training loss is beside its reference and since which step, or why it is not compared."""
-    path = directory / REFERENCE
+    path, now = directory / REFERENCE, recipe_of(record)
     try:
         reference = structured(read_json(path), Reference, unknown_keys=True)
-        if problems := _differences(reference, record):
+        texts = [(key, json.dumps(value), json.dumps(reference.recipe.get(key))) for key, value in now.items()]
+        problems = [f"{key} is {own}, there {other}" for key, own, other in texts if own != other]
+        if not {*tokens_of(record)} & {*reference.tokens, reference.prepared} - {None}:
+            problems.append("no reference for these tokens")
+        if problems:
             raise ValueError("; ".join(problems))
     except (BadInput, ValueError) as error:
         return f"NOTE: {path}: the loss is not compared: {str(error).removeprefix(f'{path}: ')}"
@@ -85,12 +89,12 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
     return f"training loss {side} the band of {len(reference.losses)} runs of this recipe{since}"
 
 
-def recipe_of(record: RunRecord) -> dict[str, dict[str, Any]]:
-    """Return what a run's training loss depends on beside seed and tokens; of a single dataset not its name."""
-    found, origin = recipe(record.model, record.train), record.initial_weights
-    train = {key: value for key, value in found["train"].items() if key != "dataset" or not isinstance(value, str)}
-    train |= {"global_batch_size": record.global_batch_size, "log_interval": record.train["log_interval"]}
-    return found | {"train": train | {"initial_weights": origin and origin.sha256}}
+def recipe_of(record: RunRecord) -> dict[str, Any]:
+    """Return the settings on which a run's training loss depends, but for seed and tokens."""
+    sections, origin = recipe(record.model, record.train), record.initial_weights
+    keys = sections["model"] | sections["train"] | {"log_interval": record.train["log_interval"]}
+    keys |= {"global_batch_size": record.global_batch_size, "initial_weights": origin and origin.sha256}
+    return {key: value for key, value in keys.items() if key != "dataset" or not isinstance(value, str)}
 
 
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
@@ -119,16 +123,3 @@ def tenths(curve: Curve, steps: int) -> np.ndarray:
     starts, losses = np.maximum(ends - TENTH / MARKS, 0), np.append(losses[:1], losses)
     area = np.append(0.0, np.cumsum(np.diff(share) * (losses[1:] + losses[:-1]) / 2))
     return (np.interp(ends, share, area) - np.interp(starts, share, area)) / (ends - starts)
-
-
-def _differences(reference: Reference, record: RunRecord) -> list[str]:
-    """Return the differences of a run's recipe and tokens."""
-    found = []
-    for section, keys in recipe_of(record).items():
-        for key, value in keys.items():
-            other = reference.recipe.get(section, {}).get(key, getattr(KEYS[section].get(key), "default", None))
-            if value != other:
-                found.append(f"{key} is {json.dumps(value)}, there {json.dumps(other, default=str)}")
-    content, prepared = tokens_of(record)
-    known = content in reference.tokens or (prepared is not None and prepared == reference.prepared)
-    return found if known else [*found, "no reference for these tokens"]
