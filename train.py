@@ -34,17 +34,16 @@ def main() -> int:
     run, follows = None, environment_rank() > 0  # it ends as rank 0 does, which says why
     faulthandler.enable()
     try:
-        if command.like is None:
-            with all_problems(command):
+        with all_problems(command):
+            if command.like is None:
                 run = load_run(command.run, command.overrides)
-        else:
-            from evaluation.shared.load import load_network, locate
-            from training.planning.new_run import new_run
+            else:
+                from evaluation.shared.load import load_network, locate
+                from training.planning.new_run import new_run
 
-            with all_problems(command):
                 run = new_run(command, lambda source: load_network(locate(source, None)).config)
-            if command.trains and environment_rank() == 0:
-                supervision.lock(command.run)
+        if command.like is not None and command.trains and environment_rank() == 0:
+            supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
             from evaluation.shared.load import load_network, locate

@@ -190,14 +190,13 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     train = TrainConfig.from_keys(values["train"], files["train"])
     try:
         model = ModelConfig(**values["model"])
-    except ValueError as error:
-        raise BadInput(located("model", str(error))) from error
-    problems = [located("train", problem) for problem in contradictions(model, train)]
-    if train.require_stock_class:  # one that could be exported
-        try:
+        problems += [located("train", problem) for problem in contradictions(model, train)]
+        if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
-        except BadInput as error:
-            problems.append(f"{error}; or set require_stock_class to false in train.json to train it nevertheless")
+    except ValueError as error:
+        problems.append(located("model", str(error)))
+    except BadInput as error:
+        problems.append(f"{error}; or set require_stock_class to false in train.json to train it nevertheless")
     if problems:
         raise BadInput(*problems)
     if left := {key: value for key, value in GOOD_RECIPE.items() if key not in values["train"]}:

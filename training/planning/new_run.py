@@ -48,7 +48,6 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     values["train"] |= {} if given is None else {"dataset": str(given)}
     chosen = override(command.overrides, values)
     run = make_run(directory, source, values, chosen)
-    values["train"]["dataset"] = _portable(values["train"]["dataset"])
     world_size = command.world_size or environment_world_size()
     train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json")
     token_set = tokens_at_hand(train, None)
@@ -68,35 +67,26 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     return run
 
 
-def _portable(dataset: Any) -> Any:
-    """Return a value of `dataset`; the name of a folder absolute, where it leads elsewhere from the repository."""
-    if not isinstance(dataset, str) or not is_folder(Path(dataset)):
-        return dataset
-    there = ROOT / dataset
-    return dataset if is_folder(there) and there.samefile(dataset) else str(Path(dataset).absolute())
-
-
 def _fit(
     run: Run, token_set: TokenSet, world_size: int, chosen: Collection[str]
 ) -> Iterator[tuple[str, str, Any, str]]:
     """Yield section, key, value and reason of each value with which the tokens suffice."""
     options, context = run.train.validation, run.model.context_length
-    first = token_set.directories[0]
-    validates = has_split(first.path, "validation", first.manifest)
-    validation = open_listed(first.path, "validation", first.manifest) if validates else None
-    if first.tokenizer is not None:
-        reason = f"tokenizer {first.tokenizer.name} of {first.path}"
-        yield "model", "vocab_size", first.tokenizer.vocabulary_size, reason
+    places = [(each.path, "validation", each.manifest) for each in token_set.directories]
+    validation = next((open_listed(*place) for place in places if has_split(*place)), None)
+    if token_set.tokenizer is not None:
+        path, tokenizer = token_set.tokenizer
+        yield "model", "vocab_size", tokenizer.vocabulary_size, f"tokenizer {tokenizer.name} of {path}"
     else:
-        files = [*first.train.files, *([] if validation is None else validation.files)]
-        largest = max(read_content(file).max_id for file in files)
+        streams = [*token_set.streams, *([] if validation is None else [validation])]
+        largest = max(read_content(file).max_id for stream in streams for file in stream.files)
         yield "model", "vocab_size", max(2, largest + 1), f"the largest id is {largest:,}; no tokenizer is named"
     held_out = 0 if validation is None else max(0, validation.length - 1 - options.start_val_token) // context
     if held_out == 0:
         yield "train", "validation_interval", None, f"no {context + 1} validation tokens are here"
     elif held_out < options.validation_sequences:
         yield "train", "validation_sequences", held_out, f"all of {held_out * context:,} tokens"
-    windows = window_count(first.train.length, run.train.data.start_train_token, context)
+    windows = window_count(token_set.streams[0].length, run.train.data.start_train_token, context)
     if windows and isinstance(run.train.data.dataset, str):
         yield from _fit_steps(run.train, windows, derive_layout(run.train, context, world_size), chosen)
 

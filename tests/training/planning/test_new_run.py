@@ -94,17 +94,18 @@ def _outcome(other: Path, new: Path, *overrides: str) -> Run | BadInput:
         return error
 
 
-def test_a_dataset_is_where_it_was_when_it_was_typed(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_tokens_that_are_not_here_yet_are_said_and_those_of_a_list_are_all_seen(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens(tmp_path / "here", 3000, 400)
-    monkeypatch.chdir(tmp_path)
-    assert like(make_run(), Path("a"), "dataset=here").train.data.dataset == str(tmp_path / "here")
-    options = Options(token_files=Path("here"))
-    assert like(make_run("other"), Path("b"), options=options).train.data.dataset == str(tmp_path / "here")
-    far = like(make_run("third"), Path("c"), "dataset=OWNER/NAME")
+    options = Options(token_files=tokens(tmp_path / "here", 3000))
+    assert like(make_run(), tmp_path / "a", options=options).train.data.dataset == str(tmp_path / "here")
+    far = like(make_run("other"), tmp_path / "b", "dataset=OWNER/NAME")
     assert far.train.data.dataset == "OWNER/NAME" and far.model.vocab_size == 257
     assert "its tokens are not all here" in capsys.readouterr().out
+    two = [tmp_path / "here", tokens(tmp_path / "more", 3000, 100, largest=99)]
+    parts = json.dumps([{"dataset": str(path), "weight": 1} for path in two])
+    both = like(make_run("third", min_train_tokens=1024), tmp_path / "c", f"dataset={parts}")
+    assert (both.model.vocab_size, both.train.validation.validation_sequences) == (100, 3)
 
 
 def test_wrong_keys_are_told_with_missing_tokens(make_run: MakeRun, tmp_path: Path) -> None:
