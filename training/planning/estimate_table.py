@@ -65,7 +65,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
         network = Network(nodes=command.nodes, link=command.node_link or math.inf)
         estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
-        lines = [*describe_estimate(estimate), *wrapped(describe_forecast_file(run))]
+        lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run)])
     print("\n".join(map(printable, [*wrapped(run.notices), *lines])))
 
 
@@ -96,19 +96,17 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     for offer in known:
         each = [offer.hours(speed.tokens_per_second) for speed in reversed(offer.throughputs)]
         rows.append(_row(offer.machine.name, offer.machine.usd_per_hour, each, offer.throughputs))
-    return wrapped(
-        [
-            f"machine      {machine}",
-            *describe(estimate.run.model, estimate.run.train, plan),
-            "",
-            *([*_table(rows), ""] if rows else []),
-            *(_basis(known) if len(known) > 1 else []),
-            *_spot(estimate, known),
-            *([] if len(known) == len(possible) else [_UNKNOWN]),
-            *_notes(estimate, known),
-            *_changes(estimate),
-        ]
-    )
+    return [
+        f"machine      {machine}",
+        *describe(estimate.run.model, estimate.run.train, plan),
+        "",
+        *([*_table(rows), ""] if rows else []),
+        *(_basis(known) if len(known) > 1 else []),
+        *_spot(estimate, known),
+        *([] if len(known) == len(possible) else [_UNKNOWN]),
+        *_notes(estimate, known),
+        *_changes(estimate),
+    ]
 
 
 def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -150,10 +148,11 @@ def _table(rows: list[list[str]]) -> list[str]:
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
     """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
+    rates = [speed.tokens_per_second for speed in speeds]
     return [
         printable(name),
         "" if price is None else f"{price:,.2f}",
-        _range([_short(speed.tokens_per_second) for speed in speeds]),
+        _range([f"{each / 1e6:.2f}M" if each >= 1e6 else f"{each / 1e3:.{int(each < 1e5)}f}K" for each in rates]),
         _range([_decimals(each) for each in hours]),
         "" if price is None else _range([_decimals(each * price) for each in hours]),
         ", ".join(dict.fromkeys(speed.kind for speed in reversed(speeds))),
@@ -163,11 +162,6 @@ def _row(name: str, price: float | None, hours: list[float], speeds: list[Throug
 def _range(texts: list[str]) -> str:
     """Return the first and the last of texts, or the one that all are."""
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
-
-
-def _short(number: float) -> str:
-    """Return tokens/s as 1.56M, 263K or 32.0K."""
-    return f"{number / 1e6:.2f}M" if number >= 1e6 else f"{number / 1e3:.{int(number < 1e5)}f}K"
 
 
 def _decimals(number: float) -> str:
@@ -251,14 +245,11 @@ def _changes(estimate: RunEstimate) -> list[str]:
     wanted, changes = estimate.run.train.batch, dict[str, list[str]]()
     own, batch = wanted.microbatch_size, wanted.global_batch_size
     for offer in estimate.offers:
-        if offer.plan is None:
-            change = f"{offer.problem}"
-        elif (size := offer.plan.layout.microbatch_size) == own or not offer.throughputs:
-            continue
-        else:
+        change = offer.problem
+        if offer.plan is not None and (size := offer.plan.layout.microbatch_size) != own and offer.throughputs:
             idle = f"a batch of {batch} in micro-batches of {own} leaves some of {offer.machine.gpus} GPUs idle"
             change = f"{idle if offer.fits else f'{own} does not fit'}; start with --set microbatch_size={size}"
-        if offer.preemptions is None:  # else its machine is there
+        if change is not None and offer.preemptions is None:  # else its machine is there
             changes.setdefault(change, []).append(offer.machine.name)
     return [f"{', '.join(names)}: {change}" for change, names in changes.items()]
 

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from tests.conftest import ROOT, MakeRun, train
 from training.config.train_config import Run, load_run
 from training.planning.estimate import RunEstimate, StartUp, gpus_by_name, make_estimate
-from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of
+from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
 from training.planning.price_list import MACHINES, PriceList, read_machines
 from training.telemetry.metrics_log import METRICS
 
@@ -72,7 +72,9 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", *machines])
     lines = describe_estimate(estimate(run, prices))
     text = " ".join(line.strip() for line in lines)
-    assert max(map(len, lines)) <= 80 and text.startswith("machine      8 GPUs, by the directory's name model ")
+    assert max(map(len, wrapped(lines))) <= 80 and text.startswith(
+        "machine      8 GPUs, by the directory's name model "
+    )
     assert "world size 8" in text and "two: a batch" not in text
     idle = "a batch of 128 in micro-batches of 16 leaves some of"
     assert (
