@@ -62,7 +62,3 @@ def test_it_does_not_run_while_the_bucket_lacks_the_last_checkpoint(
     assert not (run / "ran").exists()
     assert train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0  # nothing is left to do
     assert (run / "ran").exists()
-
-
-def test_it_goes_with_training_alone(make_run: Callable[..., Path]) -> None:
-    assert "--then goes with training" in train(make_run(), "--plan", "--then", "true").stderr
