@@ -72,8 +72,8 @@ class Trained:
         """Its tokenizer. Raises BadInput where none is known."""
         if self.known_tokenizer is None:
             raise BadInput(
-                f"{self.place.path}: does not name the tokenizer of the run's tokens; put nanoGPT's meta.pkl beside "
-                "these, or pass it to evaluate.py: --tokenizer gpt2, bytes, FILE.tiktoken or a FILE.json of characters"
+                f"{self.place.path}: does not name the tokenizer of its tokens; put nanoGPT's meta.pkl beside them, or "
+                "pass it with --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
 

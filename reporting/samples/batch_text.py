@@ -174,9 +174,9 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> lis
     if (tokenizer := tokenizer_of(place, None, model)) is not None:
         known, end = bytes_of(tokenizer), tokenizer.end_of_text_id
     before: dict[int, int] = {}
-    for directory in {id(one.directory): one.directory for one in sequences}.values():
-        here = {one.number: one.first for one in sequences if one.directory is directory}
-        before |= zip(here, ends_before(directory.train, end, np.array([*here.values()])).tolist(), strict=True)
+    for stream in {one.directory.train for one in sequences} if known else ():
+        here = {one.number: one.first for one in sequences if one.directory.train is stream}
+        before |= zip(here, ends_before(stream, end, np.array([*here.values()])).tolist(), strict=True)
     texts: list[HeldOutText] = []
     for one in sequences:
         document = "ids" if known is None else f"document {before[one.number] + 1:,}"

@@ -100,7 +100,7 @@ def test_without_a_record_of_the_tokenizer_it_is_asked_for(copied: Path, tmp_pat
     (copied / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
     asked = smoke(copied)
     assert asked.returncode == 1
-    assert "does not name the tokenizer of the run's tokens; put nanoGPT's meta.pkl beside" in asked.stderr
+    assert "does not name the tokenizer of its tokens; put nanoGPT's meta.pkl beside" in asked.stderr
     assert smoke(copied, "--tokenizer", "bytes").returncode == 0
     (tmp_path / "x.json").write_text(json.dumps([chr(number) for number in range(256)]))
     assert "naïve" in smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "naïve").stdout
