@@ -1,6 +1,8 @@
 """torchrun's end: its table of failures, and the form without a log and a traceback of its own."""
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, train
-from tests.training.supervision.runs import LONG, SLOW, wait_for_step
+from tests.launch import execute
+from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
 from tests.walks import children, kill
 
 QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_node=2"]
@@ -45,3 +48,39 @@ def test_the_last_line_is_the_command_that_continues(
     assert process.returncode == status
     assert lines[-1].startswith(last) and lines[-1].endswith("; to continue: make train")
     assert end == "kill" or not any("torch/" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+@pytest.mark.parametrize("closed", [False, True])
+def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: Callable[..., Path], closed: bool) -> None:
+    run = make_run(**LONG | {"min_train_tokens": 10**7, "max_epochs": 50})
+    tmux, made = ["tmux", "-S", str(run / "socket")], (".venv/installed", "token_files/quickstart/manifest.json")
+    make = ["make", "train", f"BIN={Path(sys.executable).parent}", f"QUICKSTART={run}", *(f"-o{file}" for file in made)]
+    with subprocess.Popen([*tmux, "-D"], cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}) as server:
+        try:
+            wait_until((run / "socket").exists, server)
+            execute(
+                *tmux,
+                "set",
+                "-g",
+                "remain-on-exit",
+                "on",
+                ";",
+                "new",
+                "-d",
+                "-x80",
+                "-y24",
+                f"{shlex.join(make)}; true",
+            )
+            wait_for_step(run, 5, server)
+            execute(*tmux, *(["kill-pane"] if closed else ["send-keys", "C-c"]))
+            wait_until((run / "exit.json").exists, server)
+            assert outcome(run) == "stopped" and list((run / "checkpoints").glob("step-*"))
+            if not closed:
+                wait_until(lambda: "Interrupt" in execute(*tmux, "capture-pane", "-p").stdout, server)
+                said, _, after = execute(*tmux, "capture-pane", "-p").stdout.partition("\nmake: *** ")
+                assert said.splitlines()[-1] == "stopped, status 75; to continue: make train"
+                assert "checkpoints  " in said and len(after.split("\n\n")[0].splitlines()) == 1
+        finally:
+            server.terminate()
