@@ -52,7 +52,7 @@ COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # backgrounds of a terminal 
 SIGN = b"Lockstep's <code>train.py --look</code>"
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class ReadSequence:
     """A sequence of a step, as it was read."""
 
@@ -136,12 +136,10 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]
     windows = locate(reading, np.arange((step - 1) * batch, step * batch))
-    directories = {id(directory.train): directory for directory in token_set.directories}
+    directories = {directory.train: directory for directory in token_set.directories}
+    rows = enumerate(zip(readers, windows, read_windows(windows, length).tolist(), strict=True))
     return [
-        ReadSequence(number=number, rank=rank, directory=directories[id(stream)], first=first, ids=ids)
-        for number, (rank, (stream, first), ids) in enumerate(
-            zip(readers, windows, read_windows(windows, length).tolist(), strict=True)
-        )
+        ReadSequence(number, rank, directories[stream], first, ids) for number, (rank, (stream, first), ids) in rows
     ]
 
 
