@@ -181,8 +181,8 @@ def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)
         if len(chart.lines) > 1:
             axes.legend(loc="upper right")
     for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():  # each text once
-        place = {"xy": (mark.x, 0.97), "xycoords": rows[0].get_xaxis_transform(), "rotation": 90}
-        rows[0].annotate(mark.text, **place, ha="right", va="top", fontsize=8, color="gray")
+        style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "gray"}
+        rows[0].text(mark.x, 0.97, mark.text, style, transform=rows[0].get_xaxis_transform())
     rows[0].set_title(title, parse_math=False)  # a dollar sign is one
     x = attrs.evolve(charts[-1], lines=[line for chart in charts for line in chart.lines])._x_scale()
     rows[-1].set(xscale="log" if x.logarithmic else "linear", xlim=(x.low, x.high), xlabel=charts[-1].axis)

@@ -92,7 +92,12 @@ class ReportCommand:
         return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
     def _found(self) -> list[Path]:
-        return list(dict.fromkeys(run for path in self.runs for run in runs_in(path)))
+        """Return the runs that have begun in each sweep, ladder or archive; of any other path, itself."""
+        from training.telemetry.metrics_log import METRICS
+
+        found = ([] if (path / METRICS).exists() else sorted(path.glob(f"*/{METRICS}")) for path in self.runs)
+        runs = zip(self.runs, found, strict=True)
+        return list(dict.fromkeys(run for path, logs in runs for run in [log.parent for log in logs] or [path]))
 
     def _send(self, name: str) -> None:
         from reporting.trackers.tracker_sync import TrackerSync, store_of
@@ -124,25 +129,18 @@ class ReportCommand:
         from reporting.samples.sample_sections import sample_sections
 
         runs = self._found()
-        results = list(filter(None, map(experiment_results, self.runs)))
+        results = {"Results": list(filter(None, map(experiment_results, self.runs)))}
         sampled = runs if len(runs) <= MOST_SAMPLED else []
         lacking = not self.no_samples and any(map(lacks_samples, sampled))
         for record in (False, True) if lacking else (not self.no_samples,):
             named = zip(runs, run_names(runs), strict=True)
             histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
             sections, notes = sample_sections(sampled, record=record)
-            page = report_page(runs, histories, sections, results)
+            page = report_page(runs, histories, results | sections)
             with writing(self._file):
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
-
-
-def runs_in(path: Path) -> list[Path]:
-    """Return the runs in a sweep, a ladder or an archive that have begun; of any other path, itself."""
-    from training.telemetry.metrics_log import METRICS
-
-    return ([] if (path / METRICS).exists() else sorted(log.parent for log in path.glob(f"*/{METRICS}"))) or [path]
 
 
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:

@@ -6,30 +6,22 @@ from typing import Any
 import attrs
 import numpy as np
 
-from common.errors import BadInput
 from common.json_files import read_json
 from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
 
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
-NONE_YET = "No table yet: experiment.py writes it at the end, and with sweep FILE --collect of the runs that are there."
 
 
 def experiment_results(directory: Path) -> str | None:
     """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
-    from jinja2 import UndefinedError
-
     template = "reporting/templates/experiment_results.html"
     for name in ("sweep", "ladder"):
-        try:
-            record = read_json(directory / f"{name}.json")
-            text = (directory / f"{name}.md").read_text(errors="replace")
+        if (directory / f"{name}.json").exists():
+            record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
             return render(template, chart=law_chart(record).svg() if name == "ladder" else None, text=text, **record)
-        except (BadInput, OSError, LookupError, TypeError, ValueError, UndefinedError):  # none, edited or damaged
-            continue
-    return (
-        render(template, chart=None, variants=None, text=NONE_YET) if (directory / "account.jsonl").exists() else None
-    )
+    text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
+    return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
 
 
 def law_chart(record: dict[str, Any]) -> LineChart:

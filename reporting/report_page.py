@@ -24,13 +24,8 @@ Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
 
 
-def report_page(
-    runs: Sequence[Path],
-    histories: Sequence[RunHistory],
-    sections: "Mapping[str, Markup]",
-    results: Sequence[str] = (),
-) -> str:
-    """Return the page of runs and their histories. `sections`: by title, after the curves."""
+def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
+    """Return the page of runs and their histories. `sections`: by title; "Results", a list, comes first."""
     compared, advice = _evaluations(runs)
     groups = grouped(histories)
     return render(
@@ -42,7 +37,6 @@ def report_page(
         axes=charted_axes(histories),
         legend=legend(histories),
         marked=sorted({mark.kind for mark in histories[0].marks}) if len(histories) == 1 else [],
-        results=results,
         sections=sections,
         differing=differing_settings([histories[members[0]] for _, members in groups]),
         histories=histories,
