@@ -23,6 +23,7 @@ from training.telemetry.curves import Curve, run_curves
 from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
 
 MARKS, TENTH = 40, 4  # M at equal distances, and those in a tenth of the run
+NAMED = 3  # differences
 NO_LOSS = Curve(np.zeros(0), np.zeros(0))
 
 
@@ -74,7 +75,8 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
         if not {*tokens_of(record)} & {*reference.tokens, reference.prepared} - {None}:
             problems.append("no reference for these tokens")
         if problems:
-            raise ValueError("; ".join(problems))
+            more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+            raise ValueError("; ".join(problems[:NAMED] + more))
     except (BadInput, ValueError) as error:
         return f"NOTE: {path}: the loss is not compared: {str(error).removeprefix(f'{path}: ')}"
     steps = record.steps or 1
@@ -98,16 +100,13 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
 
 
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
-    """Return the identity of a run's training tokens, and their sources and tokenizer.
+    """Return the identity of a run's training tokens, None while they are prepared, and their sources and tokenizer.
 
-    None: tokens that were still being prepared; manifests that are not at hand.
+    These are None where a manifest is not at hand. Raises BadInput for a damaged one.
     """
     files = [stream.sha256 for stream in record.train_streams]
     content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
-    try:
-        manifests = [read_manifest(Path(stream.directory)) for stream in record.train_streams]
-    except BadInput:
-        return content, None
+    manifests = [read_manifest(Path(stream.directory)) for stream in record.train_streams]
     names = [f"{', '.join(one.name for one in each.sources)} as {each.tokenizer.name}" for each in manifests if each]
     return content, " + ".join(names) if len(names) == len(manifests) else None
 
