@@ -178,11 +178,10 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _compared(wanted: dict[int, str], found: dict[int, str], ends: Sequence[tuple[int, int]]) -> Iterator[ComparedStep]:
-    """Yield the steps of the table: the last before each ending, and the first after it."""
+    """Yield a row for each leg: its last hash that was kept, with that of the run left alone."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
-        after = "" if number + 1 == len(LEGS) else f"; {LEGS[number + 1].name} from step {resumed:,}"
+        text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
         hashed = max(step for step in wanted if step <= resumed)
-        text = f"{leg.name}: {leg.ending}" + (f" at step {last:,}" if after else "") + after
         yield ComparedStep(step=hashed, what=text, moved=found.get(hashed, "none")[:16], untouched=wanted[hashed][:16])
 
 
