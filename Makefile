@@ -6,7 +6,7 @@
 # make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its values mean nothing
 # make lint       style, types, shell scripts, documentation site
 # make docs       documentation site, in .site/
-# make picture    a fresh quickstart run, its chart and its report in the README; needs Chromium
+# make picture    the picture of the README, by two quickstart runs; needs Chromium
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 
 PYTHON ?= python3
@@ -52,11 +52,9 @@ text:
 	  { echo "make: runs/$$name is another run; name yours: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 picture: .venv/installed token_files/quickstart/manifest.json
-	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu
-	$(BIN)/python report.py $(QUICKSTART)
-	cp $(QUICKSTART)/training-run-chart.png docs/images/quickstart.png
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,1900 \
-	  --screenshot=docs/images/report.png "file://$(CURDIR)/$(QUICKSTART)/report.html"
+	$(BIN)/python benchmarks/one_curve.py one-curve.html
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,690 \
+	  --screenshot=docs/images/one-curve.png "file://$(CURDIR)/one-curve.html"
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest
