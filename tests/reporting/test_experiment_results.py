@@ -7,15 +7,9 @@ from typing import Any
 from reporting.experiment_results import experiment_results
 
 VARIANTS = [
-    {"name": "base", "losses": {"1": 2.0, "2": 2.0}, "mean": 2.0, "difference": None},
-    {
-        "name": "<b>",
-        "losses": {"1": 1.9, "2": 1.9},
-        "mean": 1.9,
-        "difference": [-0.1, -0.15, -0.05],
-        "verdict": "no difference found",
-    },
-    {"name": "diverged", "losses": {"1": None}, "mean": None, "difference": None, "verdict": "diverged"},
+    {"name": "base", "mean": 2.0, "difference": None},
+    {"name": "<b>", "mean": 1.9, "difference": [-0.1, -0.15, -0.05], "verdict": "no difference found"},
+    {"name": "diverged", "mean": None, "difference": None, "verdict": "diverged"},
 ]
 LAW = {"floor": 1.0, "size_factor": 10.0, "alpha": 0.3, "token_factor": 10.0, "beta": 0.3, "noise": 0.01}
 POINTS = [
