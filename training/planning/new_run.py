@@ -85,7 +85,8 @@ def _fit(
     if held_out == 0:
         yield "train", "validation_interval", None, f"no {context + 1} validation tokens are here"
     elif held_out < options.validation_sequences:
-        yield "train", "validation_sequences", held_out, f"all of {held_out * context:,} tokens"
+        reason = f"half of {held_out * context:,} held-out tokens"  # evaluate.py loss measures on the rest
+        yield "train", "validation_sequences", max(1, held_out // 2), reason
     windows = window_count(token_set.streams[0].length, run.train.data.start_train_token, context)
     if windows and isinstance(run.train.data.dataset, str):
         yield from _fit_steps(run.train, windows, derive_layout(run.train, context, world_size), chosen)

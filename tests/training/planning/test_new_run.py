@@ -41,14 +41,14 @@ def test_the_recipe_is_that_of_the_other_and_the_rest_is_fitted_to_the_tokens(
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/new: written, like {other}",
         "model.json: vocab_size 257 -> 65: the largest id is 64; no tokenizer is named",
-        "train.json: validation_sequences 10 -> 3: all of 96 tokens",
+        "train.json: validation_sequences 10 -> 1: half of 96 held-out tokens",
         "train.json: max_epochs 2 -> 10: 100,096 tokens are so many",
     ]
     written = {name: json.loads((tmp_path / "new" / f"{name}.json").read_text()) for name in ("model", "train")}
     assert written["model"] == TINY_MODEL | {"vocab_size": 65, "n_layers": 1}
     source = json.loads((other / "train.json").read_text())
     del source["checkpoints"]
-    fitted = {"dataset": str(few), "learning_rate": 0.5, "max_epochs": 10, "validation_sequences": 3}
+    fitted = {"dataset": str(few), "learning_rate": 0.5, "max_epochs": 10, "validation_sequences": 1}
     assert written["train"] == source | fitted
     assert run.train.file == tmp_path / "new" / "train.json" and run.model.n_layers == 1
 
@@ -105,7 +105,7 @@ def test_tokens_that_are_not_here_yet_are_said_and_those_of_a_list_are_all_seen(
     two = [tmp_path / "here", tokens(tmp_path / "more", 3000, 100, largest=99)]
     parts = json.dumps([{"dataset": str(path), "weight": 1} for path in two])
     both = like(make_run("third", min_train_tokens=1024), tmp_path / "c", f"dataset={parts}")
-    assert (both.model.vocab_size, both.train.validation.validation_sequences) == (100, 3)
+    assert (both.model.vocab_size, both.train.validation.validation_sequences) == (100, 1)
 
 
 def test_wrong_keys_are_told_with_missing_tokens(make_run: MakeRun, tmp_path: Path) -> None:
