@@ -59,6 +59,10 @@ class ReportCommand:
             raise UsageError("--to writes no page: leave out --output and --no-samples")
         if self.reference is not None and (self.to or self.output or self.watch):
             raise UsageError("--reference writes no page: leave out --to, --output and --watch")
+        if file := next(filter(Path.is_file, self.runs), None):
+            raise UsageError(
+                f"RUN...: {file} is a file, wanted a directory; of a sweep or a ladder: {file.with_suffix('')}"
+            )
         places = list(map(os.path.realpath, self.runs))
         if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")

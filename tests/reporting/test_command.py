@@ -29,6 +29,7 @@ A, B = Path("a"), Path("b")
         ({"output": B, "to": "trackio"}, "leave out --output"),
         ({"no_samples": True, "to": "trackio"}, "leave out --output and --no-samples"),
         ({"runs": (A, B, Path("b/../a"))}, "a and b/../a are one run"),
+        ({"runs": (Path(__file__),)}, "is a file, wanted a directory; of a sweep or a ladder: .*/test_command$"),
     ],
 )
 def test_what_would_do_nothing_is_a_usage_error(options: dict[str, object], problem: str) -> None:
