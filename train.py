@@ -6,17 +6,26 @@ import os
 import sys
 import traceback
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
 from common.files import Locked, is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
-from training.launch import check_environment, check_launcher, environment_nodes, environment_rank, tell_torchrun
+from training.launch import (
+    check_environment,
+    check_launcher,
+    environment_nodes,
+    environment_rank,
+    is_first_on_machine,
+    tell_torchrun,
+)
 from training.supervision.run_lock import ExitRecord
 from training.supervision.supervision import Supervision
 
 if TYPE_CHECKING:
+    from model.gpt import GPT
     from training.command import TrainCommand
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
@@ -38,17 +47,14 @@ def main() -> int:
             if command.like is None:
                 run = load_run(command.run, command.overrides)
             else:
-                from evaluation.shared.load import load_network, locate
                 from training.planning.new_run import new_run
 
-                run = new_run(command, lambda source: load_network(locate(source, None)).config)
+                run = new_run(command, lambda source: load_model(source).config)
         if command.like is not None and command.trains and environment_rank() == 0:
             supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
-            from evaluation.shared.load import load_network, locate
-
-            initial = InitialWeights(source, lambda: load_network(locate(source, None)))
+            initial = InitialWeights(source, partial(load_model, source))
         if command.look is None:
             status = prepare(run, command, initial)
         else:
@@ -76,6 +82,13 @@ def main() -> int:
     return EXIT_DONE if follows and environment_nodes() == 1 else status  # torchrun's table is of rank 0 alone
 
 
+def load_model(source: str) -> "GPT":
+    """Return the network that --init-from or --like names. Raises BadInput."""
+    from evaluation.shared.load import load_network, locate
+
+    return load_network(locate(source, None))
+
+
 def parse_command() -> "TrainCommand":
     """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
     said = StringIO()
@@ -95,7 +108,7 @@ def parse_command() -> "TrainCommand":
         if not end.code:
             leave(checked_status(EXIT_DONE))
         ExitRecord(None).write(EXIT_USAGE)
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        if not is_first_on_machine():
             leave(EXIT_DONE)  # the first rank of this machine says the same
         if line := said.getvalue().strip():
             say(line.removeprefix("train.py: "))

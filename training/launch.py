@@ -47,6 +47,11 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def is_first_on_machine() -> bool:
+    """Return True for the first rank of its machine, and without a launcher."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def environment_local_world_size() -> int:
     """Return the number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

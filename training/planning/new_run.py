@@ -1,7 +1,6 @@
 """New run directory: the keys of another one, or the network of a model, fitted to token files (train.py --like)."""
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from training.config.train_config import KEYS, Run, TrainConfig, make_run, overr
 from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
-from training.launch import environment_rank, environment_world_size
+from training.launch import environment_rank, environment_world_size, is_first_on_machine
 
 MODEL = "hf:"  # begins the name of a model
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
@@ -107,7 +106,7 @@ def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collect
 
 def _write(path: Path, values: dict[str, Any], like: str, *, writes: bool) -> None:
     """Write a file that is not there, on one rank of a machine. Raises BadInput where it has other keys."""
-    if writes and os.environ.get("LOCAL_RANK", "0") == "0":
+    if writes and is_first_on_machine():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep=True)

@@ -47,7 +47,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
-from training.launch import environment_nodes, tell_torchrun, torchrun_identity, torchrun_process, will_restart
+from training.launch import (
+    environment_nodes,
+    is_first_on_machine,
+    tell_torchrun,
+    torchrun_identity,
+    torchrun_process,
+    will_restart,
+)
 from training.supervision.run_lock import LOST, ExitRecord, RunLock, final_status, take_run_lock
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ class Supervision:
         if torchrun is None or not will_restart() or environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
             return
         # torchrun tells all once it has heard; were a rank to end before, it would restart them
-        if os.environ["LOCAL_RANK"] != "0":
+        if not is_first_on_machine():
             self.stop_asked.wait(FIRST_RANK_SECONDS)
         elif torchrun_process() == torchrun:
             with suppress(ProcessLookupError):
