@@ -188,12 +188,12 @@ def write_record(
         "price_per_hour": price_per_hour,  # machine price, USD
         "command": sys.argv,
     }
-    with writing(run_directory / RESOLVED):
-        replace_file(run_directory / RESOLVED, json.dumps(values, indent=2) + "\n")
+    files = {RESOLVED: json.dumps(values, indent=2) + "\n"}
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:
-        ranks_of_tokens = (origin / RANKS_FILE).read_text()
-        with writing(run_directory / RANKS_FILE):
-            replace_file(run_directory / RANKS_FILE, ranks_of_tokens)
+        files[RANKS_FILE] = (origin / RANKS_FILE).read_text()
+    for name, text in files.items():
+        with writing(run_directory / name):
+            replace_file(run_directory / name, text)
 
 
 def _describe(directory: TokenDirectory, stream: TokenStream) -> StreamRecord:

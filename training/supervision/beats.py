@@ -16,6 +16,7 @@ import attrs
 from common.errors import advisory
 from training.parallel.step_clock import StepSeconds
 
+BEAT_SECONDS = 1.0  # between two beats of a rank, and two polls
 SILENT_POLLS = 2  # that need no mention: a poll may fall between two beats
 WATCHED = 2  # next ranks in the ring; one is enough, another for the case that ranks freeze one after the other
 NEWS = "news"  # key: a line for each departure, but "done", and each finding of lost ranks
@@ -46,11 +47,10 @@ class Beat:
 class Beats:
     """Last beats of ranks. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
 
-    def __init__(self, world_size: int, poll_seconds: float):
+    def __init__(self, world_size: int):
         self.world_size = world_size
         self.last: dict[int, Beat] = {}
         self.departures: set[Departure] = set()  # of all ranks
-        self._poll_seconds = poll_seconds
         self._silent_polls = [0] * world_size
         self._timed: list[StepSeconds] = []  # of all ranks, at the last answer of `rank_seconds`
 
@@ -84,7 +84,7 @@ class Beats:
         return not self.departures.isdisjoint(departures)
 
     def silent_seconds(self, rank: int) -> float:
-        return self._silent_polls[rank] * self._poll_seconds
+        return self._silent_polls[rank] * BEAT_SECONDS
 
     @advisory("seconds of each rank")
     def rank_seconds(self) -> list[float] | None:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-import attrs
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
@@ -24,25 +23,15 @@ from common.errors import EXIT_ERROR, advisory
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.parallel.step_clock import StepSeconds
-from training.supervision.beats import Beat, BeatExchange, Beats, Departure
+from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure
 from training.supervision.run_lock import ERROR, LOST
 
-BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
 STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
 TIMED_POLLS = 10  # between two looks of rank 0 at the seconds of all
 SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
-
-
-@attrs.frozen(kw_only=True)
-class Reactions:
-    """Reactions to other processes that are gone."""
-
-    lost: Callable[[], object]  # this process ends because another rank is gone
-    stopped: Callable[[], object]  # another rank was asked to stop some seconds ago, and ends at once
-    orphaned: Callable[[], object]  # torchrun is gone
 
 
 class Heartbeat:
@@ -52,17 +41,20 @@ class Heartbeat:
         self,
         ranks: Ranks,
         timeout_seconds: int,
-        reactions: Reactions,
         *,
-        beat_seconds: float = BEAT_SECONDS,
+        lost: Callable[[], object],
+        stopped: Callable[[], object],
+        orphaned: Callable[[], object],
     ):
+        """Called: `lost` before this process ends because another rank is gone, `orphaned` once torchrun is gone.
+
+        `stopped`: some seconds after another rank was asked to stop; ends this process.
+        """
         self.ranks = ranks
-        self.beats = Beats(ranks.world_size, beat_seconds)
-        self._reactions = reactions
-        self._beat_seconds = beat_seconds
+        self.beats = Beats(ranks.world_size)
+        self._lost, self._stopped, self._orphaned = lost, stopped, orphaned
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
-        self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
-        self._host = socket.gethostname()
+        self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
         self._count = 0  # own beats
         self._polls = 0  # begun ones
         self._stopped_polls = 0  # since another rank was asked to stop
@@ -94,7 +86,7 @@ class Heartbeat:
         # by a collective, not the code around it: gloo raises plain RuntimeErrors
         cut_off = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
         if cut_off and self._thread is not None:
-            time.sleep(self._beat_seconds)  # until a beat has told why
+            time.sleep(BEAT_SECONDS)  # until a beat has told why
             if self.beats.departed("asked to stop"):
                 self._thread.join(STOP_SECONDS)  # it ends this process
         with advisory("place of an error"):
@@ -103,9 +95,9 @@ class Heartbeat:
         self._ending.set()
         if self._thread is None:
             return
-        self._thread.join((6 if cut_off else 3) * self._beat_seconds)  # longer only where torchrun stands still
+        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # longer only where torchrun stands still
         if cut_off and not self.beats.departed("failed"):
-            self._reactions.lost()
+            self._lost()
 
     def announce_stop(self) -> str | None:
         """Tell the others that this rank was asked to stop; return the job's outcome if one has failed or is gone.
@@ -116,7 +108,7 @@ class Heartbeat:
         if self._thread is None:
             return None
         self._departure = self._departure or "asked to stop"
-        deadline = time.monotonic() + 3 * self._beat_seconds
+        deadline = time.monotonic() + 3 * BEAT_SECONDS
         ranks = range(self.ranks.world_size)
         try:
             self._publish(self._departure)
@@ -130,7 +122,7 @@ class Heartbeat:
                 alive = [beat.departure is not None or beat.count > counts[rank] for rank, beat in beats.items()]
                 if sum(alive) == self.ranks.world_size:
                     return LOST if "cut off" in departures else None
-                time.sleep(self._beat_seconds / 10)
+                time.sleep(BEAT_SECONDS / 10)
         except dist.DistError:  # torchrun is gone
             pass
         return LOST
@@ -142,7 +134,7 @@ class Heartbeat:
                 with advisory("heartbeat", dist.DistError):
                     self._publish(self._departure)
                     self._watch()
-                self._ending.wait(self._beat_seconds)
+                self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
                     self._publish(None)  # the place of the error, to be printed
@@ -154,11 +146,11 @@ class Heartbeat:
             if self._ending.is_set():
                 return
             if self.beats.departed("failed", "cut off"):
-                time.sleep(self._patience * self._beat_seconds)  # enough, unless this rank is stuck
+                time.sleep(self._patience * BEAT_SECONDS)  # enough, unless this rank is stuck
                 os._exit(EXIT_ERROR)
             if self.ranks.coordinates:
                 _print("torchrun is gone: stopping at the next step")
-            self._reactions.orphaned()
+            self._orphaned()
 
     def _watch(self) -> None:
         """Read the others' beats; end this process where one is lost, or was asked to stop."""
@@ -167,8 +159,8 @@ class Heartbeat:
         self._exchange.poll(everyone=timing)
         if self.beats.departed("asked to stop"):
             self._stopped_polls += 1
-            if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
-                self._reactions.stopped()
+            if self._stopped_polls * BEAT_SECONDS >= STOPPED_SECONDS:
+                self._stopped()
         if lost := self.beats.lost(self._patience):
             self._exchange.tell_lost(lost)
             with advisory("places of the ranks", dist.DistError):
@@ -183,17 +175,17 @@ class Heartbeat:
         """
         patience = max(self._patience, STORE_POLLS)
         seen, silent = 0, 0
-        while not self._ending.wait(self._beat_seconds):
+        while not self._ending.wait(BEAT_SECONDS):
             silent = silent + 1 if self._polls == seen else 0
             seen = self._polls
             if silent >= patience:
                 if self.ranks.node.rank == 0:
-                    seconds = silent * self._beat_seconds
+                    seconds = silent * BEAT_SECONDS
                     _print(
                         f"the first node, {os.environ.get('MASTER_ADDR')}, has not answered for {seconds:.0f} s; the "
                         "last checkpoint is as it was: run the same command again"
                     )
-                self._reactions.lost()
+                self._lost()
                 os._exit(EXIT_ERROR)
 
     def _publish(self, departure: Departure | None) -> None:
@@ -203,7 +195,7 @@ class Heartbeat:
         beat = Beat(
             count=self._count,
             departure=departure,
-            host=self._host,
+            host=socket.gethostname(),
             node=os.environ.get("GROUP_RANK"),
             pid=os.getpid(),
             step=self._step,
@@ -242,7 +234,7 @@ class Heartbeat:
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
             if frozen:
-                self._reactions.lost()
+                self._lost()
         finally:
             os._exit(EXIT_ERROR)
 

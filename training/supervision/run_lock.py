@@ -1,8 +1,8 @@
 """Run lock and exit record: the one job that trains a run directory, and how the last one ended.
 
-`.lock` in the run directory is held by rank 0 of the job. The file also holds who that job is, for the groups of ranks
-that torchrun may start later in the same job: after a failure, or because a node has come or gone. A job is the same
-while one of its torchruns lives.
+`.lock` in the run directory is held by rank 0 of the job. The file also holds who that job is, and whether --resume is
+done, for the groups of ranks that torchrun may start later in the same job: after a failure, or because a node has come
+or gone. A job is the same while one of its torchruns lives.
 
 `exit.json` is absent while a job runs and after a kill. launch/node.sh wants each rank's, in a folder of the node's
 own: torchrun does not tell how its ranks have ended.
@@ -14,8 +14,11 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
+import attrs
+
+from common.checks import structured
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
 from common.files import is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
@@ -31,11 +34,12 @@ OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 
 
-class LockHolder(NamedTuple):
+@attrs.frozen(kw_only=True)
+class LockHolder:
     """A group of ranks, as the lock file has it."""
 
     nodes: int
-    torchruns: Collection[str]  # launch.torchrun_identity of each
+    torchruns: list[str]  # launch.torchrun_identity of each
     resumed: bool = False  # it has done what --resume asked
 
 
@@ -73,7 +77,7 @@ class RunLock:
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
         with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
             self.file.truncate(0)
-            self.file.write(json.dumps(holder._asdict()))
+            self.file.write(json.dumps(attrs.asdict(holder)))
             self.file.flush()
 
 
@@ -82,7 +86,10 @@ def take_run_lock(run_directory: Path, *, wait_seconds: float = LOCK_SECONDS) ->
     contention = f"{run_directory}: another job trains this run; wait for it, or stop it"
     file = open_locked(run_directory / LOCK_FILE, contention, wait_seconds=wait_seconds)
     file.seek(0)
-    return RunLock(file, _parsed(file.read(LOCK_CHARACTERS)))
+    before = None
+    with suppress(ValueError):  # an empty file, and one that was torn or damaged
+        before = structured(parse_json(file.read(LOCK_CHARACTERS)), LockHolder)
+    return RunLock(file, before)
 
 
 def is_locked(run_directory: Path) -> bool:
@@ -122,7 +129,8 @@ class ExitRecord:
                 print(f"WARNING: {write_error(path, error)}", file=sys.stderr, flush=True)
 
 
-class JobExit(NamedTuple):
+@attrs.frozen(kw_only=True)
+class JobExit:
     """The content of an exit record."""
 
     status: int
@@ -132,26 +140,12 @@ class JobExit(NamedTuple):
 
 def read_exit(run_directory: Path) -> JobExit | None:
     """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
-    try:
-        record = read_json(run_directory / EXIT_FILE)
-    except BadInput:
-        return None
-    status, outcome, final = (record.get(key) for key in ("status", "outcome", "final"))
-    if type(status) is not int or not isinstance(outcome, str) or not isinstance(final, bool):
-        return None
-    return JobExit(status=status, outcome=outcome, final=final)
+    with suppress(BadInput, ValueError):
+        return structured(read_json(run_directory / EXIT_FILE), JobExit, unknown_keys=True)
+    return None
 
 
 def final_status(run_directory: Path) -> int | None:
     """Return the status of the last job's record if a restart would not change it: stopped or diverged; else None."""
     found = read_exit(run_directory)
     return found.status if found and found.final and found.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
-
-
-def _parsed(text: str) -> LockHolder | None:
-    """Return the holder; None for an empty file, and one that was torn or damaged."""
-    with suppress(ValueError, TypeError):
-        holder = LockHolder(**parse_json(text))
-        if type(holder.nodes) is int and all(isinstance(one, str) for one in holder.torchruns):
-            return holder
-    return None

@@ -21,21 +21,11 @@ not final: a group of ranks that torchrun restarts goes on. After a final "stopp
 of several nodes, which would restart them (`end_torchrun`); a group that it restarts nevertheless ends again at once.
 On another number of nodes it goes on: torchrun also asks ranks to stop because a node has come.
 
-Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes has no
-heartbeats: the others end as "lost". One that hangs makes a collective of the others time out: they print where every
-rank is, and end as "lost".
+Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes or hangs:
+the others end as "lost" (heartbeat.py).
 
-Files, written by rank 0 of a command that trains. `.lock` (run_lock.py): held from start until the process is dead;
-names the job once the ranks have met, and that --resume is done, for the groups that follow in it. `exit.json`
-(likewise): removed at the start, written once, at the end; a job that was killed leaves none.
-
-| outcome  | status | when                                                                     |
-|----------|--------|--------------------------------------------------------------------------|
-| done     | 0      | last step, or that of --max-steps                                        |
-| error    | 1      | invalid input or an exception, on any rank                               |
-| lost     | 1      | another rank was killed, froze or hung                                   |
-| diverged | 3      | loss or gradient not finite                                              |
-| stopped  | 75     | a request, with a checkpoint of the last step; before the first, without |
+Rank 0 of a command that trains holds `.lock` from start until the process is dead, and writes `exit.json` at the end:
+run_lock.py. Outcomes and their causes: docs/checkpoints.md.
 """
 
 import os
@@ -98,13 +88,13 @@ class Supervision:
         import torch.distributed as dist
 
         from training.parallel.process_group import gather, not_met, start
-        from training.supervision.heartbeat import Heartbeat, Reactions
+        from training.supervision.heartbeat import Heartbeat
 
         try:
             ranks = start(device, timeout_seconds)
             self.run_lock.write_job({name for name in gather(ranks, torchrun_identity()) if name is not None})
-            reactions = Reactions(lost=self._end_as_lost, stopped=self._on_others_stopped, orphaned=self._on_orphaned)
-            self._heartbeat = Heartbeat(ranks, timeout_seconds, reactions)
+            lost, stopped, orphaned = self._end_as_lost, self._on_others_stopped, self._on_orphaned
+            self._heartbeat = Heartbeat(ranks, timeout_seconds, lost=lost, stopped=stopped, orphaned=orphaned)
         except dist.DistError as error:
             self._end_as_lost()
             raise not_met() from error

@@ -28,7 +28,7 @@ def beat(count: int, **fields: Any) -> Beat:
 
 def polled(*counts: int, **fields: Any) -> Beats:
     """Return what a poll a second saw of rank 1 of two; rank 0 beats all the time."""
-    beats = Beats(2, poll_seconds=1.0)
+    beats = Beats(2)
     for poll, count in enumerate(counts):
         beats.observe(0, beat(poll))
         beats.observe(1, beat(count, **fields))
@@ -52,7 +52,7 @@ def test_a_rank_is_lost_after_so_many_polls_without_a_new_beat_unless_it_is_done
 
 
 def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too() -> None:
-    beats = Beats(4, poll_seconds=1.0)
+    beats = Beats(4)
     for poll, (second, third) in enumerate([(1, 1), (1, 2), (2, 2), (2, 2), (2, 3)]):
         for rank, count in enumerate([poll, 9, second, third]):
             beats.observe(rank, beat(count))
@@ -62,7 +62,7 @@ def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too
 
 
 def test_a_rank_that_has_begun_no_heartbeat_is_not_lost() -> None:
-    beats = Beats(2, poll_seconds=1.0)
+    beats = Beats(2)
     for poll in range(9):
         beats.observe(0, beat(poll))
     assert beats.lost(patience=3) == []
@@ -86,7 +86,7 @@ def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
 
 
 def test_seconds_of_each_rank_are_of_the_steps_since_the_last_time() -> None:
-    beats = Beats(2, poll_seconds=1.0)
+    beats = Beats(2)
     answers = []
     for count, (own, late) in enumerate([(1.0, 3.0), (2.0, 6.0), (2.5, 6.0), (4.0, 9.0)]):
         for rank, seconds in enumerate((own, late)):
@@ -146,7 +146,7 @@ class Job:
     def __init__(self, world_size: int):
         server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         self.connections = [Counted(server) for _ in range(world_size)]
-        self.beats = [Beats(world_size, 1.0) for _ in range(world_size)]
+        self.beats = [Beats(world_size) for _ in range(world_size)]
         self.ranks = [
             BeatExchange(connection, rank, self.beats[rank]) for rank, connection in enumerate(self.connections)
         ]

@@ -16,7 +16,7 @@ from tests.conftest import ROOT, metrics, train
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
-from training.supervision.heartbeat import BEAT_SECONDS
+from training.supervision.beats import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
 
 TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
@@ -128,14 +128,15 @@ import torch
 from torch.distributed import TCPStore
 
 from training.parallel.process_group import Ranks
-from training.supervision.heartbeat import Heartbeat, Reactions
+from training.supervision import beats, heartbeat
 
+beats.BEAT_SECONDS = heartbeat.BEAT_SECONDS = 0.1
 server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
 place = dict(device=torch.device("cpu"), control=None, download=None)
 ranks = [Ranks(rank=rank, world_size=2, **place) for rank in range(2)]
-reactions = Reactions(lost=os.abort, stopped=os.abort, orphaned=os.abort)
-heartbeats = [Heartbeat(each, 1, reactions, beat_seconds=0.1) for each in ranks]
+reactions = dict(lost=os.abort, stopped=os.abort, orphaned=os.abort)
+heartbeats = [heartbeat.Heartbeat(each, 1, **reactions) for each in ranks]
 time.sleep(0.5)
 print("asleep", flush=True)
 time.sleep(1)
