@@ -16,6 +16,7 @@ from training.checkpoints.directory import checkpoints_of, steps_in
 from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
+from training.telemetry.progress_bar import duration
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -59,7 +60,7 @@ def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
     for name, seconds in [*history.ledger.items(), ("total", total)] if positive else []:
         if seconds:
             usd = "" if paid is None else f"${paid * seconds / total:,.{2 if paid >= 1 else 4}f}"
-            yield name, time_text(seconds), usd, max(0.0, seconds) / positive
+            yield name, duration(seconds), usd, max(0.0, seconds) / positive
 
 
 def headline(history: RunHistory) -> list[str]:
@@ -70,7 +71,7 @@ def headline(history: RunHistory) -> list[str]:
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
     tokens = history.axes["tokens"].last if history.step else 0
-    parts += [f"{tokens:,.0f} tokens", time_text(history.hours * 3600), *filter(None, [history.compared])]
+    parts += [f"{tokens:,.0f} tokens", duration(history.hours * 3600), *filter(None, [history.compared])]
     return parts + ([] if history.usd is None else [f"${history.usd:,.2f}"])
 
 
@@ -127,13 +128,6 @@ def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool,
         if len(set(values)) > 1:
             found.append((name, name.partition(".")[2] in PLUMBING_KEYS, values))
     return found
-
-
-def time_text(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.2f} h"
 
 
 def shown(value: Any) -> str:

@@ -185,12 +185,11 @@ def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[
 
     `price`: of a run whose jobs have recorded none.
     """
-    seconds, usd = [0.0], [0.0]
-    for reached, paid in priced_seconds(lines, price):
+    seconds, usd, known = [0.0], [0.0], last_price(lines, price)
+    for reached, paid in priced_seconds(lines, known):
         usd.append(usd[-1] + (paid or 0.0) * (reached - seconds[-1]) / 3600)
         seconds.append(reached)
-    known = last_price(lines, price) is not None
-    return np.array(seconds), np.array(usd) if known else None
+    return np.array(seconds), None if known is None else np.array(usd)
 
 
 def _axes(

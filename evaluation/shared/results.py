@@ -186,8 +186,8 @@ def seconds_by_price(
 ) -> dict[float | None, float]:
     """Return how many of a run's first seconds cost each price per hour. `price`: where no job has recorded one."""
     seconds: dict[float | None, float] = {}
-    counted, paid = 0.0, last_price(lines, price)
-    for reached, paid in priced_seconds(lines, price):
+    counted, paid = 0.0, (known := last_price(lines, price))
+    for reached, paid in priced_seconds(lines, known):
         before, counted = counted, min(reached, elapsed_seconds)
         seconds[paid] = seconds.get(paid, 0.0) + counted - before
     seconds[paid] = seconds.get(paid, 0.0) + elapsed_seconds - counted  # saved after the last line

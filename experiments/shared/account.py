@@ -22,21 +22,13 @@ from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.progress_bar import duration
+from training.telemetry.time_ledger import Spending, Spent
 
 ACCOUNT = "account.jsonl"
 MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
 CALL_SECONDS = 5.0  # between beats
 ORPHAN_SECONDS = 60.0
 JOB_KEYS = ("run", "job")  # that 2996586 wrote as well
-
-
-@attrs.frozen(kw_only=True)
-class Spent:
-    """Wall-clock time and cost."""
-
-    seconds: float = 0.0
-    usd: float = 0.0  # each call at its own price
-    unpriced_seconds: float = 0.0  # not in `usd`
 
 
 @attrs.frozen(kw_only=True)
@@ -69,7 +61,7 @@ def _line(record: dict[str, Any]) -> AccountLine | None:
     return line if all(0 <= one <= MOST for one in numbers) else None
 
 
-class Account:
+class Account(Spending):
     """The account of one call, and of those before it. Only the call that has locked the experiment opens it."""
 
     def __init__(self, directory: Path, options: PoolOptions):
@@ -78,25 +70,12 @@ class Account:
         for note in found.notes():
             print(printable(note), file=sys.stderr)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
-        self.price_per_hour = options.price_per_hour
-        self._began, self._began_unix = time.monotonic() - age, time.time() - age
+        self._began_unix = time.time() - age
         self.after_kill = bool(lines) and not lines[-1].ended
-        self.earlier = _spent_before(lines, self._began_unix, job_lives=self._job_left())
+        earlier = _spent_before(lines, self._began_unix, job_lives=self._job_left())
+        super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
         self._beaten = 0.0
-
-    def call_seconds(self) -> float:
-        """Return the age of this call."""
-        return time.monotonic() - self._began
-
-    def elapsed_seconds(self) -> float:
-        return self.earlier.seconds + self.call_seconds()
-
-    def usd(self) -> float | None:
-        """Return the cost so far; None without a price. Calls without a price count at that of this one."""
-        if self.price_per_hour is None:
-            return None
-        return self.earlier.usd + self.price_per_hour * (self.earlier.unpriced_seconds + self.call_seconds()) / 3600
 
     def seconds_left(self) -> float | None:
         """Return the wall-clock seconds until the first limit; None without limits."""
@@ -115,7 +94,7 @@ class Account:
 
     def beat(self) -> None:
         """Write a beat, if the last one is old enough."""
-        if self._log is None or self.call_seconds() - self._beaten >= CALL_SECONDS:
+        if self._log is None or self.process_seconds() - self._beaten >= CALL_SECONDS:
             self._write()
 
     def close(self) -> None:
@@ -130,7 +109,7 @@ class Account:
 
     def _write(self, *, ended: bool = False) -> None:
         """Write a line, and before the first one that this call began."""
-        self._beaten = self.call_seconds()
+        self._beaten = self.process_seconds()
         with writing(self._directory / ACCOUNT):
             if self._log is None:
                 self._log = JsonLog(self._directory / ACCOUNT)

@@ -192,7 +192,7 @@ class RunPool:
     def _launch(self, target: Target, devices: list[str], left: float | None) -> TrainingProcess:
         hours = None
         if left is not None:  # train.py counts the earlier jobs of the run
-            hours = (read_earlier(target.directory, 0.0).elapsed_seconds + left - TABLE_SECONDS) / 3600
+            hours = (read_earlier(target.directory, 0.0).seconds + left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(target.directory, self._options, until_step=until, hours=hours)
         self.account.beat()  # before it: a call after a kill counts this one

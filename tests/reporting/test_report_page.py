@@ -55,14 +55,14 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
     run = write_run(tmp_path / "run", training())
     history = read_history(run)
     assert list(ledger_rows(history)) == [
-        ("compile", "4 s", "$0.0022", 0.04),
-        ("training", "90 s", "$0.0500", 0.9),
-        ("lost", "6 s", "$0.0033", 0.06),
-        ("total", "100 s", "$0.0556", 1.0),
+        ("compile", "4s", "$0.0022", 0.04),
+        ("training", "1m30s", "$0.0500", 0.9),
+        ("lost", "6s", "$0.0033", 0.06),
+        ("total", "1m40s", "$0.0556", 1.0),
     ]
     assert "lost: the whole time of jobs that were killed" in report_page([run], [history], {})
     found = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
-    assert [(time, usd, share) for _, time, usd, share in found] == [("10 s", "", 1), ("-5 s", "", 0), ("5 s", "", 0.5)]
+    assert [(time, usd, share) for _, time, usd, share in found] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
     page = _page(write_run(tmp_path / "killed", [start(), step(10)]))
     assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
 

@@ -1,6 +1,6 @@
 """Budget of a run, --max-hours and --max-usd: when to stop so that the final checkpoint still fits."""
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
@@ -9,7 +9,7 @@ from common.arguments import option
 from common.checks import number
 from common.errors import BadInput
 from model.config import ModelConfig
-from training.telemetry.time_ledger import TimeLedger
+from training.telemetry.time_ledger import Spending, TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 WEIGHT_BYTES = 4  # fp32
@@ -17,20 +17,6 @@ SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
 HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
-
-
-class Spending(Protocol):
-    """Time and cost so far, earlier jobs included."""
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """USD."""
-
-    def elapsed_seconds(self) -> float:
-        """Wall clock."""
-
-    def usd(self) -> float | None:
-        """Cost; None without a price."""
 
 
 @Parameter(name="*")
@@ -45,15 +31,15 @@ class Budget:
         float | None, option("stop with a checkpoint before the run exceeds this cost", "USD", check=USD)
     ] = None
 
-    def seconds_left(self, ledger: Spending) -> tuple[float, str] | None:
+    def seconds_left(self, spending: Spending) -> tuple[float, str] | None:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
         limits = []
         if self.max_hours is not None:
-            limits.append((self.max_hours * 3600 - ledger.elapsed_seconds(), "--max-hours"))
+            limits.append((self.max_hours * 3600 - spending.elapsed_seconds(), "--max-hours"))
         if self.max_usd is not None:
-            usd = ledger.usd()
-            assert usd is not None and ledger.price_per_hour is not None, "the command line asks for a price"
-            limits.append(((self.max_usd - usd) / ledger.price_per_hour * 3600, "--max-usd"))
+            usd = spending.usd()
+            assert usd is not None and spending.price_per_hour is not None, "the command line asks for a price"
+            limits.append(((self.max_usd - usd) / spending.price_per_hour * 3600, "--max-usd"))
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:

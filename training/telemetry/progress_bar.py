@@ -17,27 +17,22 @@ class ProgressBar:
         self._steps = steps
         self._last_line = 0.0
         self._warnings: dict[str, str] = {}  # by topic
-        self._bar = (
-            tqdm(
-                total=steps,
-                initial=first_step,
-                unit="step",
-                dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-            if sys.stderr.isatty()
-            else None
+        self._bar = tqdm(
+            total=steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
+            disable=None,  # where stderr is no terminal
         )
 
     def advance(self) -> None:
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def show(self, step: int, numbers: str) -> None:
         line = "  ".join([numbers, *self._warnings.values()])
-        if self._bar is not None:
-            self._bar.set_postfix_str(line)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS or step == self._steps:
+        self._bar.set_postfix_str(line)
+        if self._bar.disable and (time.monotonic() - self._last_line >= LINE_SECONDS or step == self._steps):
             self._last_line = time.monotonic()
             self.say(f"step {step:,}/{self._steps:,}  {line}")
 
@@ -51,8 +46,7 @@ class ProgressBar:
             self._warnings[topic] = warning
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 def duration(seconds: float) -> str:

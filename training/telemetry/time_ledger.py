@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.errors import printable
-from training.telemetry.metrics_log import read_lines
+from training.telemetry.metrics_log import priced_seconds, read_lines
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
@@ -25,23 +25,52 @@ class Remaining:
 
 
 @attrs.frozen(kw_only=True)
-class Earlier:
-    """Time and cost of earlier jobs of the run, work lost with a kill included."""
+class Spent:
+    """Wall-clock time and cost of earlier jobs or calls, work lost with a kill included."""
 
-    elapsed_seconds: float = 0.0  # by the wall clock
-    seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
-    usd: float = 0.0  # each job at its own price
-    unpriced_seconds: float = 0.0  # not in `usd`: of jobs without a price
-    compile_seconds: float = 0.0  # compile time of the last job
+    seconds: float = 0.0
+    usd: float = 0.0  # each at its own price
+    unpriced_seconds: float = 0.0  # not in `usd`
 
 
-class TimeLedger:
+@attrs.frozen(kw_only=True)
+class Earlier(Spent):
+    """Earlier jobs of a run."""
+
+    parts: dict[str, float] = attrs.field(factory=dict)  # seconds by part; they add up to `seconds`
+    compile_seconds: float = 0.0  # of the last job
+
+
+class Spending:
+    """Wall-clock time and cost so far, of this process and those before it."""
+
+    def __init__(self, began: float, price_per_hour: float | None, earlier: Spent):
+        self.price_per_hour = price_per_hour  # USD
+        self._began = began  # by time.perf_counter()
+        self.earlier = earlier
+
+    def process_seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def elapsed_seconds(self) -> float:
+        return self.earlier.seconds + self.process_seconds()
+
+    def usd(self) -> float | None:
+        """Return the cost; None without a price. What had no price before counts at this one."""
+        usd = self.price_of(self.earlier.unpriced_seconds + self.process_seconds())
+        return None if usd is None else self.earlier.usd + usd
+
+    def price_of(self, seconds: float) -> float | None:
+        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
+
+
+class TimeLedger(Spending):
     """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
 
+    earlier: Earlier
+
     def __init__(self, began: float, price_per_hour: float | None = None) -> None:
-        self.earlier = Earlier()  # set once the run's metrics have been read
-        self.price_per_hour = price_per_hour  # machine price, USD
-        self._began = began  # by time.perf_counter()
+        super().__init__(began, price_per_hour, Earlier())  # `earlier` is set once the run's metrics have been read
         self._part = "start-up"
         self._since = began
         self._seconds = dict.fromkeys(PARTS, 0.0)
@@ -94,28 +123,10 @@ class TimeLedger:
         (steps, seconds), self._last_read = self._last_read, (self.steps, self.training_seconds())
         return (self._last_read[0] - steps) / (self._last_read[1] - seconds)
 
-    def process_seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def elapsed_seconds(self) -> float:
-        """Return the wall-clock seconds of the run, earlier processes included."""
-        return self.earlier.elapsed_seconds + self.process_seconds()
-
     def training_seconds(self) -> float:
         """Return the seconds of this process spent on steps, waiting for data included."""
         running = time.perf_counter() - self._since if self._part == "training" else 0.0
         return self._seconds["training"] + running
-
-    def usd(self) -> float | None:
-        """Return the cost of the run so far; None without a price.
-
-        Earlier jobs count at their own price, or at this job's where they had none.
-        """
-        usd = self.price_of(self.earlier.unpriced_seconds + self.process_seconds())
-        return None if usd is None else self.earlier.usd + usd
-
-    def price_of(self, seconds: float) -> float | None:
-        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
@@ -140,13 +151,13 @@ class TimeLedger:
             extra = max(0.0, first - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
             parts["training"] -= parts["compile"]
-        names = [*PARTS, *(name for name in self.earlier.seconds if name not in PARTS)]
-        run = {name: parts.get(name, 0.0) + self.earlier.seconds.get(name, 0.0) for name in names}
+        names = dict.fromkeys((*PARTS, *self.earlier.parts))
+        run = {name: parts.get(name, 0.0) + self.earlier.parts.get(name, 0.0) for name in names}
         usd = self.usd()
         return {
             "ledger": {name: round(seconds, 4) for name, seconds in parts.items()},
             "run_ledger": {name: round(seconds, 4) for name, seconds in run.items()},
-            "elapsed_seconds": round(self.earlier.elapsed_seconds + sum(parts.values()), 4),
+            "elapsed_seconds": round(self.earlier.seconds + sum(parts.values()), 4),
             "usd": None if usd is None else round(usd, 4),
         }
 
@@ -167,27 +178,21 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
 
     Lines of steps that were lost with a kill count as well: they were paid.
     """
-    elapsed = priced = usd = 0.0
-    price, ledger = None, None
-    for record in read_lines(run_directory):
-        if record.get("event") == "start":
-            price = record.get("price_per_hour")  # applies to the lines that follow
-        more = max(0.0, record.get("elapsed_seconds", 0.0) - elapsed)
-        elapsed += more
-        if price is not None:
-            priced += more
-            usd += more * price / 3600
-        if "run_ledger" in record:
-            ledger = record
-    elapsed = max(elapsed, checkpoint_seconds)
-    seconds = {} if ledger is None else dict(ledger["run_ledger"])
-    lost = elapsed - (0.0 if ledger is None else ledger["elapsed_seconds"])
-    seconds[LOST_TIME] = seconds.get(LOST_TIME, 0.0) + lost
+    reached = usd = unpriced = 0.0
+    lines = read_lines(run_directory)
+    for elapsed, price in priced_seconds(lines, None):
+        usd += (price or 0.0) * (elapsed - reached) / 3600
+        unpriced += elapsed - reached if price is None else 0.0
+        reached = elapsed
+    seconds = max(reached, checkpoint_seconds)
+    ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
+    parts, told = ({}, 0.0) if ledger is None else (dict(ledger["run_ledger"]), ledger["elapsed_seconds"])
+    parts[LOST_TIME] = parts.get(LOST_TIME, 0.0) + (seconds - told)
     return Earlier(
-        elapsed_seconds=elapsed,
-        seconds={name: value for name, value in seconds.items() if value > 0},
+        seconds=seconds,
+        parts={name: value for name, value in parts.items() if value > 0},
         usd=usd,
-        unpriced_seconds=elapsed - priced,
+        unpriced_seconds=unpriced + (seconds - reached),
         compile_seconds=0.0 if ledger is None else ledger.get("ledger", ledger["run_ledger"])["compile"],
     )
 

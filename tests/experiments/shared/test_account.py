@@ -87,6 +87,6 @@ def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tm
         account = Account(tmp_path, PRICED)
         spent, left = account.usd(), account.seconds_left()
         assert spent is not None and left is not None
-        assert spent == pytest.approx(usd + 2 * account.call_seconds() / 3600, abs=1e-3)
+        assert spent == pytest.approx(usd + 2 * account.process_seconds() / 3600, abs=1e-3)
         assert left == pytest.approx((10 - spent) / 2 * 3600, abs=1)
         account.close()

@@ -31,7 +31,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
     clock: list[float], hours: float, usd: float, option: str
 ) -> None:
     ledger = ledger_of(clock, price=3600)
-    ledger.earlier = Earlier(elapsed_seconds=10.0, usd=2.0)
+    ledger.earlier = Earlier(seconds=10.0, usd=2.0)
     budget = Budget(max_hours=hours, max_usd=usd)
     left = {"--max-usd": 40 - 25, "--max-hours": 45 - 33}[option]
     assert budget.seconds_left(ledger) == (pytest.approx(left), option)

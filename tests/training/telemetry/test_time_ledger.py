@@ -54,10 +54,10 @@ def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock:
     lines = [start(3600), first, *killed, start(None), {"step": 9, "train_loss": 1.0, "elapsed_seconds": 40.0}]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     earlier = read_earlier(tmp_path, checkpoint_seconds=20.0)
-    assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (40.0, 10.0 + 7.0)  # two jobs were killed
+    assert (earlier.seconds, earlier.parts["lost"]) == (40.0, 10.0 + 7.0)  # two jobs were killed
     fourth = ledger_of(clock, price=7200)
     fourth.earlier = earlier
     assert fourth.usd() == 23 + 10 / 2 + 2 * (7 + 23)
     record = fourth.record(0.0)
     assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 40.0 + 23.0
-    assert read_earlier(tmp_path / "absent", checkpoint_seconds=20.0).seconds == {"lost": 20.0}
+    assert read_earlier(tmp_path / "absent", checkpoint_seconds=20.0).parts == {"lost": 20.0}
