@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput, quoted
 
@@ -20,7 +20,6 @@ FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Li
 PENDING_BYTES = 1 << 24  # most bytes of unwritten lines kept in memory
 LEAST, LARGEST = 1e-45, 1e39  # smallest and largest size of a float, other than 0: fp32 has those between
 SIZES = f"0, or a number of size {LEAST:g} to {LARGEST:g}"
-Parsed = TypeVar("Parsed")
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
@@ -101,25 +100,12 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
 
 
 class JsonLines(NamedTuple):
-    """Objects of a JSON Lines file, and which lines are left out: torn by a kill, or damaged."""
+    """Records of a JSON Lines file, and which lines are left out: torn by a kill, or damaged."""
 
     path: Path
-    records: list[dict[str, Any]]
-    numbers: list[int]  # of the records' lines; the first is 1
-    damaged: list[int]  # numbers of the lines left out
+    records: list[Any]  # as parsed
+    damaged: list[int]  # numbers of the lines left out; the first line is 1
     ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
-
-    def parsed(self, parse: Callable[[dict[str, Any]], Parsed | None]) -> "tuple[list[Parsed], JsonLines]":
-        """Return the records as `parse` returns them; those for which that is None or False are left out as damaged."""
-        values = list(map(parse, self.records))
-        kept = [index for index, value in enumerate(values) if value is not None and value is not False]
-        numbers = [self.numbers[index] for index in kept]
-        lines = self._replace(
-            records=[self.records[index] for index in kept],
-            numbers=numbers,
-            damaged=sorted({*self.damaged, *self.numbers}.difference(numbers)),
-        )
-        return [value for value in values if value is not None and value is not False], lines
 
     def notes(self, *, growing: bool = False) -> list[str]:
         """Return a line on the lines left out, if there are any; `growing`: the last one may be unfinished."""
@@ -128,29 +114,28 @@ class JsonLines(NamedTuple):
         return [f"NOTE: {self.path}: left out as damaged: {count}, from line {damaged[0]:,} on"] if damaged else []
 
 
-def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
-    """Return the objects of an append-only file, without damaged lines; none where there is no file.
+def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *, containing: bytes = b"") -> JsonLines:
+    """Return the objects of an append-only file as `parse` returns them, without damaged lines; none without a file.
 
-    `containing`: of the lines with these bytes only, which is quicker.
-
-    Raises BadInput when it cannot be read at all.
+    Damaged is also a line for which `parse` returns None or raises ValueError. `containing`: of the lines with these
+    bytes only, which is quicker. Raises BadInput when the file cannot be read at all.
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
-    records, numbers, damaged, ends_torn = [], [], [], False
+    records, damaged, last = [], [], 0
     for number, line in _lines(content):
         if containing not in line:
             continue
+        last = number
         try:
-            if len(line) > FILE_BYTES:
-                raise ValueError("longer than any line of ours")
-            records.append(parse_json(line))
-            numbers.append(number)
-            ends_torn = False
+            record = None if len(line) > FILE_BYTES else parse(parse_json(line))
         except ValueError:
+            record = None
+        if record is None:
             damaged.append(number)
-            ends_torn = not content.endswith(b"\n")
-    return JsonLines(path, records, numbers, damaged, ends_torn)
+        else:
+            records.append(record)
+    return JsonLines(path, records, damaged, ends_torn=last in damaged[-1:] and not content.endswith(b"\n"))
 
 
 def is_number(value: Any) -> bool:

@@ -133,14 +133,10 @@ class VerdictStore:
             self._locked = JsonLog(path)
             lock(self._locked.file, path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
             self._log = JsonLog(path)  # opened under the lock: it checks whether the last line is whole
-        lines = read_json_lines(path)
-        unread = len(lines.damaged)
-        for record in lines.records:
-            try:
-                self._take(structured(record, StoreLine, unknown_keys=True))
-            except ValueError:
-                unread += 1
-        if unread:
+        lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
+        for line in lines.records:
+            self._take(line)
+        if unread := len(lines.damaged):
             note = f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost"
             print(printable(note))
 

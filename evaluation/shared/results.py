@@ -144,10 +144,10 @@ def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> l
 
     A note tells which lines are left out as damaged. Raises BadInput where the file cannot be read.
     """
-    results, lines = read_json_lines(home / EVALUATIONS).parsed(_is_sound)[1].parsed(parse)
+    lines = read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None)
     for note in lines.notes():
         print(printable(note), file=sys.stderr)
-    return results
+    return lines.records
 
 
 @attrs.frozen(kw_only=True)

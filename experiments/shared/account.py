@@ -50,11 +50,8 @@ class AccountLine:
 
 
 def _line(record: dict[str, Any]) -> AccountLine | None:
-    """Return a line; None for a damaged one."""
-    try:
-        line = structured({key: value for key, value in record.items() if key not in JOB_KEYS}, AccountLine)
-    except ValueError:
-        return None
+    """Return a line; None, or ValueError, for a damaged one."""
+    line = structured({key: value for key, value in record.items() if key not in JOB_KEYS}, AccountLine)
     call, numbers = line.call, [line.seconds]
     if call is not None:
         numbers += [call.began, call.price_per_hour or 0.0, *attrs.astuple(call.earlier)]
@@ -66,13 +63,13 @@ class Account(Spending):
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        lines, found = read_json_lines(directory / ACCOUNT).parsed(_line)
-        for note in found.notes():
+        lines = read_json_lines(directory / ACCOUNT, _line)
+        for note in lines.notes():
             print(printable(note), file=sys.stderr)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         self._began_unix = time.time() - age
-        self.after_kill = bool(lines) and not lines[-1].ended
-        earlier = _spent_before(lines, self._began_unix, job_lives=self._job_left())
+        self.after_kill = bool(lines.records) and not lines.records[-1].ended
+        earlier = _spent_before(lines.records, self._began_unix, job_lives=self._job_left())
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
         self._beaten = 0.0

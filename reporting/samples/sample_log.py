@@ -87,11 +87,11 @@ def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
 
     And the log, with the lines that are left out. Raises BadInput where it or the metrics cannot be read at all.
     """
-    parsed, lines = read_json_lines(run / SAMPLES).parsed(_parsed)
-    starts = read_starts(run) if parsed else []
-    weights = weights_on_disk(run) if parsed else {}
+    lines = read_json_lines(run / SAMPLES, _parsed)
+    starts = read_starts(run) if lines.records else []
+    weights = weights_on_disk(run) if lines.records else {}
     samples: dict[int, CheckpointSample] = {}
-    for sample in parsed:
+    for sample in lines.records:
         if any(step < sample.step for step in starts[sample.starts :]):
             continue
         if weights.get(sample.name, sample.weights_sha256) == sample.weights_sha256:
@@ -158,11 +158,8 @@ def lacks_samples(run: Path) -> bool:
 
 
 def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
-    """Return a line as a sample; None for a damaged one."""
-    try:
-        sample = structured(record, CheckpointSample, unknown_keys=True)
-    except (ValueError, TypeError, KeyError):
-        return None
+    """Return a line as a sample; None, or ValueError, for a damaged one."""
+    sample = structured(record, CheckpointSample, unknown_keys=True)
     if not 0 <= sample.step <= LARGEST_INTEGER or sample.starts < 0:
         return None
     text, values = sample.held_out, sample.log_probabilities or []

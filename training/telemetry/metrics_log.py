@@ -99,12 +99,12 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
 
 def read_counted(directory: Path) -> JsonLines:
     """Return the records of `read_lines`, and which lines it leaves out. Raises BadInput as it does."""
-    return read_json_lines(directory / METRICS).parsed(_is_sound)[1]
+    return read_json_lines(directory / METRICS, _sound)
 
 
 def read_starts(directory: Path) -> list[int]:
     """Return the step from which each job has started, in order. Raises BadInput as `read_lines` does."""
-    _, lines = read_json_lines(directory / METRICS, containing=b'"start"').parsed(_is_sound)
+    lines = read_json_lines(directory / METRICS, _sound, containing=b'"start"')
     return [record["step"] for record in lines.records if record.get("event") == "start"]
 
 
@@ -135,18 +135,19 @@ def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> 
         yield reached, price
 
 
-def _is_sound(record: dict[str, Any]) -> bool:
-    """Tell whether a record has the fields that its readers rely on, with their types, in their ranges."""
+def _sound(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a record that has the fields that its readers rely on, with their types, in their ranges; else None."""
     event = record.get("event", "")
     places = any(key in record for key in _LOSSES) or event in ("start", "end")
     step = record.get("step", None if places else 0)
     if not integer(0).holds(step) or not isinstance(event, str):
-        return False
-    return (
+        return None
+    sound = (
         all(key in record for first, needed in _NEEDED.items() if first in record for key in needed)
         and all(isinstance(record.get(key), str) for key in _DETAILS.get(event, ()))
         and all(holds(record[key]) for key, holds in _CHECKS.items() if key in record)
     )
+    return record if sound else None
 
 
 def _is_loss(value: Any) -> bool:
