@@ -17,7 +17,7 @@ from model.config import ModelConfig
 from model.gpt import GPT, initial_weights
 from training.checkpoints.run_record import WeightsOrigin
 from training.parallel.mesh import held_rows
-from training.parallel.process_group import Ranks, together
+from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 
@@ -53,7 +53,7 @@ def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ran
         given.update((name, parameter.detach()) for name, parameter in network.named_parameters())
         return weights_sha256(network)
 
-    [sha256] = together(ranks, load, only=ranks.coordinates, group=ranks.download)
+    sha256 = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.named_parameters().items():
         whole = torch.empty(parameter.shape, device=ranks.device)
         if ranks.coordinates:

@@ -3,19 +3,17 @@
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from common.errors import BadInput
-from training.checkpoints.directory import name_of
+from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
-if TYPE_CHECKING:
-    from training.checkpoints.bucket_upload import UploadOutcome
+AGAIN = "to be tried again at the next checkpoint:"
 
 
 @attrs.frozen
@@ -86,7 +84,9 @@ class Saving:
             self._report(self._outcome)
         if self._writer.uploader is not None:
             for uploaded in self._writer.uploader.ended():
-                self._report_upload(uploaded)
+                event = "upload" if uploaded.problem is None else "upload-failed"
+                said = f"on the disk, but NOT UPLOADED, {AGAIN}"
+                self._tell(step_of(uploaded.name), event, uploaded.problem, said, seconds=round(uploaded.seconds, 3))
 
     def finish_upload(self) -> None:
         """Wait until the newest checkpoint is in the bucket, or has failed to be. After the last `settle`."""
@@ -127,20 +127,12 @@ class Saving:
             return
         self._reported = step
         details = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
-        problem = {} if saved.problem is None else {"problem": saved.problem}
-        event = "checkpoint" if saved.durable else "checkpoint-failed"
-        self._reporter.event(step, event, name=name_of(step), **details, **problem)
-        if saved.problem is not None:
-            outcome = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
-            self._reporter.say(f"WARNING: step {step:,}: {outcome} {saved.problem}")
+        said = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
+        self._tell(step, "checkpoint" if saved.durable else "checkpoint-failed", saved.problem, said, **details)
 
-    def _report_upload(self, uploaded: "UploadOutcome") -> None:
-        step, seconds = int(uploaded.name.rpartition("-")[2]), round(uploaded.seconds, 3)
-        if uploaded.problem is None:
-            self._reporter.event(step, "upload", name=uploaded.name, seconds=seconds)
-        else:
-            self._reporter.event(step, "upload-failed", name=uploaded.name, seconds=seconds, problem=uploaded.problem)
-            self._reporter.say(
-                f"WARNING: step {step:,}: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: "
-                f"{uploaded.problem}"
-            )
+    def _tell(self, step: int, event: str, problem: str | None, said: str, **details: float) -> None:
+        """Record the outcome of a save or an upload; print a problem, after what is `said` of it."""
+        told = details if problem is None else details | {"problem": problem}
+        self._reporter.event(step, event, name=name_of(step), **told)
+        if problem is not None:
+            self._reporter.say(f"WARNING: step {step:,}: {said} {problem}")

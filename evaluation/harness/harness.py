@@ -28,7 +28,7 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.hardware.usable_gpus import is_memory_error
-from training.parallel.process_group import Ranks, together
+from training.parallel.process_group import Ranks, from_coordinator
 
 REQUIREMENT = "lm_eval[hf]==0.4.13"
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")  # of requests: methods of the harness's models
@@ -225,4 +225,4 @@ def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
 
 def _told(ranks: Ranks, make: Any) -> Any:
     """Return rank 0's value of `make`, which may take long, or raise its BadInput, on every rank."""
-    return together(ranks, make, only=ranks.coordinates, group=ranks.download)[0]
+    return from_coordinator(ranks, make, group=ranks.download)

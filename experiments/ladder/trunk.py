@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import replace_file, sync, writing
+from common.files import replace_file, writing
 from experiments.ladder.forecast import target_tokens
 from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_batch, scaled_rate, size_name, stated
 from experiments.ladder.loss_law import LossPoint, NoForecast
@@ -27,7 +27,7 @@ from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from model.config import ModelConfig
 from model.counts import flops_per_token, matmul_parameter_count
-from training.checkpoints.atomic_commit import discard, partial_of, publish
+from training.checkpoints.atomic_commit import copy_to_partial, publish
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import TrainConfig, contradictions
@@ -122,9 +122,7 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
     write_run_directory(horizon.directory, horizon.sections)
     with writing(horizon.directory):
         replace_file(horizon.directory / METRICS, (trunk.directory / METRICS).read_bytes(), durable=True)
-        discard(branch)  # of a call that was killed here
-        shutil.copytree(source, partial_of(branch), copy_function=_link)
-        sync(partial_of(branch))
+        copy_to_partial(source, branch, _link)
         publish(branch)
 
 
@@ -274,7 +272,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)  # a published checkpoint never changes
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
-        sync(Path(target))
 
 
 def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.json_files import open_regular
-from training.checkpoints.directory import CHECKPOINTS, STEP_NAME
+from training.checkpoints.directory import checkpoints_of, step_of, steps_in
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
@@ -42,10 +42,9 @@ def read_progress(directory: Path) -> RunProgress:
     """Return a run's progress; step 0 where it has not begun."""
     records = read_metrics(directory) if (directory / METRICS).exists() else []
     last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
-    checkpoints = directory / CHECKPOINTS
-    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    checkpoints = steps_in(checkpoints_of(directory))
     return RunProgress(
-        steps=max((int(name.rpartition("-")[2]) for name in names if STEP_NAME.fullmatch(name)), default=0),
+        steps=step_of(checkpoints[-1]) if checkpoints else 0,
         losses={record["step"]: record["validation_loss"] for record in records if "validation_loss" in record},
         stopped_by=last.get("reason") if last.get("event") == "stopped" else None,
         diverged=last["problem"] if last.get("event") == "diverged" else None,

@@ -23,7 +23,7 @@ from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
-from training.checkpoints.directory import CHECKPOINTS, MANIFEST, WEIGHTS, checkpoints_of, link_target, steps_in
+from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, step_of, steps_in
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
 from training.parallel.process_group import Ranks, start, stop
@@ -127,7 +127,7 @@ def record_samples(run: Path) -> list[str]:
     if not missing:
         if not weights_on_disk(run) and not read_samples(run)[0]:
             notes.append(
-                f"{run / CHECKPOINTS}: no checkpoint on this disk, so no samples; report where the run is trained"
+                f"{checkpoints_of(run)}: no checkpoint on this disk, so no samples; report where the run is trained"
             )
         return notes
     path = run / SAMPLES
@@ -226,7 +226,7 @@ def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Rank
     from evaluation.shared.load import ModelLocation, load
     from evaluation.smoke.smoke import smoke
 
-    path = run / CHECKPOINTS / name
+    path = checkpoints_of(run) / name
     wanted = weights_on_disk(run).get(name)
     try:
         trained = load(ModelLocation(path, run, run), None, ranks.device)
@@ -248,7 +248,7 @@ def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Rank
     except BadInput as error:  # logits that are not finite
         problem = str(error)
     return CheckpointSample(
-        step=int(name[-8:]),
+        step=step_of(name),
         name=name,
         weights_sha256=wanted,
         starts=starts,

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -189,10 +189,10 @@ def recover(directory: Path) -> None:
     _restore_replaced(directory)
 
 
-def copy_to_partial(source: Path, path: Path) -> None:
-    """Copy a checkpoint to a hidden one, to be published."""
+def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object] = shutil.copy2) -> None:
+    """Copy a checkpoint to a hidden one, each file by `copy`, to be published."""
     discard(path)  # left by a start that was killed here
-    shutil.copytree(source, partial_of(path))
+    shutil.copytree(source, partial_of(path), copy_function=copy)
     for copied in (*partial_of(path).iterdir(), partial_of(path)):
         sync(copied)
 

@@ -12,7 +12,7 @@ from training.checkpoints.directory import MANIFEST, STATE, STEP_NAME, TENSOR_FI
 from training.checkpoints.saved_state import (
     FileDigest,
     check_format,
-    combined_sha256,
+    check_identity,
     manifest_entries,
     manifest_text,
     parse_state,
@@ -106,7 +106,9 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         small = {file: bucket.read(f"{name}/{file}") for file in (MANIFEST, STATE)}
         contents = {file: version.content for file, version in small.items() if version is not None}
         wanted, state = manifest_entries(contents[MANIFEST]), contents[STATE]
-        _check_state(address, state, wanted)
+        check_format(values := parse_json(state), f"{address}/{STATE}")
+        # its own sha256 may be newer than the manifest's: see `complete_upload`
+        check_identity(name, parse_state(values), {file: wanted[file].sha256 for file in TENSOR_FILES})
         pieces = {file: bucket.pieces(f"{name}/{file}", found[f"{name}/{file}"]) for file in TENSOR_FILES}
     except (ValueError, KeyError, TypeError) as error:
         return f"{address}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"
@@ -115,21 +117,6 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         small_files = {STATE: [(0, memoryview(state))], MANIFEST: [(0, memoryview(manifest))]}
         problem = write_copy(checkpoint, {**pieces, **small_files})
     return None if problem is None else problem.replace(str(checkpoint), address)
-
-
-def _check_state(address: str, text: bytes, files: dict[str, FileDigest]) -> None:
-    """Raise ValueError unless a state is of its address' step and these tensor files; BadInput for another version's.
-
-    Its own sha256 may be newer than the manifest's: see `complete_upload`.
-    """
-    values = parse_json(text)
-    check_format(values, f"{address}/{STATE}")
-    state = parse_state(values)
-    step = state.position.step
-    if name_of(step) != address.rpartition("/")[2]:
-        raise ValueError(f"{STATE}: it is of step {step:,}, not of this name's")
-    if state.state_sha256 != combined_sha256(step, {file: files[file].sha256 for file in TENSOR_FILES}):
-        raise ValueError(f"{STATE}: state_sha256: does not match the step and the two tensor files")
 
 
 def _linked(bucket: Bucket, link: str) -> str:

@@ -40,6 +40,11 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int:
+    """Return the step of a checkpoint that a run named."""
+    return int(name.rpartition("-")[2])
+
+
 def names_in(directory: Path) -> list[str]:
     """Return the names of checkpoints and links, sorted."""
     return sorted(path.name for path in directory.iterdir() if _is_ours(path)) if directory.is_dir() else []

@@ -75,15 +75,21 @@ def parse_state(values: dict[str, Any]) -> SavedState:
     return state
 
 
-def read_state(checkpoint: Path) -> SavedState:
-    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
+def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> SavedState:
+    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's.
+
+    `digests`: of its tensor files, where it is to be checked whether the state is theirs.
+    """
     file = checkpoint / STATE
     if not file.exists():
         raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
     values = read_json(file, advice=_ADVICE)
     check_format(values, str(file))
     try:
-        return parse_state(values)
+        state = parse_state(values)
+        if digests is not None:
+            check_identity(checkpoint.name, state, digests)
+        return state
     except ValueError as error:
         raise BadInput(f"{file}: damaged or edited: {error}; {_ADVICE}") from error
 
@@ -103,16 +109,13 @@ def best_name(checkpoint: Path) -> str | None:
     return None if step is None else name_of(step)
 
 
-def check_identity(checkpoint: Path, digests: Mapping[str, str]) -> None:
-    """Raise BadInput unless the state is of the folder's step and of the tensor files with these sha256."""
-    state, name = read_state(checkpoint), STEP_NAME.fullmatch(checkpoint.name)
-    step, problem = state.position.step, ""
-    if name is not None and int(name[1]) != step:
-        problem = f"step: got {step:,}, wanted {int(name[1]):,} by the folder's name"
-    elif state.state_sha256 != combined_sha256(step, digests):
-        problem = "state_sha256: does not match the step and the two tensor files"
-    if problem:
-        raise BadInput(f"{checkpoint / STATE}: damaged or edited: {problem}; {_ADVICE}")
+def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
+    """Raise ValueError unless a state is of its folder's step and of the tensor files with these sha256."""
+    step, named = state.position.step, STEP_NAME.fullmatch(name)
+    if named is not None and int(named[1]) != step:
+        raise ValueError(f"step: got {step:,}, wanted {int(named[1]):,} by the folder's name")
+    if state.state_sha256 != combined_sha256(step, digests):
+        raise ValueError("state_sha256: does not match the step and the two tensor files")
 
 
 def combined_sha256(step: int, files: Mapping[str, str]) -> str:
@@ -159,7 +162,7 @@ def verify(checkpoint: Path) -> str | None:
         for name, entry in sorted(files.items()):
             _compare(checkpoint / name, entry)
         if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
-            check_identity(checkpoint, {name: entry.sha256 for name, entry in files.items()})
+            read_state(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
         return str(error)
     except FileNotFoundError as error:

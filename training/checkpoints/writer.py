@@ -24,7 +24,7 @@ from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import SAVE_TIMEOUT, together
+from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, together
 from training.state import TrainState
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CheckpointWriter:
         """
         path, keeps, ranks = self.directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
         if not self._disks.shared:  # the same file everywhere, though clocks differ
-            [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)
+            state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
             self._all(lambda: create_partial(path, self._shard.files), only=keeps)
             told = self._all(lambda: self._shard.write(path, self._group), only=True)

@@ -22,7 +22,6 @@ from tests.training.checkpoints.conftest import FILES, flipped
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS, checkpoints_of
 from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.checkpoints.saved_state import (
-    check_identity,
     fields_sha256,
     find,
     find_before,
@@ -59,13 +58,13 @@ def test_a_state_is_written_as_it_was_read(finished: Path) -> None:
 def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
     directory = copied / "checkpoints"
     digests = {name: sha256(directory / "step-00000008" / name) for name in (WEIGHTS, OPTIMIZER)}
-    check_identity(directory / "step-00000008", digests)
-    check_identity(((directory / "step-00000008").rename(directory / "kept")), digests)
+    read_state(directory / "step-00000008", digests)
+    read_state((directory / "step-00000008").rename(directory / "kept"), digests)
     with pytest.raises(BadInput, match="state_sha256: does not match"):
-        check_identity(directory / "kept", digests | {WEIGHTS: "c"})
+        read_state(directory / "kept", digests | {WEIGHTS: "c"})
     (directory / "kept").rename(directory / "step-00000007")
     with pytest.raises(BadInput, match="step: got 8, wanted 7 by the folder's name"):
-        check_identity(directory / "step-00000007", digests)
+        read_state(directory / "step-00000007", digests)
 
 
 def test_the_spike_window_of_an_earlier_checkpoint_is_ignored(finished: Path) -> None:
