@@ -6,6 +6,8 @@ Shapes annotated in `model/` are checked while these tests run: a silent broadca
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it: one process gets the same arithmetic as two
+for name in ("MAKELEVEL", "MAKEFLAGS"):  # of `make test`: a test's own make says "make: ", and takes its own flags
+    os.environ.pop(name, None)
 
 from jaxtyping import install_import_hook
 

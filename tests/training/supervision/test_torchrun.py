@@ -60,19 +60,8 @@ def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: Callable[..., Pa
     with subprocess.Popen([*tmux, "-D"], cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}) as server:
         try:
             wait_until((run / "socket").exists, server)
-            execute(
-                *tmux,
-                "set",
-                "-g",
-                "remain-on-exit",
-                "on",
-                ";",
-                "new",
-                "-d",
-                "-x80",
-                "-y24",
-                f"{shlex.join(make)}; true",
-            )
+            keep, new = ("set", "-g", "remain-on-exit", "on", ";"), ("new", "-d", "-x80", "-y24")
+            execute(*tmux, *keep, *new, f"{shlex.join(make)}; true")
             wait_for_step(run, 5, server)
             execute(*tmux, *(["kill-pane"] if closed else ["send-keys", "C-c"]))
             wait_until((run / "exit.json").exists, server)
@@ -80,7 +69,7 @@ def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: Callable[..., Pa
             if not closed:
                 wait_until(lambda: "Interrupt" in execute(*tmux, "capture-pane", "-p").stdout, server)
                 said, _, after = execute(*tmux, "capture-pane", "-p").stdout.partition("\nmake: *** ")
-                assert said.splitlines()[-1] == "stopped, status 75; to continue: make train"
+                assert said.splitlines()[-1] == "stopped, status 75; to continue: make train", said
                 assert "checkpoints  " in said and len(after.split("\n\n")[0].splitlines()) == 1
         finally:
             server.terminate()
