@@ -11,7 +11,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
 from common.installation import exit_status, keep_logs_only, prepare_process, run_command
 
 if TYPE_CHECKING:
-    from tokens.command import DirectoryCommand
+    from tokens.command import Lines
     from tokens.prepare.command import PrepareCommand
 
 
@@ -25,13 +25,13 @@ def main() -> int:
     return run_command("prepare_data.py", partial(run, command), partial(kept, command))
 
 
-def run(command: "PrepareCommand | DirectoryCommand") -> int:
+def run(command: "PrepareCommand | Lines") -> int:
     """Prepare tokens, or print the lines of another command; return the exit status. Raises BadInput."""
     from tokens.prepare.command import PrepareCommand
 
     try:
         if not isinstance(command, PrepareCommand):
-            print("\n".join(map(printable, command.lines())))
+            print("\n".join(map(printable, command())))
             return EXIT_DONE
         from tokens.prepare.display import report, too_many_bad
         from tokens.prepare.prepare import prepare
@@ -45,7 +45,7 @@ def run(command: "PrepareCommand | DirectoryCommand") -> int:
         raise BadInput(f"{error}{kept(command)}") from error
 
 
-def kept(command: "PrepareCommand | DirectoryCommand") -> str:
+def kept(command: "PrepareCommand | Lines") -> str:
     """Return the end of a message: how to resume a preparation that stops."""
     from tokens.prepare.command import PrepareCommand
     from tokens.prepare.commit_log import COMMITS

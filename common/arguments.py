@@ -51,7 +51,7 @@ def option(
 
 
 def parse(
-    script: str, commands: type | Mapping[str, type], words: Sequence[str], *, help_text: str = "", epilog: str = ""
+    script: str, commands: type | Mapping[str, Any], words: Sequence[str], *, help_text: str = "", epilog: str = ""
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 

@@ -1,10 +1,9 @@
 """Command lines of prepare_data.py: prepare tokens, or inspect, verify and publish a token directory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
-
-import attrs
 
 from common.arguments import option, parse, refuse
 from common.checks import integer
@@ -56,75 +55,56 @@ def _local_folder(text: str) -> str:
 
 BucketOrDirectory = Annotated[str, option("token directory, or s3://...", name="DIR")]
 Directory = Annotated[str, option("token directory", name="DIR", check=_local_folder)]
+Lines = Callable[[], list[str]]  # does the work of a command; returns lines to print
 
 
-@attrs.frozen
-class StatusCommand:
+def status_command(directory: BucketOrDirectory) -> Lines:
     """Progress of a preparation."""
+    from tokens.prepare.verify import status
 
-    directory: BucketOrDirectory
-
-    def lines(self) -> list[str]:
-        from tokens.prepare.verify import status
-
-        return status(self.directory)
+    return partial(status, directory)
 
 
-@attrs.frozen
-class VerifyCommand:
+def verify_command(directory: BucketOrDirectory) -> Lines:
     """Check every token file against its manifest."""
+    from tokens.prepare.verify import verify
 
-    directory: BucketOrDirectory
-
-    def lines(self) -> list[str]:
-        from tokens.prepare.verify import verify
-
-        return verify(self.directory)
+    return partial(verify, directory)
 
 
-@attrs.frozen(kw_only=True)
-class StatsCommand:
-    """Document lengths, also as a chart, duplicates and contamination."""
-
-    directory: Directory = attrs.field(kw_only=False)
+def stats_command(
+    directory: Directory,
+    *,
     end_of_text: Annotated[
         int | None,
         option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1)),
-    ] = None
+    ] = None,
+) -> Lines:
+    """Document lengths, also as a chart, duplicates and contamination."""
+    from tokens.stats.stats import stats
 
-    def lines(self) -> list[str]:
-        from tokens.stats.stats import stats
-
-        return stats(Path(self.directory), self.end_of_text)
+    return partial(stats, Path(directory), end_of_text)
 
 
-@attrs.frozen(kw_only=True)
-class PushCommand:
+def push_command(
+    directory: Directory,
+    repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")],
+    *,
+    private: Annotated[bool, option("visible only to its owner; default: public")] = False,
+    license: Annotated[
+        str | None, option("license of the text by its hub id: mit, odc-by; default: none", "ID")
+    ] = None,
+) -> Lines:
     """Upload to the Hugging Face hub, as a dataset."""
+    from tokens.hub.upload import push
 
-    directory: Directory = attrs.field(kw_only=False)
-    repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")] = attrs.field(
-        kw_only=False
-    )
-    private: Annotated[bool, option("visible only to its owner; default: public")] = False
-    license: Annotated[str | None, option("license of the text by its hub id: mit, odc-by; default: none", "ID")] = None
-
-    def lines(self) -> list[str]:
-        from tokens.hub.upload import push
-
-        return push(Path(self.directory), self.repository, private=self.private, license_name=self.license)
+    return partial(push, Path(directory), repository, private=private, license_name=license)
 
 
-DirectoryCommand = StatusCommand | VerifyCommand | StatsCommand | PushCommand  # `lines`: does the work, to be printed
-COMMANDS: dict[str, type[DirectoryCommand]] = {
-    "status": StatusCommand,
-    "verify": VerifyCommand,
-    "stats": StatsCommand,
-    "push": PushCommand,
-}
+COMMANDS = {"status": status_command, "verify": verify_command, "stats": stats_command, "push": push_command}
 
 
-def parse_command_line(words: Sequence[str]) -> PrepareCommand | DirectoryCommand:
+def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
     """Return the command of a command line.
 
     The first word decides: the name of one of COMMANDS, or anything else to prepare tokens. A source of such a name is
@@ -139,4 +119,4 @@ def parse_command_line(words: Sequence[str]) -> PrepareCommand | DirectoryComman
             f"'{words[0]}' is a command, which takes no --output; for a source of that name write ./{words[0]}, for "
             f"the command {script} {words[0]} DIR",
         )
-    return cast(DirectoryCommand, parse(script, COMMANDS, words))
+    return cast(Lines, parse(script, COMMANDS, words))
