@@ -59,8 +59,7 @@ class TokenizerRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON, without unknown values."""
-        optional = ("fingerprint", "ranks_sha256", "characters")
-        return {key: value for key, value in attrs.asdict(self).items() if key not in optional or value is not None}
+        return attrs.asdict(self, filter=lambda field, value: value is not None or field.default is attrs.NOTHING)
 
 
 @attrs.frozen(kw_only=True)
@@ -139,9 +138,10 @@ def still_grows(directory: Path) -> bool:
     return (directory / PLAN).exists() and not any(file.exists() for file in named)
 
 
-def is_of(name: str, split: str) -> bool:
-    """Tell whether a file name is that of a split, or of one of its shards."""
-    return re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) is not None
+def split_of(name: str) -> str | None:
+    """Return the split of which a file of this name is the whole or a shard, None for another file."""
+    found = re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name)
+    return found and found[1]
 
 
 def advice(path: Path) -> str:
@@ -158,7 +158,7 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
         return open_split(directory, split)
     for name in manifest.files:
         with readable_tokens(directory / name):
-            missing = is_of(name, split) and not (directory / name).is_file()
+            missing = split_of(name) == split and not (directory / name).is_file()
         if missing:
             raise BadInput(f"{directory / name}: missing, but {MANIFEST} lists it; prepare or download it again")
     stream = open_split(directory, split)
@@ -177,7 +177,7 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
     """Return whether a directory holds, or its manifest lists, files of a split."""
     names = [path.name for path in directory.glob("*")]
-    if any(is_of(name, split) for name in [*names, *([] if manifest is None else manifest.files)]):
+    if split in map(split_of, [*names, *([] if manifest is None else manifest.files)]):
         return True
     from tokens.format.foreign_files import parse_name
 
@@ -188,7 +188,7 @@ def read_finished(directory: Path) -> Manifest | None:
     """Return the manifest of a finished preparation, None before. Raises BadInput unless its files are there."""
     manifest = read_manifest(directory)
     for split in SPLITS:
-        if manifest is not None and any(is_of(name, split) for name in manifest.files):
+        if manifest is not None and split in map(split_of, manifest.files):
             open_listed(directory, split, manifest)
     return manifest
 
@@ -204,11 +204,7 @@ def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str
         return contents
     for path in [file.path for file in files]:
         content, wanted, where = contents[path.name], manifest.files[path.name], path.with_name(MANIFEST)
-        if content.sha256 != wanted.sha256:
-            raise BadInput(
-                f"{path}: damaged: got sha256 {content.sha256[:12]}..., wanted {wanted.sha256[:12]}... by {MANIFEST}; "
-                "prepare or download it again"
-            )
+        check_sha256(path, content.sha256, wanted.sha256)
         if content.max_id != wanted.max_id:
             raise BadInput(f"{where}: damaged: its max_id of {path.name} is not {content.max_id}; {advice(where)}")
     return contents
@@ -230,6 +226,15 @@ def read_content(file: TokenFile) -> Content:
     return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
 
 
+def check_sha256(where: object, got: str, wanted: str) -> None:
+    """Raise BadInput unless a file has the sha256 of the manifest."""
+    if got != wanted:
+        raise BadInput(
+            f"{where}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; prepare or download "
+            "it again"
+        )
+
+
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
     """Raise BadInput unless the byte-pair ranks that a manifest names are beside it."""
     name, wanted = tokenizer.ranks_file, tokenizer.ranks_sha256
@@ -241,9 +246,4 @@ def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
     if not ranks.is_file():
         raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {advice(path)}")
     with readable_tokens(ranks):
-        got = sha256(ranks)
-    if wanted not in (None, got):
-        raise BadInput(
-            f"{ranks}: damaged: got sha256 {got[:12]}..., wanted {quoted(wanted)} by {MANIFEST}; prepare or download "
-            "it again"
-        )
+        check_sha256(ranks, got := sha256(ranks), wanted or got)

@@ -18,7 +18,7 @@ from common.files import free_disk, is_bucket, locked_partial, replace_file, wri
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
-from tokens.format.manifest import SPLITS, has_split, is_of
+from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format
@@ -45,10 +45,10 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     if listed:
         source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later are of the same commit
     sizes = {file.filename: file.file_size or 0 for file in listed}
-    if any(is_of(name, split) for name in sizes for split in SPLITS):
+    if any(map(split_of, sizes)):
         patterns = PATTERNS
         if train_tokens == 0:
-            patterns = [glob.escape(name) for name in sizes if not is_of(name, "train") and parse_name(name) is None]
+            patterns = [glob.escape(name) for name in sizes if split_of(name) != "train" and parse_name(name) is None]
         source.fetch(patterns)
         tokens = 0 if train_tokens == 0 else None
     else:

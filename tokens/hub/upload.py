@@ -5,6 +5,7 @@ them all, so a dataset is never half there.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from common.hub_client import CARD, check_logged_in, check_names, hub_errors, up
 from common.json_files import read_every_line
 from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
-from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, is_of, manifest_text, read_manifest
+from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, manifest_text, read_manifest, split_of
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.plan import HASH
 from tokens.prepare.verify import verify
@@ -39,10 +40,10 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     if manifest is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     check_logged_in()
-    lines = verify(str(directory))
     for name in manifest.files:  # `verify` reads nothing but token files
-        if not any(is_of(name, split) for split in SPLITS):
+        if split_of(name) is None:
             raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
+    lines = verify(str(directory))
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -143,11 +144,10 @@ def size_category(documents: int) -> str:
 
 
 def _shares(manifest: Manifest) -> str:
-    tokens = {
-        split: sum(entry.tokens for name, entry in manifest.files.items() if is_of(name, split)) for split in SPLITS
-    }
-    total = max(1, sum(tokens.values()))
-    return ", ".join(f"{split} {count / total:.2%}" for split, count in tokens.items() if count)
+    tokens = Counter[str | None]()
+    for name, entry in manifest.files.items():
+        tokens[split_of(name)] += entry.tokens
+    return ", ".join(f"{split} {count / max(1, tokens.total()):.2%}" for split, count in tokens.items() if count)
 
 
 def _held_out(manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import printable
 from tokens.documents.reader import WRONG_ENCODING
-from tokens.format.manifest import Manifest
+from tokens.format.manifest import Manifest, split_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import Totals
 from tokens.prepare.plan import UnitPlan
@@ -69,7 +69,7 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     )
     tokens: dict[str, list[int]] = {}  # of each file, by split
     for name, entry in manifest.files.items():
-        tokens.setdefault(name.partition(".")[0].partition("-")[0], []).append(entry.tokens)
+        tokens.setdefault(str(split_of(name)), []).append(entry.tokens)
     for split, counts in tokens.items():
         what = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
         print(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")

@@ -17,7 +17,7 @@ from tokens.documents.sources import Source, resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
 from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.commit_log import COMMITS, CommitLog, Totals, read_log
+from tokens.prepare.commit_log import COMMITS, CommitLog, read_log
 from tokens.prepare.display import UnitProgress, say
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
@@ -118,7 +118,9 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
         if log.totals.units < len(plan.units):
             _compute(command, plan, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
-            raise TooFewDocuments(_no_document(log.totals))
+            lost, first = log.totals.lost_documents, next(iter(log.totals.examples.values()), [""])[0]
+            unread = f"none of the {lost:,} documents of the sources could be read: {first}"
+            raise TooFewDocuments(unread if lost else "the sources hold no document")
         manifest = writer.finish()
     except TooFewDocuments as error:
         if bucket is not None:
@@ -171,13 +173,6 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
         numbers = sorted({extent.input for extent in unit})
         extents = tuple(attrs.evolve(extent, input=numbers.index(extent.input)) for extent in unit)
         yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
-
-
-def _no_document(totals: Totals) -> str:
-    if not totals.lost_documents:
-        return "the sources hold no document"
-    first = next(iter(totals.examples.values()))[0]
-    return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
 
 
 def _warn_of_large_units(plan: UnitPlan) -> None:

@@ -54,26 +54,26 @@ def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, tota
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
     train, old = streams["train"], settings.version == 1
-    begins, problem = {}, None
     by_tokens = sum(totals.documents.values()) - totals.empty_documents == 1
     if not by_tokens:
         try:
-            begins = _begins(train, settings, totals, by_tokens=False)
-            problem = None if old else too_much_held_out(settings, _lengths(totals, begins))
+            lengths = _lengths(train, settings, totals, by_tokens=False)
+            problem = None if old else too_much_held_out(settings, lengths)
         except TooFewDocuments as error:
             problem = str(error)
         by_tokens = problem is not None and settings.split == TAIL and not old
         if problem is not None and not by_tokens:
             raise TooFewDocuments(f"{problem}; {ADVICE}")
     if by_tokens:
-        begins = _begins(train, settings, totals, by_tokens=True)
-    end = totals.tokens["train"]
-    for split, begin in begins.items():
+        lengths = _lengths(train, settings, totals, by_tokens=True)
+    begin = lengths["train"]
+    for split in missing_splits(settings, totals):
+        end = begin + lengths[split]
         for start in range(begin, end, COPY_TOKENS):
             streams[split].append(io.BytesIO(train.read(start, min(end, start + COPY_TOKENS)).tobytes()))
         streams[split].sync()
-        end = begin
-    return _lengths(totals, begins)
+        begin = end
+    return lengths
 
 
 def too_much_held_out(settings: PrepareSettings, lengths: dict[str, int]) -> str | None:
@@ -219,8 +219,8 @@ class TokenWriter:
         )
 
 
-def _begins(train: GrowingStream, settings: PrepareSettings, totals: Totals, *, by_tokens: bool) -> dict[str, int]:
-    """Return where each missing split begins in the train stream, the last one first. Raises TooFewDocuments."""
+def _lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals, *, by_tokens: bool) -> dict[str, int]:
+    """Return the length of each split once the missing ones are cut from the tail. Raises TooFewDocuments."""
     missing, end = missing_splits(settings, totals), totals.tokens["train"]
     documents = sum(totals.documents.values()) - totals.empty_documents
     text = _end_of_text(train, end, settings.end_of_text_id) if by_tokens else end
@@ -230,17 +230,10 @@ def _begins(train: GrowingStream, settings: PrepareSettings, totals: Totals, *, 
         what = f"text of {text:,} tokens is" if by_tokens else f"{documents} documents are"
         wanted = " and ".join(f"{count} for {split}" for split, count in counts.items())
         raise TooFewDocuments(f"{what} too few to hold out {wanted}")
-    begins = {}
+    lengths = dict(totals.tokens)
     for split in reversed(counts):  # the test split is the very end
         text = text - counts[split] if by_tokens else _before_documents(train, counts[split], text, settings)
-        begins[split] = text
-    return begins
-
-
-def _lengths(totals: Totals, begins: dict[str, int]) -> dict[str, int]:
-    lengths, end = dict(totals.tokens), totals.tokens["train"]
-    for split, begin in begins.items():
-        lengths[split], end = end - begin, begin
+        lengths[split], end = end - text, text
     return lengths | {"train": end}
 
 

@@ -1,23 +1,30 @@
 """Status and verification of a token directory, in a folder or a bucket."""
 
-import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from common.bucket import Bucket
 from common.errors import BadInput
-from common.files import BLOCK_BYTES
+from common.files import BLOCK_BYTES, sha256
 from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
-from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, is_of, open_listed, read_contents, read_manifest
+from tokens.format.header import HEADER_BYTES, readable_tokens
+from tokens.format.manifest import (
+    MANIFEST,
+    PLAN,
+    SPLITS,
+    Manifest,
+    advice,
+    check_sha256,
+    read_manifest,
+    split_of,
+)
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
@@ -64,10 +71,7 @@ def verify(where: str) -> list[str]:
         if manifest is None:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
-        if REMOTE in where:
-            damaged = _refused(functools.partial(_check_object, Bucket(where), manifest), manifest.files)
-        else:
-            damaged = _damaged_files(directory, manifest)
+        damaged = _damaged_files(directory, Bucket(where) if REMOTE in where else None, manifest)
         units = []
         if plan is not None and (damaged or REMOTE not in where):  # a bucket is not read twice without need
             if plan.fingerprint() != manifest.plan:
@@ -100,41 +104,26 @@ def _described(where: str) -> Iterator[Path]:
             raise BadInput(str(error).replace(folder, where)) from error
 
 
-def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
-    """Return a line for each file of a folder that differs from its manifest entry."""
-    problems, files = [], []
-    for split in SPLITS:
-        names = {*manifest.files, *(path.name for path in directory.glob(f"{split}*.safetensors"))}
-        if any(is_of(name, split) for name in names):
-            try:
-                files += open_listed(directory, split, manifest).files
-            except BadInput as error:
-                problems.append(str(error))
-    return problems + _refused(lambda file: read_contents([file], manifest), files)
+def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -> list[str]:
+    """Return a line for each file, or object, that differs from its manifest entry. Several are read at once."""
 
-
-def _check_object(bucket: Bucket, manifest: Manifest, name: str) -> None:
-    """Raise BadInput for an object of a bucket that differs from its manifest entry."""
-    got, wanted = bucket.sha256(name), manifest.files[name].sha256
-    if got != wanted:
-        raise BadInput(
-            f"{bucket.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
-            "prepare it again"
-        )
-
-
-def _refused(check: Callable[[Any], object], items: Iterable[Any]) -> list[str]:
-    """Return the error of each item that `check` refuses, several checked at once."""
-
-    def error_of(item: Any) -> str | None:
+    def problem(name: str) -> str | None:
+        path = directory / name
+        if name not in manifest.files:
+            return f"{path}: not listed in {MANIFEST}; {advice(directory / MANIFEST)}"
         try:
-            check(item)
+            with readable_tokens(path):
+                if bucket is None and not path.is_file():
+                    return f"{path}: missing, but {MANIFEST} lists it; prepare or download it again"
+                got = sha256(path) if bucket is None else bucket.sha256(name)
+            check_sha256(path if bucket is None else f"{bucket.url}/{name}", got, manifest.files[name].sha256)
         except BadInput as error:
             return str(error)
         return None
 
+    names = {*manifest.files, *(path.name for path in directory.glob("*.safetensors"))}
     with ThreadPoolExecutor(THREADS) as threads:
-        return [error for error in threads.map(error_of, items) if error is not None]
+        return [line for line in threads.map(problem, sorted(filter(split_of, names))) if line is not None]
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
@@ -143,7 +132,7 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
 
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     sizes = {name: entry.tokens * item_bytes for name, entry in sorted(manifest.files.items())}
-    files = {split: [(f"{where}/{name}", sizes[name]) for name in sizes if is_of(name, split)] for split in SPLITS}
+    files = {split: [(f"{where}/{name}", sizes[name]) for name in sizes if split_of(name) == split] for split in SPLITS}
     for split in SPLITS:  # one that was cut from the tail of train goes on where that ends
         files["train"] += files[split] if log.cut is not None and not log.tokens[split] else []
     begins = dict.fromkeys(SPLITS, 0)  # tokens

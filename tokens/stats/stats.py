@@ -15,7 +15,7 @@ import numpy as np
 from common.errors import BadInput, printable
 from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
-from tokens.format.manifest import PLAN, SPLITS, Manifest, is_of, open_listed, read_manifest
+from tokens.format.manifest import PLAN, SPLITS, Manifest, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
@@ -102,7 +102,7 @@ def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, length
 
 def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStream]:
     names = manifest.files if manifest else [path.name for path in directory.glob("*.safetensors")]
-    found = [split for split in SPLITS if any(is_of(name, split) for name in names)]
+    found = [split for split in SPLITS if split in map(split_of, names)]
     if not found and (directory / PLAN).exists():
         raise BadInput(f"{directory}: not finished; prepare_data.py status {directory} shows its progress")
     if not found:

@@ -1,10 +1,12 @@
 """Fast encoders for GPT-2's pattern, each used only if its ids are those of tiktoken on a probe."""
 
 import ctypes
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,12 +68,10 @@ class FastBytePairEncoder:
 def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
     """Write a tokenizer.json for workers, which do not load tiktoken; return None if it cannot be used.
 
-    It needs fastokens, and ranks that a list of merges gives.
-
-    fastokens reads .tiktoken files as well, but then splits text by a general regular expression; with GPT-2's
-    pre-tokenization named, it is three times as fast.
+    It needs fastokens, and ranks that a list of merges gives. fastokens reads .tiktoken files as well, but then splits
+    text by a general regular expression; with GPT-2's pre-tokenization named, it is three times as fast.
     """
-    values = tokenizer_json(tokenizer) if has_fastokens() else None
+    values = tokenizer_json(tokenizer) if importlib.util.find_spec("fastokens") is not None else None
     if values is None:
         return None
     path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
@@ -84,20 +84,12 @@ def encoders(name: str, recipe: Path | None) -> Iterator[Encoder]:
     `recipe`: its tokenizer.json.
     """
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
-    if recipe is not None and has_fastokens():
-        import fastokens
+    with suppress(ImportError):  # it is optional
+        if recipe is not None:
+            import fastokens
 
-        yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)))
+            yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)))
     tokenizer = load_tokenizer(name)
     if isinstance(tokenizer, BytePairTokenizer):
         yield byte_pair_tokenizer(tokenizer.name, tokenizer.ranks(), tokenizer.ranks_file, GROUPED_PATTERN)
     yield tokenizer
-
-
-def has_fastokens() -> bool:
-    """Tell whether the optional package can be imported."""
-    try:
-        import fastokens  # noqa: F401
-    except ImportError:
-        return False
-    return True
