@@ -14,7 +14,7 @@ import attrs
 import bench
 import numpy as np
 
-from experiments.ladder.loss_law import LossLaw, LossPoint, fit_law, hold_out_largest, refusal
+from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, refusal
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
@@ -40,13 +40,18 @@ SHAPES = {
 Truth = Callable[[float, float], float]
 
 
+def law(*, floor: float, size_factor: float, alpha: float, token_factor: float, beta: float) -> Truth:
+    """Return the loss by a law: L = floor + size_factor / N ** alpha + token_factor / D ** beta."""
+    return lambda size, tokens: floor + size_factor / size**alpha + token_factor / tokens**beta
+
+
 def _exact(floor: float, size_part: float, alpha: float, token_part: float, beta: float) -> Truth:
     size_factor, token_factor = size_part * CENTER[0] ** alpha, token_part * CENTER[1] ** beta
-    return LossLaw(floor=floor, size_factor=size_factor, alpha=alpha, token_factor=token_factor, beta=beta).loss
+    return law(floor=floor, size_factor=size_factor, alpha=alpha, token_factor=token_factor, beta=beta)
 
 
-HOFFMANN = LossLaw(floor=1.69, size_factor=406.4, alpha=0.34, token_factor=410.7, beta=0.28).loss
-BESIROGLU = LossLaw(floor=1.8172, size_factor=482.01, alpha=0.3478, token_factor=2085.43, beta=0.3658).loss
+HOFFMANN = law(floor=1.69, size_factor=406.4, alpha=0.34, token_factor=410.7, beta=0.28)
+BESIROGLU = law(floor=1.8172, size_factor=482.01, alpha=0.3478, token_factor=2085.43, beta=0.3658)
 EXACT: dict[str, Truth] = {
     "Hoffmann et al.": HOFFMANN,
     "Besiroglu et al.": BESIROGLU,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 
@@ -14,8 +14,6 @@ from training.telemetry.budget import USD
 
 if TYPE_CHECKING:
     from experiments.shared.run_pool import RunPool
-
-T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -28,14 +26,9 @@ class ExperimentCommand:
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
 
     def execute(
-        self,
-        output: Path,
-        plan: Sequence[str],
-        missing: str | None,
-        train: "Callable[[RunPool], T]",
-        show: "Callable[[T], None]",
+        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], None]"
     ) -> int | None:
-        """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+        """Train, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
         from common.files import writing
         from experiments.shared.run_pool import PoolStopped, RunPool
 
@@ -46,13 +39,12 @@ class ExperimentCommand:
             raise BadInput(missing)
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
-        with RunPool(output, self.pool) as pool:
-            try:
-                trained = train(pool)
-            except PoolStopped as stopped:
-                print(printable_lines(f"\nexperiment.py: {stopped}"))
-                return EXIT_STOPPED
-        show(trained)
+        try:
+            with RunPool(output, self.pool) as pool:
+                train(pool)
+        except PoolStopped as stopped:
+            print(printable_lines(f"\nexperiment.py: {stopped}"))
+            return EXIT_STOPPED
         return None
 
 
@@ -94,7 +86,7 @@ class SweepCommand(ExperimentCommand):
             return None
         plan = variant_runs.describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
         train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output)
-        return self.execute(output, plan, missing, train, lambda _: variant_runs.show_sweep(sweep, runs, output))
+        return self.execute(output, plan, missing, train)
 
 
 @attrs.frozen(kw_only=True)
@@ -119,9 +111,13 @@ class LadderCommand(ExperimentCommand):
         check_results(ladder.output, "ladder")
         check_forecast(ladder.target.directory)
         plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
-        show = partial(show_ladder, ladder, self.best_for)
         try:
-            return self.execute(ladder.output, plan, missing, lambda pool: train_ladder(pool, ladder), show)
+            return self.execute(
+                ladder.output,
+                plan,
+                missing,
+                lambda pool: show_ladder(ladder, self.best_for, train_ladder(pool, ladder)),
+            )
         except NoForecast:  # those of an earlier call hold no more
             write_forecast(ladder.target.directory, None)
             remove_results(ladder.output, "ladder")

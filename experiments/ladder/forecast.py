@@ -124,7 +124,7 @@ def write_forecast(target: Path, forecast: Forecast | None) -> None:
             replace_file(path, json.dumps(forecast_record(forecast, git_commit()), indent=2) + "\n", durable=True)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class BudgetChoice:
     """The best size for a budget on one machine."""
 
@@ -134,7 +134,6 @@ class BudgetChoice:
     tokens_per_second: float  # by a roofline, at the target's measured share of it where there is one
     source: str  # of tokens/s
     loss: Interval
-    limits: list[str]  # of the ladder, the family or the data, that it lies at or beyond
 
     @property
     def hours(self) -> float:
@@ -201,48 +200,13 @@ def describe_best_sizes(
             f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.tokens_per_second:,.0f} tokens/s "
             f"({choice.source})"
         )
-        lines += [f"             {limit}" for limit in choice.limits]
+        lines += [f"             {limit}" for limit in limits_of(choice, fit, shapes, target)]
     return [*lines, ESTIMATE_CAUTION]
 
 
-def _best_on(
-    machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float
-) -> BudgetChoice | None:
-    seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
-    if seconds <= 0:
-        return None
-    lengths = [*lengths_at_hand(target.train, None).values()]
-    at_hand = None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)
-    share, source = float(machine.gpus), ESTIMATE
-    speed = next((speed for speed in throughputs(target.model, machine) if speed.measured), None)
-    if speed is not None:
-        share = speed.tokens_per_second / roofline(target.model, machine.gpu)
-        source = f"roofline x {share / machine.gpus:.2f}, measured by {speed.trainer or 'you'}"
-    candidates = []
-    for model in shapes:
-        tokens_per_second = share * roofline(model, machine.gpu)
-        tokens = int(seconds * tokens_per_second)
-        tokens = tokens if at_hand is None else min(tokens, at_hand)
-        candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens, tokens_per_second))
-    for loss, model, tokens, tokens_per_second in sorted(candidates, key=lambda candidate: candidate[0].value):
-        if MemoryModel.of(model, target.train, machine.gpus).largest_microbatch(gpu_bytes(machine.gpu)) is not None:
-            return BudgetChoice(
-                machine=machine,
-                model=model,
-                tokens=tokens,
-                tokens_per_second=tokens_per_second,
-                source=source,
-                loss=loss,
-                limits=_limits(fit, shapes, model, tokens, at_hand),
-            )
-    return None
-
-
-def _limits(
-    fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, tokens: int, at_hand: int | None
-) -> list[str]:
+def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], target: Run) -> list[str]:
     """Return the limits of a choice: edges of the family and of the tokens, and of what the ladder supports."""
-    size, limits = matmul_parameter_count(model), []
+    size, tokens, limits = matmul_parameter_count(choice.model), choice.tokens, []
     searched = [matmul_parameter_count(shape) for shape in shapes]
     for edge, word in ((min(searched), "smaller"), (max(searched), "larger")):
         if size == edge:
@@ -256,8 +220,39 @@ def _limits(
             f"{tokens / size:.3g} tokens per parameter, the ladder has {min(ratios):.3g} to {max(ratios):.3g}: add a "
             "horizon"
         )
+    at_hand = _tokens_at_hand(target)
     if at_hand is None:
         limits.append(f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here")
     elif tokens == at_hand:
         limits.append("all of the tokens at hand in max_epochs epochs: prepare more, or raise max_epochs")
     return limits
+
+
+def _best_on(
+    machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float
+) -> BudgetChoice | None:
+    seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
+    if seconds <= 0:
+        return None
+    share, source, most = float(machine.gpus), ESTIMATE, _tokens_at_hand(target) or math.inf
+    speed = next((speed for speed in throughputs(target.model, machine) if speed.measured), None)
+    if speed is not None:
+        share = speed.tokens_per_second / roofline(target.model, machine.gpu)
+        source = f"roofline x {share / machine.gpus:.2f}, measured by {speed.trainer or 'you'}"
+    choices = []
+    for model in shapes:
+        rate = share * roofline(model, machine.gpu)
+        tokens = int(min(seconds * rate, most))
+        loss = fit.predict(matmul_parameter_count(model), tokens)
+        choices.append(BudgetChoice(machine, model, tokens, tokens_per_second=rate, source=source, loss=loss))
+    for choice in sorted(choices, key=lambda choice: choice.loss.value):
+        memory = MemoryModel.of(choice.model, target.train, machine.gpus)
+        if memory.largest_microbatch(gpu_bytes(machine.gpu)) is not None:
+            return choice
+    return None
+
+
+def _tokens_at_hand(target: Run) -> int | None:
+    """Return the train tokens here, in `max_epochs` epochs; None where some are elsewhere."""
+    lengths = [*lengths_at_hand(target.train, None).values()]
+    return None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from common.errors import BadInput, printable
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
-from experiments.ladder.loss_law import HeldOut, LossPoint, fit_law, hold_out_largest, mean_points, refusal
+from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points
 from experiments.shared.experiment_files import show_results, write_results
 from model.counts import matmul_parameter_count
@@ -23,24 +23,23 @@ from training.planning.price_list import MACHINES, read_machines
 
 @attrs.frozen(kw_only=True)
 class LadderTable:
-    """Results of a ladder; without a forecast `refused` says why."""
+    """Results of a ladder."""
 
     ladder: LadderFile
     rates: dict[float, float]  # loss of the smallest size by rate
     trunks: Sequence[Trunk]
-    points: Sequence[LossPoint]
-    held_out: HeldOut
-    forecast: Forecast | None
-    refused: str | None
+    forecast: Forecast
+    refused: str | None  # why the forecast is not given
     budget: Sequence[str] = ()  # best sizes for a budget, in words
 
     def text(self, form: str = "simple") -> str:
         """Return all as text; `form`: of tabulate."""
-        check = [] if self.forecast else [f"check        {self.held_out.text()}"]
-        after = [f"no forecast  {self.refused.removeprefix('no forecast: ')}"] if self.refused else []
-        law = self.forecast.lines() if self.forecast else []
+        law = self.forecast.lines()
+        if self.refused is not None:
+            check = f"check        {self.forecast.held_out.text()}"
+            law = [check, f"no forecast  {self.refused.removeprefix('no forecast: ')}"]
         fence = ["```"] if form == "github" else []
-        words = [*fence, *check, *law, *after, *self.budget, *fence]
+        words = [*fence, *law, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
 
     def write(self) -> str:
@@ -49,7 +48,7 @@ class LadderTable:
         path = write_results(
             self.ladder.output, "ladder", f"# Ladder for {target}\n\n{self.text('github')}", self._record()
         )
-        write_forecast(target, self.forecast)
+        write_forecast(target, None if self.refused else self.forecast)
         return f"{path}: this table"
 
     def notes(self) -> list[str]:
@@ -57,7 +56,7 @@ class LadderTable:
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
-        subject = "ladder" if self.forecast is None else "forecast"
+        subject = "ladder" if self.refused else "forecast"
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
@@ -86,7 +85,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("right", "right", "left"))
 
     def _point_table(self, form: str) -> str:
-        rows, points = [], iter(mean_points(self.points))
+        rows, points = [], iter(mean_points(self.forecast.fit.points))
         for trunk in self.trunks[:: len(self.ladder.seeds)]:
             batch = trunk.horizons[-1].plan.layout.global_batch_size
             for ratio in self.ladder.tokens_per_parameter:
@@ -97,7 +96,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def _record(self) -> dict[str, Any]:
-        forecast = self.forecast
+        forecast, held_out = None if self.refused else self.forecast, self.forecast.held_out
         return {
             "target": str(self.ladder.target.directory),
             "rates": [
@@ -108,11 +107,11 @@ class LadderTable:
                 {"name": size_name(trunk.size), "seed": trunk.seed, "learning_rate": trunk.rate, **trunk.batch}
                 for trunk in self.trunks
             ],
-            "points": [attrs.asdict(point) for point in self.points],
+            "points": [attrs.asdict(point) for point in self.forecast.fit.points],
             "held_out": {
-                "predicted": [[one.value, one.low, one.high] for one in self.held_out.predicted],
-                "measured": [point.loss for point in self.held_out.points],
-                "error": self.held_out.error,
+                "predicted": [[one.value, one.low, one.high] for one in held_out.predicted],
+                "measured": [point.loss for point in held_out.points],
+                "error": held_out.error,
             },
             "law": None if forecast is None else attrs.asdict(forecast.fit.law) | {"noise": forecast.fit.noise},
             "forecast": None if forecast is None else [forecast.loss.value, forecast.loss.low, forecast.loss.high],
@@ -135,22 +134,12 @@ def show_ladder(ladder: LadderFile, usd: float | None, trained: tuple[dict[float
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
     """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
     points = loss_points(trunks)
-    held_out = hold_out_largest(points)
-    fit = fit_law(points)
-    refused = refusal(held_out, fit)
+    forecast = Forecast.of(ladder.target, fit_law(points), hold_out_largest(points))
+    refused = refusal(forecast.held_out, forecast.fit)
     budget: list[str] = []
     if usd is not None:
-        family = size_family(ladder.sizes)
         budget = ["", f"for ${usd:,.2f}   no best size without a forecast"]
         if refused is None:
-            budget[1:] = describe_best_sizes(fit, family, ladder.target, usd, read_machines(MACHINES, ()))
-    return LadderTable(
-        ladder=ladder,
-        rates=rates,
-        trunks=trunks,
-        points=points,
-        held_out=held_out,
-        forecast=None if refused else Forecast.of(ladder.target, fit, held_out),
-        refused=refused,
-        budget=budget,
-    )
+            family, prices = size_family(ladder.sizes), read_machines(MACHINES, ())
+            budget[1:] = describe_best_sizes(forecast.fit, family, ladder.target, usd, prices)
+    return LadderTable(ladder=ladder, rates=rates, trunks=trunks, forecast=forecast, refused=refused, budget=budget)

@@ -47,10 +47,6 @@ class LossLaw:
     token_factor: float
     beta: float
 
-    def loss(self, parameters: float, tokens: float) -> float:
-        """Return the loss of a run."""
-        return self.floor + self.size_factor / parameters**self.alpha + self.token_factor / tokens**self.beta
-
 
 @attrs.frozen(kw_only=True)
 class LawFit:

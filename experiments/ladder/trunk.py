@@ -202,10 +202,11 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
 
 
 def final_loss(horizon: Horizon) -> float:
-    """Return the validation loss of a run that has ended; infinite where it diverged."""
-    progress = read_progress(horizon.directory)
-    loss = progress.losses.get(horizon.plan.steps, math.inf) if progress.diverged is None else math.inf
-    return loss if math.isfinite(loss) else math.inf
+    """Return the validation loss of a run that has ended; infinite where it diverged. Raises BadInput without one."""
+    loss = read_progress(horizon.directory).loss_at(horizon.plan.steps)
+    if loss is None:
+        raise BadInput(f"{horizon.directory}: no validation loss at its end; move it away")
+    return loss
 
 
 def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
@@ -214,9 +215,7 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
     for trunk in trunks:
         for horizon in trunk.horizons:
             loss = final_loss(horizon)
-            if not math.isfinite(loss):
-                if read_progress(horizon.directory).diverged is None:
-                    raise BadInput(f"{horizon.directory}: no validation loss at its end; move it away")
+            if math.isinf(loss):
                 raise NoForecast(f"no forecast: {horizon.directory} diverged; lower the rates, then rerun")
             points.append(
                 LossPoint(

@@ -1,5 +1,6 @@
 """Progress of a run: its steps, those in its checkpoints and metrics, and the step that it is to reach."""
 
+import math
 import os
 import re
 import statistics
@@ -10,6 +11,7 @@ from typing import Any
 import attrs
 
 from common.json_files import open_regular
+from experiments.shared.experiment_files import counted
 from training.checkpoints.directory import checkpoints_of, step_of, steps_in
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
@@ -37,10 +39,15 @@ class RunProgress:
         """
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 
+    def loss_at(self, step: int) -> float | None:
+        """Return the validation loss at a step, infinite where the run diverged before; None where it is not known."""
+        loss = self.losses.get(step, None if self.diverged is None else math.inf)
+        return loss if loss is None or math.isfinite(loss) else math.inf
+
 
 def read_progress(directory: Path) -> RunProgress:
     """Return a run's progress; step 0 where it has not begun."""
-    records = read_metrics(directory) if (directory / METRICS).exists() else []
+    records = read_metrics(directory)
     last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
     checkpoints = steps_in(checkpoints_of(directory))
     return RunProgress(
@@ -54,11 +61,10 @@ def read_progress(directory: Path) -> RunProgress:
 
 def measured_speed(directory: Path) -> float | None:
     """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
-    records = read_metrics(directory) if (directory / METRICS).exists() else []
-    end = next((record for record in reversed(records) if record.get("event") == "end"), None)
-    ledger = next((record for record in reversed(records) if "ledger" in record), None)
-    tokens = 0 if end is None else sum(source["tokens"] for source in end.get("sources", ()))
-    return float(tokens / ledger["elapsed_seconds"]) if tokens and ledger and ledger["elapsed_seconds"] > 0 else None
+    records = read_metrics(directory)
+    sources = next((record.get("sources", ()) for record in reversed(records) if record.get("event") == "end"), ())
+    seconds = next((record["elapsed_seconds"] for record in reversed(records) if "ledger" in record), 0)
+    return sum(source["tokens"] for source in sources) / seconds or None if seconds > 0 else None
 
 
 def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
@@ -67,8 +73,7 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
         return "time and cost: not known before a run of this experiment has ended"
     hours = work / statistics.median(speeds) / 3600
     dollars = "" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}"
-    runs = "1 earlier run" if len(speeds) == 1 else f"{len(speeds)} earlier runs"
-    return f"{hours:.3g} hours{dollars} one run after the other, at the {unit} of {runs}"
+    return f"{hours:.3g} hours{dollars} one run after the other, at the {unit} of {counted(len(speeds), 'earlier run')}"
 
 
 def logged_step(directory: Path) -> int:

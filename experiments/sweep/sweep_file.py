@@ -111,7 +111,7 @@ class Halving:
     """
 
     factor: float
-    rungs: tuple[float, ...]  # shares of a run's steps, rising
+    rungs: tuple[float, ...]  # shares of a run's steps, rising; none: no rule
 
     def losers(self, means: Mapping[str, float]) -> list[str]:
         """Return the variants that do not go on, by their mean losses; of equal ones the first of the file do."""
@@ -128,12 +128,7 @@ class Sweep:
     changes: Changes  # of all runs: "set"
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
-    halving: Halving | None
-
-    @property
-    def rungs(self) -> tuple[float, ...]:
-        """Rungs of the rule; none without one."""
-        return () if self.halving is None else self.halving.rungs
+    halving: Halving
 
 
 def read_sweep(file: Path) -> Sweep:
@@ -165,9 +160,9 @@ def run_name(variant: str, seed: int | str) -> str:
     return f"{variant}-seed-{seed}"
 
 
-def _halving(file: Path, rule: Any) -> Halving | None:
+def _halving(file: Path, rule: Any) -> Halving:
     if rule is None:
-        return None
+        return Halving(factor=1, rungs=())
     fine = isinstance(rule, dict) and set(rule) == {"factor", "rungs"} and isinstance(rule["rungs"], list)
     fine = fine and all(type(value) in (int, float) for value in [rule["factor"], *rule["rungs"]])
     fine = fine and 1 < rule["factor"] < MOST_VARIANTS and bool(rule["rungs"])

@@ -178,7 +178,7 @@ class SweepTable:
                 "Deviation of one run over seeds, without what a seed does to all variants alike: "
                 f"{found[0]:.{LOSS_DIGITS}f} (degrees of freedom: {found[1]}).",
             ]
-        if (rule := self.sweep.halving) is not None:
+        if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
             lines.append(f"Rule, stated beforehand: at {rungs} of the steps the best 1/{rule.factor:g} go on.")
             lines.append("Their means look too good, for they were chosen by them: a gain is stated by its bound.")
@@ -203,7 +203,7 @@ class SweepTable:
             "base": str(self.sweep.base),
             "set": self.sweep.changes,
             "seeds": list(self.sweep.seeds),
-            "halving": None if self.sweep.halving is None else attrs.asdict(self.sweep.halving),
+            "halving": attrs.asdict(self.sweep.halving) if self.sweep.halving.rungs else None,
             "seed_deviation": None if found is None else found[0],
             "variants": variants,
         }

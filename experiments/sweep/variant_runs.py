@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,22 +56,17 @@ class VariantRun:
         return max(1, round(share * self.plan.steps))
 
     def rung_loss(self, share: float) -> float | None:
-        """Return the validation loss at a rung, infinite where the run diverged before; None where it is not known."""
-        progress = read_progress(self.directory)
-        loss = progress.losses.get(self.rung_step(share), None if progress.diverged is None else math.inf)
-        return loss if loss is None or math.isfinite(loss) else math.inf
+        """Return the validation loss at a rung, as `RunProgress.loss_at`."""
+        return read_progress(self.directory).loss_at(self.rung_step(share))
 
 
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
-    lengths: Mapping[str, int | None] | None = None
-    runs = []
+    lengths, runs = lengths_at_hand(sweep.variants[0].run.train, None), []
     for variant in sweep.variants:
-        train = variant.run.train
-        lengths = lengths or lengths_at_hand(train, None)
-        plan = make_plan(train, variant.run.model.context_length, ranks, lengths)
+        plan = make_plan(variant.run.train, variant.run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
             sections = {section: dict(values) for section, values in base.items()}
             for name, value in {**sweep.changes, **variant.changes, "train.random_seed": seed}.items():
@@ -89,14 +84,14 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
     And for a run that is past a rung without its loss there: the rule came when it had been trained.
     """
     for run in runs:
-        steps = [*map(run.rung_step, sweep.rungs), run.plan.steps]
+        steps = [*map(run.rung_step, sweep.halving.rungs), run.plan.steps]
         if any(low >= high for low, high in pairwise(steps)):
             raise BadInput(
                 f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {', '.join(map(str, steps[:-1]))} of "
                 f"{run.plan.steps:,}, wanted rising ones before the last; spread the rungs, or train more steps"
             )
     stopped = stopped_variants(sweep, runs)
-    for share in sweep.rungs:
+    for share in sweep.halving.rungs:
         for run in runs:
             step, progress = run.rung_step(share), read_progress(run.directory)
             passed = run.variant.name not in stopped and max(progress.steps, progress.ended or 0) > step
@@ -144,19 +139,20 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 
 
 def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
-    """Train all runs to their ends, but for those that the rule stops.
+    """Train all runs to their ends, but for those that the rule stops, and show the results.
 
-    Raises as RunPool.train; where it was stopped, the table of the results so far is shown.
+    Raises as RunPool.train; where it was stopped, the results so far are shown.
     """
     write_runs(runs)
     try:
-        for share in (*sweep.rungs, None):
+        for share in (*sweep.halving.rungs, None):
             stopped = stopped_variants(sweep, runs)
             going_on = [run for run in runs if run.variant.name not in stopped]
             pool.train({run.directory: None if share is None else run.rung_step(share) for run in going_on})
     except PoolStopped:
         show_sweep(sweep, runs, output)
         raise
+    show_sweep(sweep, runs, output)
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
@@ -168,7 +164,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
     """Return the step where the rule has stopped each loser, by variant, as far as the rungs are complete."""
     stopped: dict[str, int] = {}
-    for share in sweep.rungs:
+    for share in sweep.halving.rungs:
         losses: dict[str, list[float]] = {}
         steps: dict[str, int] = {}
         for run in runs:
@@ -177,7 +173,6 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
                     return stopped
                 losses.setdefault(name, []).append(loss)
                 steps[name] = run.rung_step(share)
-        assert sweep.halving is not None
         means = {name: statistics.fmean(values) for name, values in losses.items()}
         stopped |= {name: steps[name] for name in sweep.halving.losers(means)}
     return stopped
@@ -190,11 +185,9 @@ def results_of(sweep: Sweep, runs: Sequence[VariantRun]) -> list[VariantResult]:
     for run in runs:
         progress = read_progress(run.directory)
         steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
-        loss = progress.losses.get(steps)
-        if progress.diverged is not None or (loss is not None and not math.isfinite(loss)):
-            losses[run.variant.name][run.seed] = None
-        elif loss is not None and (progress.ended is not None or progress.steps >= steps):
-            losses[run.variant.name][run.seed] = loss
+        loss = progress.loss_at(steps)
+        if loss is not None and (math.isinf(loss) or progress.ended is not None or progress.steps >= steps):
+            losses[run.variant.name][run.seed] = None if math.isinf(loss) else loss
     return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]
 
 
@@ -205,7 +198,7 @@ def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: floa
     return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
         f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
-        + (" at most: the rule stops losers early" if sweep.halving else ""),
+        + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         describe_power(sweep),
     ]
@@ -213,7 +206,7 @@ def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: floa
 
 def shell_commands(sweep: Sweep, runs: Sequence[VariantRun], options: PoolOptions) -> list[str]:
     """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
-    if sweep.halving is not None:
+    if sweep.halving.rungs:
         raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")
     if options.budget != Budget():
         raise BadInput("--print-commands: --max-hours and --max-usd bound what this machine trains, not other machines")

@@ -5,7 +5,7 @@ import pytest
 from forecast_coverage import BESIROGLU
 
 from experiments.ladder import forecast
-from experiments.ladder.forecast import best_sizes, describe_best_sizes, size_family
+from experiments.ladder.forecast import best_sizes, describe_best_sizes, limits_of, size_family
 from experiments.ladder.loss_law import LawFit, LossPoint, fit_law
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
@@ -97,20 +97,22 @@ def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_mea
 
 
 def test_the_edges_of_family_and_ladder_are_named() -> None:
-    [far] = best_sizes(fit(), size_family(LADDER), RUN, 5000, prices("8xh100-80gb"))
-    assert any("beyond 30 x no interval was tested" in limit for limit in far.limits)
-    [edge] = best_sizes(fit(), LADDER, RUN, 50, prices("8xh100-80gb"))
-    assert edge.model == LADDER[-1] and any("a larger one may be better" in limit for limit in edge.limits)
-    assert any("tokens per parameter, the ladder has 5 to 20" in limit for limit in edge.limits)
+    family, machines = size_family(LADDER), prices("8xh100-80gb")
+    [far] = best_sizes(fit(), family, RUN, 5000, machines)
+    assert "beyond 30 x no interval was tested" in "\n".join(limits_of(far, fit(), family, RUN))
+    [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
+    limits = "\n".join(limits_of(edge, fit(), LADDER, RUN))
+    assert edge.model == LADDER[-1] and "a larger one may be better" in limits
+    assert "tokens per parameter, the ladder has 5 to 20" in limits
 
 
 def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machines = prices("8xh100-80gb")
+    machines, thrice = prices("8xh100-80gb"), attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3))
     [free] = best_sizes(fit(), LADDER, RUN, 40, machines)
-    assert any("whether the dataset holds as many is not known here" in limit for limit in free.limits)
+    assert "whether the dataset holds as many is not known here" in limits_of(free, fit(), LADDER, RUN)[-1]
     monkeypatch.setattr(forecast, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
-    [choice] = best_sizes(fit(), LADDER, attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3)), 40, machines)
+    [choice] = best_sizes(fit(), LADDER, thrice, 40, machines)
     assert choice.tokens == 3 * 10**9 < free.tokens and choice.hours < free.hours
-    assert any("all of the tokens at hand in max_epochs epochs" in limit for limit in choice.limits)
+    assert "all of the tokens at hand in max_epochs epochs" in limits_of(choice, fit(), LADDER, thrice)[-1]

@@ -46,7 +46,7 @@ def _file(make_ladder: MakeLadder) -> Path:
 
 def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_path: Path) -> None:
     table = concluded(file, tmp_path / "out", clean, INSIDE)
-    assert table.refused is None and table.forecast is not None
+    assert table.refused is None
     target = table.forecast.run
     assert table.forecast.loss.value == pytest.approx(clean(table.forecast.parameters, table.forecast.tokens), rel=0.02)
     assert f"forecast     loss {table.forecast.loss.value:.4f}" in describe_forecast_file(target)[0]
@@ -57,8 +57,8 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     make_ladder: MakeLadder, tmp_path: Path
 ) -> None:
     table = concluded(make_ladder(tokens_per_parameter=[5, 10, 20], seeds=3), tmp_path / "out", clean, INSIDE)
-    assert table.refused is None and table.forecast is not None and len(table.points) == 36
-    held_out = table.held_out
+    assert table.refused is None and len(table.forecast.fit.points) == 36
+    held_out = table.forecast.held_out
     assert [point.loss for point in held_out.points] == pytest.approx(
         [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
     )
@@ -71,7 +71,7 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
 
 def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path) -> None:
     table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.001)
-    assert table.forecast is not None and "not enough for the start-up of any machine" in table.text()
+    assert table.refused is None and "not enough for the start-up of any machine" in table.text()
 
 
 def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(
@@ -88,7 +88,7 @@ def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_
     concluded(file, output, clean, INSIDE)
     missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
     table = concluded(file, output, missed, INSIDE, usd=40)
-    assert table.refused is not None and "held out" in table.refused and table.forecast is None
+    assert table.refused is not None and "held out" in table.refused
     assert table.text().count("held out: predicted") == 1 and "held out: predicted" not in table.refused
     assert "for $40.00   no best size without a forecast" in table.text()
     assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
