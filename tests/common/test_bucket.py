@@ -134,17 +134,7 @@ def test_a_profile_that_cannot_be_used_is_one_line_without_keys(
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "wanted"),
-    [
-        ("s3://bucket/prefix/of.it-1", True),
-        ("gs://bucket", True),
-        ("az://account/container/prefix", True),
-        ("https://bucket/prefix", False),
-        ("s3://key:secret@bucket/prefix", False),
-        ("s3://bucket/prefix?key=secret", False),
-        ("s3://", False),
-    ],
-)
-def test_urls_of_buckets_have_no_credentials(url: str, wanted: bool) -> None:
-    assert is_bucket(url) == wanted
+def test_urls_of_buckets_have_no_credentials() -> None:
+    assert all(map(is_bucket, ("s3://bucket/prefix/of.it-1", "gs://bucket", "az://account/container/prefix")))
+    secrets = ("s3://key:secret@bucket/prefix", "s3://bucket/prefix?key=secret")
+    assert not any(map(is_bucket, (*secrets, "https://bucket/prefix", "s3://")))

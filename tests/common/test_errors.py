@@ -3,16 +3,7 @@
 import pytest
 
 from common import errors
-from common.errors import (
-    LARGEST_INTEGER,
-    BadInput,
-    advisory,
-    integer_range,
-    nearest,
-    newly_dropped,
-    printable,
-    quoted,
-)
+from common.errors import BadInput, advisory, nearest, newly_dropped, printable, quoted
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
@@ -41,11 +32,6 @@ def test_values_in_errors_are_cut() -> None:
 )
 def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
     assert nearest(word, ["warmup_steps", "shuffle"]) == hint
-
-
-def test_limits_are_written_for_people() -> None:
-    assert integer_range(1, 1000) == "of at least 1, at most 1,000"
-    assert integer_range(0, LARGEST_INTEGER) == "of at least 0, at most 2^53"
 
 
 def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,8 +45,8 @@ def _file(make_ladder: MakeLadder) -> Path:
 
 
 def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_path: Path) -> None:
-    table = concluded(file, tmp_path / "out", clean, INSIDE)
-    assert table.refused is None
+    table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.001)
+    assert table.refused is None and "not enough for the start-up of any machine" in table.text()
     target = table.forecast.run
     assert table.forecast.loss.value == pytest.approx(clean(table.forecast.parameters, table.forecast.tokens), rel=0.02)
     assert f"forecast     loss {table.forecast.loss.value:.4f}" in describe_forecast_file(target)[0]
@@ -67,11 +67,6 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     largest = held_out.points[-1]
     assert f"{largest.rung} on {largest.tokens:,} tokens, held out" in table.text()
     assert table.text().count("\n1x8 ") == 3
-
-
-def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path) -> None:
-    table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.001)
-    assert table.refused is None and "not enough for the start-up of any machine" in table.text()
 
 
 def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(

@@ -55,10 +55,6 @@ def test_a_forecast_does_not_depend_on_the_unit_of_the_loss() -> None:
     )
 
 
-def test_the_same_points_give_the_same_forecast() -> None:
-    assert fit_law(points()).predict(*TARGET) == fit_law(points()).predict(*TARGET)
-
-
 def test_a_run_of_few_tokens_is_not_taken_for_one_of_many() -> None:
     fit = fit_law(points())
     losses = [fit.predict(1e8, tokens).value for tokens in (2e8, 1e9, 5e9, 2.5e10)]

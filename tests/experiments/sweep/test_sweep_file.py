@@ -63,7 +63,7 @@ def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, los
         ({"levers": {"../up": {"train.learning_rate": 1}}}, "wanted a name of letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
         ({"set": {"train.validation_interval": None}}, "never validates"),
-        ({"set": {"train.learning_rate": -1}}, "learning_rate: got -1"),
+        ({"levers": {"train.learning_rate": [0.02, -1]}}, "learning_rate: got -1"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [1, 1]}, "seeds: got [1, 1]"),
         ({"halving": {"factor": 3}}, "halving: got {'factor': 3}, wanted"),

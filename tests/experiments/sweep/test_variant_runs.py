@@ -104,13 +104,6 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
         write(file)
 
 
-def test_a_run_that_could_not_be_trained_is_refused_before_anything_is_written(make_sweep: MakeSweep) -> None:
-    file = make_sweep(levers={"train.learning_rate": [0.02, -1]})
-    with pytest.raises(BadInput, match="learning_rate: got -1"):
-        write(file)
-    assert not file.with_suffix("").exists()
-
-
 def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
     make_sweep: MakeSweep, make_run: Callable[..., Path]
 ) -> None:
