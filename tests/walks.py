@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -104,7 +105,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     process.communicate(timeout=90)
     wait_for(lambda: not processes(run), 60)  # a rank that outlives torchrun stops by itself
     step, _ = last_step(run)
-    durable = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
+    durable = [record["step"] for record in events(run, "checkpoint")]
     intact = find(checkpoints_of(run), "auto")
     resumes_at = 0 if intact is None else int(intact.name.removeprefix("step-"))
     assert resumes_at >= max(durable, default=0)
@@ -142,9 +143,14 @@ def size_of(run: Path) -> int:
     return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
 
 
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of the events of a kind."""
+    return [record for record in read_metrics(run) if record.get("event") == kind]
+
+
 def starts(run: Path) -> list[int]:
     """Return the world size of each start."""
-    return [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
+    return [record["world_size"] for record in events(run, "start")]
 
 
 def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import metrics, train
+from tests.conftest import MakeRun, metrics, train
 from training.checkpoints.saved_state import verify
 from training.guard import Guard
 from training.parallel.process_group import Ranks
@@ -47,7 +47,7 @@ POISON = {
     ("what", "ranks", "bad_ranks"), [("loss", 1, (0,)), ("loss", 2, (0, 1)), ("loss", 2, (1,)), ("gradient", 2, (0, 1))]
 )
 def test_what_is_not_finite_is_named_and_never_applied(
-    make_run: Callable[..., Path], at_step_3: Callable[..., Path], what: str, ranks: int, bad_ranks: tuple[int, ...]
+    make_run: MakeRun, at_step_3: Callable[..., Path], what: str, ranks: int, bad_ranks: tuple[int, ...]
 ) -> None:
     run = make_run(checkpoint_interval=2)
     done = train(run, ranks=ranks, script=at_step_3(POISON[what], bad_ranks))
@@ -64,9 +64,7 @@ def test_what_is_not_finite_is_named_and_never_applied(
     assert train(run).returncode == 0  # goes on from there
 
 
-def test_an_overflow_that_lasts_ends_an_fp16_run_too(
-    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
-) -> None:
+def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     run = make_run(min_train_tokens=40 * 256, validation_interval=None)
     done = train(run, "--set", "precision=fp16", script=at_step_3(POISON["gradient"], (0,)))
     assert done.returncode == 3, done.stderr

@@ -1,13 +1,12 @@
 """Replay: the record of steps, which the newest line of a step makes, and the table beside it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from training import replay
 
 
@@ -38,7 +37,7 @@ def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[0].split() == ["2", "train_loss", "4.5", "4.25", "DIFFERENT"]
 
 
-def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: Callable[..., Path]) -> None:
+def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: MakeRun) -> None:
     run = make_run(model={"drop_rate": 0.1})
     assert train(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -2,20 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from reporting.report_page import facts
 from reporting.run_history import read_history
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import MakeRun, metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.test_train import one_line
 from tests.training.supervision.runs import assert_same_weights
+from tests.walks import events
 from training.checkpoints.saved_state import verify
-from training.telemetry.metrics_log import read_metrics
 
 
-def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path], finished: Path) -> None:
+def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finished: Path) -> None:
     stopped = make_run()
     assert train(stopped, "--max-steps", "3").returncode == 0
     done = train(stopped)
@@ -40,7 +39,7 @@ def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(copie
     assert list(metrics(copied, "train_loss")) == [1]
 
 
-def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path]) -> None:
+def test_newest_checkpoints_and_the_best_are_kept(make_run: MakeRun) -> None:
     # A learning rate that ruins the model after the first checkpoints makes an early one the best.
     run = make_run(checkpoint_interval=1, keep_checkpoints=2, learning_rate=0.5, warmup_period_percent=50)
     assert train(run).returncode == 0
@@ -54,7 +53,7 @@ def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path])
     assert json.loads((checkpoints / "best" / "state.json").read_text())["validation_loss"] == losses[best]
 
 
-def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..., Path]) -> None:
+def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2)
     assert train(run).returncode == 0
     done = train(run, "--resume", "step-00000004", "--max-steps", "5")
@@ -68,7 +67,7 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..
 
 
 def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_alone(
-    copied: Path, make_run: Callable[..., Path]
+    copied: Path, make_run: MakeRun
 ) -> None:
     run, others = make_run("mine"), copied / "checkpoints"
     before = sorted(others.iterdir())
@@ -78,7 +77,7 @@ def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_al
     assert sorted(others.iterdir()) == before
 
 
-def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..., Path]) -> None:
+def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=None)
     assert train(run, "--max-steps", "2").returncode == 0
     checkpoints = run / "checkpoints"
@@ -104,7 +103,7 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(copied: Path) ->
 
 
 def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_card(
-    make_run: Callable[..., Path], tmp_path: Path
+    make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "3").returncode == 0
@@ -114,8 +113,8 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
         done = train(run, *changed, "--max-steps", until)
         assert done.returncode == 0, done.stderr
         assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until != "8")
-    events = [record for record in read_metrics(run) if record.get("event") == "settings-changed"]
-    assert [(one["step"], one["key"], one["old"], one["new"]) for one in events] == [
+    changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
+    assert changes == [
         (3, "learning_rate", 0.01, 0.001),
         (3, "weight_decay", 0.1, 0.5),
     ]
@@ -131,7 +130,7 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     assert f"| settings | {text} |" in (tmp_path / "exported" / "README.md").read_text()
 
 
-def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: Callable[..., Path]) -> None:
+def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=2, learning_rate=0.5, warmup_period_percent=50)
     assert train(run, "--max-steps", "4").returncode == 0
     assert json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["best_step"] == 2
@@ -146,7 +145,7 @@ def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: Calla
     assert state["config"]["changes"] == [{"step": 4, "key": "start_val_token", "old": 0, "new": 64}]
 
 
-def test_a_run_that_an_older_version_began_keeps_the_steps_of_its_schedule(make_run: Callable[..., Path]) -> None:
+def test_a_run_that_an_older_version_began_keeps_the_steps_of_its_schedule(make_run: MakeRun) -> None:
     keys = {"min_train_tokens": 1000 * 8 * 32, "max_epochs": 99, "warmup_period_percent": 32.3}
     older = make_run("older", **keys)
     assert train(older, "--max-steps", "1").returncode == 0

@@ -11,7 +11,6 @@ import pytest
 from tests.conftest import ROOT
 
 CRASH, IMPATIENT = (ROOT / "tests" / "training" / "checkpoints" / name for name in ("crash.py", "impatient.py"))
-MakeRun = Callable[..., Path]  # the fixture `make_run`
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MEMORY = Path("/dev/shm")
 

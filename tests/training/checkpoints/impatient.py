@@ -1,17 +1,16 @@
-"""train.py with short waits for a bucket: before the last retry, and for the end of another job's lease.
+"""train.py with slow phases, and short waits for a bucket: for the last retry and the end of another job's lease.
 
-SLOW_STEP: seconds by which each step is longer. BUCKET_SECONDS: of retries, 2 by default. DOWNLOADS: folder for token
-files. FAILS: set: each upload fails, as no client library should.
+BUCKET_SECONDS: of retries, 2 by default. DOWNLOADS: folder for token files. FAILS: set: each upload fails, as no client
+library should. Others: slow.py's.
 """
 
 import os
-import time
+import runpy
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import train
 from common import bucket
-from training import loop
+from tests.training.supervision.runs import SLOW
 from training.checkpoints import bucket_upload
 from training.data import locate_tokens
 
@@ -19,12 +18,7 @@ bucket.RETRY_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
 bucket.REQUEST_SECONDS = max(bucket.REQUEST_SECONDS, bucket.RETRY_SECONDS)  # the server's machine may be busy
 bucket_upload.RENEW_SECONDS, bucket_upload.EXPIRY_SECONDS, bucket_upload.LEASE_POLL_SECONDS = 0.3, 2.0, 0.1
 locate_tokens.DOWNLOADS = Path(os.environ.get("DOWNLOADS", locate_tokens.DOWNLOADS))
-plain_step, plain_upload = loop.train_step, bucket.Bucket.upload
-
-
-def step(*arguments: Any) -> Any:
-    time.sleep(float(os.environ.get("SLOW_STEP", "0")))
-    return plain_step(*arguments)
+plain_upload = bucket.Bucket.upload
 
 
 def upload(self: bucket.Bucket, name: str, file: BinaryIO) -> None:
@@ -33,6 +27,5 @@ def upload(self: bucket.Bucket, name: str, file: BinaryIO) -> None:
     plain_upload(self, name, file)
 
 
-loop.train_step = step
 bucket.Bucket.upload = upload  # type: ignore[method-assign]
-train.leave(train.main())
+runpy.run_path(str(SLOW))

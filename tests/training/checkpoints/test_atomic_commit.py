@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import train, write_run
-from tests.training.checkpoints.conftest import CRASH, MakeRun
+from tests.conftest import MakeRun, train, write_run
+from tests.training.checkpoints.conftest import CRASH
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ import pytest
 from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import KEY, SECRET, BucketServer
-from tests.conftest import metrics, write_run
-from tests.training.checkpoints.conftest import FILES, IMPATIENT, MakeRun
-from tests.walks import final_hash
+from tests.conftest import MakeRun, metrics, write_run
+from tests.training.checkpoints.conftest import FILES, IMPATIENT
+from tests.training.supervision.runs import wait_until
+from tests.walks import events, final_hash
 from training.checkpoints.bucket_checkpoints import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
-from training.telemetry.metrics_log import read_metrics
 
 SECONDS = 120  # a hang
 STEPS = {"min_train_tokens": 12 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 4, "keep_checkpoints": 2}
@@ -53,16 +52,6 @@ def blank(run: Path, name: str) -> Path:
     for file in ("model.json", "train.json"):
         shutil.copy(run / file, other)
     return other
-
-
-def events(run: Path, kind: str) -> list[dict[str, object]]:
-    return [record for record in read_metrics(run) if record.get("event") == kind]
-
-
-def wait_until(reached: Callable[[], object], process: launch.Process) -> None:
-    while not reached():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

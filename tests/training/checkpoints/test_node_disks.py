@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import metrics, train
+from tests.conftest import MakeRun, metrics, train
 from tests.machines import Machines
-from tests.training.checkpoints.conftest import MakeRun
 from training.checkpoints import node_copies
 from training.checkpoints.directory import MANIFEST, WEIGHTS, steps_in
 from training.checkpoints.saved_state import SavedState, read_state

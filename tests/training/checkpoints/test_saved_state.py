@@ -135,9 +135,8 @@ def test_a_full_disk_at_a_start_is_one_line(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_of_any_file_is_found_by_name(finished: Path, tmp_path: Path, name: str) -> None:
-    checkpoint = tmp_path / "step-00000008"
-    shutil.copytree(finished / "checkpoints" / "step-00000008", checkpoint)
+def test_damage_of_any_file_is_found_by_name(copied: Path, name: str) -> None:
+    checkpoint = copied / "checkpoints" / "step-00000008"
     assert verify(checkpoint) is None
     file = checkpoint / name
     intact = file.read_bytes()

@@ -1,6 +1,6 @@
 """Tensor files: sharded writing gathers nothing, nothing is unpickled, foreign files are refused."""
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.files import sha256
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import MakeRun, metrics, seal_again, train
 from tests.model.architectures import NANOCHAT, QWEN3
-from tests.training.checkpoints.conftest import FILES, MakeRun
+from tests.training.checkpoints.conftest import FILES
+from tests.walks import events
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.saved_state import combined_sha256
-from training.telemetry.metrics_log import read_metrics
 
 NETWORK_DISK = Path(__file__).with_name("network_disk.py")
 
-# Runs under torchrun: fails where a copy of the state for a save communicates.
+# Prints how often a copy of the state for a save communicates.
 WATCHED = """
 from torch.distributed.tensor.debug import CommDebugMode
 
-import train
 from training.checkpoints.tensor_files import StateShard
 
 stage = StateShard.stage
@@ -35,14 +34,11 @@ def watched(shard):
 
 
 StateShard.stage = watched
-train.leave(train.main())
 """
 
 
-def test_a_sharded_save_gathers_nothing(make_run: MakeRun, tmp_path: Path) -> None:
-    script = tmp_path / "watched.py"
-    script.write_text(WATCHED)
-    done = train(make_run(parallel="fsdp"), ranks=2, script=script)
+def test_a_sharded_save_gathers_nothing(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
+    done = train(make_run(parallel="fsdp"), ranks=2, script=changed_train(WATCHED))
     assert done.returncode == 0, done.stderr
     counts = [line for line in done.stdout.splitlines() if line.startswith("collectives in a save's copy: ")]
     assert counts == ["collectives in a save's copy: 0"] * 4  # two saves on two ranks
@@ -51,10 +47,6 @@ def test_a_sharded_save_gathers_nothing(make_run: MakeRun, tmp_path: Path) -> No
 WITHOUT_PICKLE = """
 import pickle
 
-import torch
-
-import train
-
 
 def refuse(*_, **__):
     raise AssertionError("a pickle is read from a file")
@@ -62,22 +54,18 @@ def refuse(*_, **__):
 
 # What torch's collectives unpickle comes from memory, by a name of their own for the class.
 pickle.load = pickle.Unpickler = torch.load = refuse
-train.leave(train.main())
 """
 
 
 @pytest.mark.slow
-def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run, symlinks=True)
-    script = tmp_path / "without_pickle.py"
-    script.write_text(WITHOUT_PICKLE)
+def test_no_pickle_is_read(copied: Path, changed_train: Callable[[str], Path]) -> None:
+    script = changed_train(WITHOUT_PICKLE)
     for ranks, parallel, last in ((1, "ddp", "6"), (2, "ddp", "7"), (2, "fsdp", "8")):
         options = ("--resume", "step-00000004") if last == "6" else ()
-        done = train(run, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script)
+        done = train(copied, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script)
         assert done.returncode == 0, done.stderr
         assert "resuming from" in done.stdout
-    assert {path.name for path in (run / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
+    assert {path.name for path in (copied / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
@@ -136,7 +124,7 @@ def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: MakeRun)
     run = make_run(parallel="fsdp")
     with pytest.raises(AssertionError, match="the last steps are not saved"):
         on_network_disk(run, later_node=0, WRONG_BYTE="1")
-    [first, second] = [record for record in read_metrics(run) if record.get("event") == "checkpoint-failed"]
+    [first, second] = events(run, "checkpoint-failed")
     assert "model.safetensors: cannot be written: bytes " in first["problem"]
     assert (run / "metrics.jsonl").exists() and not list((run / "checkpoints").iterdir())
     assert second["step"] == 8

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from training.checkpoints.node_disks import disk_need
 from training.config.train_config import load_run
 from training.hardware import preflight
 from training.hardware.preflight import Check, DiskNeed, PreflightRequirements
-
-Run = Callable[..., Path]
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
@@ -104,7 +102,7 @@ def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.
     ],
 )
 def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_run: Run, mount: str, level: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_run: MakeRun, mount: str, level: str
 ) -> None:
     monkeypatch.setattr(preflight, "mounted_as", lambda path: mount)
     check = preflight.check_disk(disk_need(load_run(make_run(), []), resumes=False))
@@ -113,7 +111,7 @@ def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
     assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
 
 
-def test_checkpoints_that_are_there_are_not_counted_again(make_run: Run) -> None:
+def test_checkpoints_that_are_there_are_not_counted_again(make_run: MakeRun) -> None:
     run = make_run()
     config = load_run(run, [])
     fresh = disk_need(config, resumes=True)
@@ -128,7 +126,7 @@ def test_checkpoints_that_are_there_are_not_counted_again(make_run: Run) -> None
 
 
 def test_what_a_killed_save_has_left_is_free_to_a_resume_which_is_never_refused(
-    make_run: Run, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
     config, folder = load_run(run, []), run / "checkpoints"
@@ -149,7 +147,7 @@ def test_what_a_killed_save_has_left_is_free_to_a_resume_which_is_never_refused(
 
 
 def test_a_run_that_could_not_save_is_refused_before_it_trains(
-    make_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = PreflightRequirements(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
     free(monkeypatch, 1e4)
@@ -195,7 +193,7 @@ def test_a_limit_of_open_files_that_stays_low_is_a_warning(monkeypatch: pytest.M
     assert check.level == "warning" and check.found.startswith("at most 256 open files; wanted 1,024; ")
 
 
-def test_warnings_are_printed_once_and_training_starts(make_run: Run, changed_train: Callable[[str], Path]) -> None:
+def test_warnings_are_printed_once_and_training_starts(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     few = "preflight.check_open_files = lambda: preflight.Check('open files', 'few of them', 'warning')"
     script = changed_train(f"from training.hardware import preflight; {few}")
     done = train(make_run(), "--max-steps", "1", script=script, ranks=2)
@@ -203,7 +201,7 @@ def test_warnings_are_printed_once_and_training_starts(make_run: Run, changed_tr
     assert done.stdout.splitlines().count("WARNING: few of them") == 1
 
 
-def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: Run) -> None:
+def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: MakeRun) -> None:
     run = make_run()
     done = train(run, "--preflight")
     assert done.returncode == EXIT_DONE, done.stderr

@@ -1,7 +1,6 @@
 """GPUs that torch cannot use are told before a run costs anything; errors of memory are told from others."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from common.errors import BadInput
 from tests import launch
+from tests.conftest import MakeRun
 from training.hardware import usable_gpus
 from training.hardware.usable_gpus import choose_device, is_gpu_memory_error, is_memory_error, use_gpu
 
@@ -76,7 +76,7 @@ def test_gpus_that_the_user_hides_are_not_missed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
 @pytest.mark.parametrize("command", [["train.py"], ["find_batch_size.py"], ["evaluate.py", "smoke"]])
-def test_each_script_says_so_in_one_line(make_run: Callable[..., Path], tmp_path: Path, command: list[str]) -> None:
+def test_each_script_says_so_in_one_line(make_run: MakeRun, tmp_path: Path, command: list[str]) -> None:
     script, run = tmp_path / "script.py", make_run()
     script.write_text(SCRIPT_ON_A_GPU_MACHINE)
     done = launch.run(script, *command, str(run), environment={"CUDA_VISIBLE_DEVICES": "0"})

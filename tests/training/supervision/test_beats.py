@@ -13,7 +13,7 @@ import attrs
 import pytest
 from torch.distributed import TCPStore
 
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, BeatExchange, Beats
 from training.telemetry.metrics_log import read_metrics
@@ -114,9 +114,7 @@ step.microbatch_loss = loss
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_slow_rank_is_named(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path], parallel: str
-) -> None:
+def test_a_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str) -> None:
     run = make_run(min_train_tokens=60 * 8 * 32, validation_interval=None, log_interval=1, parallel=parallel)
     done = train(run, ranks=2, script=changed_train(SLOWED))
     assert done.returncode == 0, done.stderr

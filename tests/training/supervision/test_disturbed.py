@@ -7,15 +7,14 @@ import random
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train, train_command
+from tests.conftest import ROOT, MakeRun, metrics, train, train_command
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
+from tests.walks import events
 from training.checkpoints.directory import checkpoints_of, steps_in
-from training.telemetry.metrics_log import read_metrics
 
 DISTURBED = Path(__file__).with_name("disturbed.py")
 KINDS = ("closed", "closed by Python", "full disk", "closed terminal", "no reader")
@@ -39,7 +38,7 @@ ADVICE = (
 
 
 def dropped(run: Path) -> dict[str, str]:
-    return {record["what"]: record["problem"] for record in read_metrics(run) if record.get("event") == "dropped"}
+    return {record["what"]: record["problem"] for record in events(run, "dropped")}
 
 
 def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
@@ -52,7 +51,7 @@ def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
     ("seed", "ranks"),
     [(1, 1), (2, 2), *(pytest.param(seed, 1 + seed % 2, marks=pytest.mark.slow) for seed in range(3, 33))],
 )
-def test_a_run_outlives_its_output(make_run: Callable[..., Path], finished: Path, seed: int, ranks: int) -> None:
+def test_a_run_outlives_its_output(make_run: MakeRun, finished: Path, seed: int, ranks: int) -> None:
     run, lost = make_run(), losses(seed, KINDS if seed < 3 else (*KINDS, "stopped reader"))
     done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": lost})
     assert (done.returncode, outcome(run)) == (0, "done"), (lost, done.stderr)
@@ -61,7 +60,7 @@ def test_a_run_outlives_its_output(make_run: Callable[..., Path], finished: Path
     assert_same_weights(run, finished)
 
 
-def test_a_run_without_readers_stops_as_a_signal_asks(make_run: Callable[..., Path]) -> None:
+def test_a_run_without_readers_stops_as_a_signal_asks(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2)
     wait_for_step(run, 2, process)
@@ -73,7 +72,7 @@ def test_a_run_without_readers_stops_as_a_signal_asks(make_run: Callable[..., Pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path, ranks: int) -> None:
+def test_a_run_outlives_its_advice(make_run: MakeRun, finished: Path, ranks: int) -> None:
     run = make_run()
     done = train(
         run, "--price-per-hour", "1", script=DISTURBED, ranks=ranks, environment={"BROKEN": json.dumps(ADVICE)}
@@ -81,17 +80,8 @@ def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path
     assert (done.returncode, outcome(run)) == (0, "done") and "Traceback" not in done.stderr, done.stderr
     assert metrics(run, "train_loss") == metrics(finished, "train_loss")
     assert_same_weights(run, finished)
-    names = {
-        "progress bar",
-        "rates of a step",
-        "time ledger",
-        "events",
-        "chart",
-        "summary",
-        "remaining time",
-        "introduction",
-    }
-    assert dropped(run).keys() >= names | ({"step clock"} if ranks > 1 else set())
+    names = {"progress bar", "rates of a step", "time ledger", "events", "chart", "summary", "remaining time"}
+    assert dropped(run).keys() >= names | {"introduction", *(["step clock"] if ranks > 1 else [])}
     assert all(problem.endswith(": advice") for problem in dropped(run).values())
     assert done.stderr.count("WARNING: progress bar: dropped: ZeroDivisionError in ") == 1
 
@@ -99,7 +89,7 @@ def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("streams", [">&- 2>&-", "> /dev/full 2>&1", "2>&1 | true", "2>&1 | head -n 3"])
-def test_a_user_may_lose_any_output(make_run: Callable[..., Path], finished: Path, streams: str, ranks: int) -> None:
+def test_a_user_may_lose_any_output(make_run: MakeRun, finished: Path, streams: str, ranks: int) -> None:
     run = make_run()
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = f"{shlex.join(train_command(run, ranks=ranks))} {streams}; exit ${{PIPESTATUS[0]}}"
@@ -110,7 +100,7 @@ def test_a_user_may_lose_any_output(make_run: Callable[..., Path], finished: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_disowned_run_outlives_its_terminal(make_run: Callable[..., Path], ranks: int) -> None:
+def test_a_disowned_run_outlives_its_terminal(make_run: MakeRun, ranks: int) -> None:
     run = make_run(**LONG)
     controller, terminal = pty.openpty()
     streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, MakeRun, metrics, train
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
@@ -40,7 +40,7 @@ def checkpoints(run: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "frozen"), [(2, [0]), (2, [1]), (4, [2]), (4, [1, 2]), (4, [0, 1, 3])])
-def test_frozen_ranks_end_the_job_by_name(make_run: Callable[..., Path], ranks: int, frozen: list[int]) -> None:
+def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen: list[int]) -> None:
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
@@ -79,7 +79,7 @@ def test_frozen_ranks_end_the_job_by_name(make_run: Callable[..., Path], ranks: 
 
 @pytest.mark.slow
 def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
-    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
+    make_run: MakeRun, at_step_3: Callable[..., Path]
 ) -> None:
     run = make_run(timeout_seconds=TIMEOUT_SECONDS)
     done = train(run, ranks=2, script=at_step_3("step.microbatch_loss = lambda *_: time.sleep(1000)"))
@@ -96,7 +96,7 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: MakeRun, ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
     process = start(run, ranks, as_user=True, torchrun=True)
     wait_for_step(run, 5, process)
@@ -109,7 +109,7 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callab
     assert_no_process_left(run)
 
 
-def test_ranks_whose_torchrun_was_killed_before_training_end_at_once(make_run: Callable[..., Path]) -> None:
+def test_ranks_whose_torchrun_was_killed_before_training_end_at_once(make_run: MakeRun) -> None:
     run = make_run()
     process = start(run, ranks=2, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), process)
@@ -158,9 +158,7 @@ def test_a_machine_that_sleeps_loses_nobody() -> None:
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
 
 
-def test_a_rank_that_starts_when_torchrun_is_gone_ends(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path]
-) -> None:
+def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     script = changed_train("import datetime; process_group.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -2,12 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, MakeRun, metrics, train
 from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
 from tests.walks import children, kill, starts
@@ -20,7 +18,7 @@ SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
 @pytest.mark.slow
 @pytest.mark.parametrize(("began", "stopped"), [(True, 1), (True, 0), (False, 1)])
 def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine], began: bool, stopped: int
+    make_run: MakeRun, machines: tuple[Machine, Machine], began: bool, stopped: int
 ) -> None:
     alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
     environment = SLOWLY | {"PET_MAX_RESTARTS": "3"} | ({} if began else {"SLOW_START": "600"})
@@ -45,7 +43,7 @@ def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine], failed: bool
+    make_run: MakeRun, machines: tuple[Machine, Machine], failed: bool
 ) -> None:
     alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
     assert train(alone, "--hash-every", "20").returncode == 0

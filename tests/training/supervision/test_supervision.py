@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import metrics, train, write_run
+from tests.conftest import MakeRun, metrics, train, write_run
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
@@ -17,9 +17,7 @@ from training.telemetry.metrics_log import read_metrics
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
-    make_run: Callable[..., Path], number: signal.Signals
-) -> None:
+def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=1, as_user=number == signal.SIGTERM)
     wait_for_step(run, 5, process)
@@ -35,7 +33,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
 
 
 @pytest.mark.slow
-def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
+def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2, as_user=True)
     wait_for_step(run, 5, process)
@@ -67,7 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(at, marks=pytest.mark.slow) for at in ("start", "validation", "save")), "step"]
 )
-def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
+def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
     slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
     process = start(run, ranks=2, as_user=phase == "start", **slow)
@@ -100,9 +98,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
 
 
 @pytest.mark.parametrize(("ranks", "asked"), [(1, "the process"), (2, "torchrun"), (2, "rank 0"), (2, "rank 1")])
-def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
-    make_run: Callable[..., Path], ranks: int, asked: str
-) -> None:
+def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(make_run: MakeRun, ranks: int, asked: str) -> None:
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
@@ -116,7 +112,7 @@ def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
 
 
 @pytest.mark.slow
-def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
+def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: MakeRun) -> None:
     settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
@@ -134,9 +130,7 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
 
 
 @pytest.mark.slow
-def test_a_group_that_was_asked_to_stop_is_not_restarted(
-    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
-) -> None:
+def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     run, script = make_run(), at_step_3("os.kill(os.getpid(), signal.SIGTERM)")
     done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
     assert done.returncode == 1
@@ -175,7 +169,7 @@ job.resume, process_group.start = resume, start
 
 @pytest.mark.parametrize("death", ["error", pytest.param("lost", marks=pytest.mark.slow)])
 def test_a_death_in_start_up_is_no_request_to_stop(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path], death: str
+    make_run: MakeRun, changed_train: Callable[[str], Path], death: str
 ) -> None:
     run = make_run()
     done = train(run, ranks=2, script=changed_train(DYING_IN_START_UP), environment={"DEATH": death})
@@ -197,7 +191,7 @@ def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
     assert len(metrics(copied, "train_loss")) == 8
 
 
-def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
+def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: MakeRun) -> None:
     run = make_run(**LONG | {"checkpoint_interval": 1000})
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
@@ -209,9 +203,7 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: Callable[...,
     assert outcome(run) == "lost"
 
 
-def test_the_first_traceback_is_visible_and_no_rank_waits(
-    make_run: Callable[..., Path], at_step_3: Callable[..., Path]
-) -> None:
+def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     done = train(make_run(), ranks=2, script=at_step_3('raise RuntimeError("rank one broke")'))
     assert done.returncode == 1
     first = done.stderr.index("Traceback (most recent call last)")

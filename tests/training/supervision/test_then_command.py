@@ -2,13 +2,11 @@
 
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from tests.training.checkpoints.test_bucket_upload import refuse_uploads, url
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
 
@@ -16,9 +14,7 @@ NOTE = "cat {run}/exit.json >> {run}/ran; test -e {run}/checkpoints/latest/manif
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_it_runs_once_after_the_last_step_without_torchruns_variables(
-    make_run: Callable[..., Path], ranks: int
-) -> None:
+def test_it_runs_once_after_the_last_step_without_torchruns_variables(make_run: MakeRun, ranks: int) -> None:
     run = make_run()
     done = train(run, "--max-steps", "2", "--then", NOTE.format(run=run) + "; exit 7", ranks=ranks)
     assert done.returncode == 0, done.stderr
@@ -28,7 +24,7 @@ def test_it_runs_once_after_the_last_step_without_torchruns_variables(
     assert "PATH" in names and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"} & names
 
 
-def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: Callable[..., Path]) -> None:
+def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, 2, "--then", f"sleep 2; {NOTE.format(run=run)}")
     wait_for_step(run, 3, process)
@@ -43,7 +39,7 @@ def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: 
     [(["--set", "microbatch_size=0"], None), (["--set", "learning_rate=1e30"], None), (["--max-steps", "2"], 20_000)],
 )
 def test_it_never_runs_after_a_refusal_a_divergence_or_a_failed_save(
-    make_run: Callable[..., Path], options: list[str], file_bytes: int | None
+    make_run: MakeRun, options: list[str], file_bytes: int | None
 ) -> None:
     run = make_run()
     done = train(run, *options, "--then", f"touch {run}/ran", file_bytes=file_bytes)
@@ -52,7 +48,7 @@ def test_it_never_runs_after_a_refusal_a_divergence_or_a_failed_save(
 
 
 def test_it_does_not_run_while_the_bucket_lacks_the_last_checkpoint(
-    make_run: Callable[..., Path], bucket_server: BucketServer
+    make_run: MakeRun, bucket_server: BucketServer
 ) -> None:
     run = make_run(checkpoints=url("then"))
     bucket_server.refusal = refuse_uploads(403)

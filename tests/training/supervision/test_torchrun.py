@@ -6,12 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, train
+from tests.conftest import ROOT, MakeRun, train
 from tests.launch import execute
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
 from tests.walks import children, kill
@@ -19,7 +18,7 @@ from tests.walks import children, kill
 QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_node=2"]
 
 
-def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> None:
+def test_torchruns_table_ends_with_our_line(make_run: MakeRun) -> None:
     for options, said in ((["--set", "learning_rate=-1"], "--set: learning_rate"), (["--dtset"], "Unknown option")):
         done = train(make_run(said[:3]), *options, ranks=2)
         assert done.stderr.splitlines()[-2].startswith(f"  traceback : {said}"), done.stderr
@@ -29,9 +28,7 @@ def test_torchruns_table_ends_with_our_line(make_run: Callable[..., Path]) -> No
 @pytest.mark.parametrize(
     ("end", "status", "last"), [("Ctrl-C", 75, "stopped, status 75"), ("kill", 1, "rank 1: Signal 9 (SIGKILL) rec")]
 )
-def test_the_last_line_is_the_command_that_continues(
-    make_run: Callable[..., Path], end: str, status: int, last: str
-) -> None:
+def test_the_last_line_is_the_command_that_continues(make_run: MakeRun, end: str, status: int, last: str) -> None:
     variables, pipe = {"SLOW_STEP": "0.01", "LOCKSTEP_NEXT": "make train", "PYTHONPATH": str(ROOT)}, subprocess.PIPE
     run = make_run(**LONG)
     command = [*QUIET, str(SLOW), str(run), "--device", "cpu"]
@@ -53,7 +50,7 @@ def test_the_last_line_is_the_command_that_continues(
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 @pytest.mark.parametrize("closed", [False, True])
-def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: Callable[..., Path], closed: bool) -> None:
+def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: MakeRun, closed: bool) -> None:
     run = make_run(**LONG | {"min_train_tokens": 10**7, "max_epochs": 50})
     tmux, made = ["tmux", "-S", str(run / "socket")], (".venv/installed", "token_files/quickstart/manifest.json")
     make = ["make", "train", f"BIN={Path(sys.executable).parent}", f"QUICKSTART={run}", *(f"-o{file}" for file in made)]
