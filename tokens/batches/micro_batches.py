@@ -119,8 +119,10 @@ def micro_batches(
             parts = windows[index * size : (index + 1) * size]
             rows = read_windows(parts, layout.context_length)
             if rows.max() >= reading.vocabulary_size:
-                step = first + index // layout.accumulation
-                raise BadInput(f"step {step + 1}: {_find_bad_id(reading, parts)}", alone=True)
+                row, column = np.argwhere(rows >= reading.vocabulary_size)[0].tolist()
+                stream, token = parts[row]
+                problem = stream.bad_id(token + column, rows[row, column], reading.vocabulary_size)
+                raise BadInput(f"step {first + index // layout.accumulation + 1}: {problem}", alone=True)
             yield MicroBatch.of_windows(rows)
 
 
@@ -144,12 +146,3 @@ def ready(reading: Reading, step: int) -> bool:
         for number, source in enumerate(reading.sources)
         if (numbers == number).any()
     )
-
-
-def _find_bad_id(reading: Reading, parts: list[tuple[TokenStream, int]]) -> str:
-    try:
-        for stream, first in parts:
-            stream.check_ids(first, reading.layout.context_length + 1, reading.vocabulary_size)
-    except BadInput as error:
-        return str(error)
-    return "the token files changed while they were read"

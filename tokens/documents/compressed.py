@@ -21,6 +21,8 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[b
     Each with the position of the compressed block in which it ends, and 0: its compressed length is unknown. Raises
     Damaged where decompression fails.
     """
+    from zstandard import ZstdError
+
     blocks = _Blocks(stream)
     lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
     if zstandard:
@@ -28,8 +30,10 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[b
     try:
         while (line := read_line(lines))[1]:
             yield line[0], blocks.begin, 0
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # EOFError: a truncated gzip
-        raise _damaged(str(error)) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:  # EOFError: a truncated gzip
+        detail = f"{'not a Zstandard stream: ' if zstandard else ''}{error}"
+        garbled = any(word in detail for word in CHECKSUMS)  # a wrong one at the end means damage anywhere before
+        raise Damaged(f"{detail}; lines before it may be garbled" if garbled else detail) from error
 
 
 class _Blocks:
@@ -58,7 +62,6 @@ class _ZstandardReader(io.RawIOBase):
         self._frame = self._new_frame()
         self._in_frame = False
         self._packed = self._lines = memoryview(b"")  # to be decompressed; to be read
-        self._error = zstandard.ZstdError
 
     def readable(self) -> bool:
         return True
@@ -71,25 +74,13 @@ class _ZstandardReader(io.RawIOBase):
                 if self._in_frame:
                     raise Damaged("the Zstandard stream is cut short")
                 return 0
-            self._decompress()
+            if self._frame.eof:
+                self._frame = self._new_frame()
+            part = self._packed[:ZSTANDARD_BYTES]
+            self._lines = memoryview(self._frame.decompress(part))
+            self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
+            self._in_frame = not self._frame.eof
         count = min(len(buffer), len(self._lines))
         buffer[:count] = self._lines[:count]
         self._lines = self._lines[count:]
         return count
-
-    def _decompress(self) -> None:
-        if self._frame.eof:
-            self._frame = self._new_frame()
-        part = self._packed[:ZSTANDARD_BYTES]
-        try:
-            self._lines = memoryview(self._frame.decompress(part))
-        except self._error as error:
-            raise _damaged(f"not a Zstandard stream: {error}") from error
-        self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
-        self._in_frame = not self._frame.eof
-
-
-def _damaged(detail: str) -> Damaged:
-    """Return the error to raise. A wrong checksum at the end means damage anywhere before."""
-    garbled = any(word in detail for word in CHECKSUMS)
-    return Damaged(f"{detail}; lines before it may be garbled" if garbled else detail)

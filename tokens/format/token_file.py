@@ -69,15 +69,15 @@ class TokenStream:
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:
                 bad = int(np.argmax(ids >= vocabulary_size))
-                raise BadInput(
-                    f"{self.locate(at + bad)}: got id {ids[bad]}, wanted less than vocab_size {vocabulary_size}; "
-                    "these tokens were made with another tokenizer, or the file is damaged"
-                )
+                raise BadInput(self.bad_id(at + bad, ids[bad], vocabulary_size))
 
-    def locate(self, position: int) -> str:
-        """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
+    def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
+        """Return the problem of an id that is not below the vocabulary size, with its file and offset."""
         first = bisect.bisect_right(self._starts, position) - 1
-        return f"{self.files[first].path}: token {position - self._starts[first]}"
+        return (
+            f"{self.files[first].path}: token {position - self._starts[first]}: got id {token}, wanted less than "
+            f"vocab_size {vocabulary_size}; these tokens were made with another tokenizer, or the file is damaged"
+        )
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
