@@ -114,13 +114,12 @@ class _View:
     def charts(self) -> Iterator[LineChart]:
         """Yield the charts of losses, then the others; one without lines where no run has the curve."""
         if len(self.histories) == 1:
-            lines: list[Line] = []
             found = losses(self.histories[0].curves)
+            lines = []
             for number, (name, curve) in enumerate(found.items()):
-                kind = "both" if name == TRAIN else "dotted"
-                lines += self._lines(self.histories[0], curve, name, number % len(PALETTE), kind)
-            top = common_top(list(found.values()), losses=True)
-            yield self._line_chart("loss, nats per token", lines, top)
+                key = "train_loss" if name == TRAIN else "validation_loss"
+                lines += self._lines(0, key, curve, name, number % len(PALETTE))
+            yield self._line_chart("loss, nats per token", lines, common_top([*found.values()], losses=True))
         else:
             yield from self._losses("train_loss", TRAIN)
             yield from self._losses("validation_loss", VALIDATION)
@@ -147,17 +146,13 @@ class _View:
 
     def _chart(self, title: str, key: str, known: dict[int, Curve], *, logarithmic: bool = False) -> LineChart:
         """Return a chart of a curve of each run, given by the number of the run."""
-        single, is_loss = len(self.histories) == 1, key.endswith("_loss")
-        raw = single or (is_loss and len(self.histories) <= MOST_RAW)
-        kind = "dotted" if key == "validation_loss" else "plain" if key not in NOISY else "both" if raw else "average"
         lines: list[Line] = []
         for number, curve in known.items():
-            history = self.histories[number]
-            name, colour = (title, PANEL_COLOUR) if single else (history.name, self.colours[number])
-            lines += self._lines(history, curve, name, colour, kind)
-        top = None if logarithmic or not known else common_top(list(known.values()), losses=is_loss)
-        title = f"{title}, moving average" if kind == "average" else title
-        return self._line_chart(title, lines, top, logarithmic=logarithmic)
+            several = self.histories[number].name, self.colours[number]
+            lines += self._lines(number, key, curve, *(several if len(self.histories) > 1 else (title, PANEL_COLOUR)))
+        top = None if logarithmic or not known else common_top([*known.values()], losses=key.endswith("_loss"))
+        averages = "" if key not in NOISY or self._shows_raw(key) else ", moving average"
+        return self._line_chart(title + averages, lines, top, logarithmic=logarithmic)
 
     def _known(self, key: str) -> dict[int, Curve]:
         """Return a curve of those runs that have it, by the number of the run."""
@@ -170,14 +165,17 @@ class _View:
             title=title, axis=self.unit, lines=lines, columns=columns, marks=marks, logarithmic=logarithmic, top=top
         )
 
-    def _lines(self, history: RunHistory, curve: Curve, name: str, colour: int, kind: str) -> list[Line]:
-        """Return a curve as it is ("plain", "dotted"), or its moving average ("average"), or "both"."""
-        x = history.along(self.axis, curve.steps) * self.factor
-        line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=kind == "dotted")
-        if kind in ("plain", "dotted"):
+    def _shows_raw(self, key: str) -> bool:
+        return len(self.histories) <= (MOST_RAW if key.endswith("_loss") else 1)
+
+    def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
+        """Return a run's curve as it is, and its moving average or both where it is noisy."""
+        x = self.histories[number].along(self.axis, curve.steps) * self.factor
+        line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == "validation_loss")
+        if key not in NOISY:
             return [line]
         average = attrs.evolve(line, y=curve.smoothed(), weight="bold" if len(self.histories) <= len(PALETTE) else "")
-        if kind == "average":
+        if not self._shows_raw(key):
             return [average]
         raw = attrs.evolve(line, name=f"{name}, as logged", weight="raw")
         return [raw, attrs.evolve(average, name=f"{name}, average")]
