@@ -104,10 +104,10 @@ class ReportCommand:
         return list(dict.fromkeys(run for path, logs in runs for run in [log.parent for log in logs] or [path]))
 
     def _send(self, name: str) -> None:
-        from reporting.trackers.tracker_sync import TrackerSync, store_of
+        from reporting.trackers.tracker_sync import TrackerSync
 
-        opener, runs = store_of(name), self._found()
-        syncs = [TrackerSync(run, name, self.project or PROJECT, opener) for run in runs]
+        runs = self._found()
+        syncs = [TrackerSync(run, name, self.project or PROJECT) for run in runs]
 
         def advance(*, last: bool = False) -> None:
             for run, sync in zip(runs, syncs, strict=True):

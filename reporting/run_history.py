@@ -37,12 +37,12 @@ MARKED = {
     "spike-skipped": "update skipped",
     "checkpoint-failed": "save failed",
     "upload-failed": "upload failed",
-    "straggler": "slow rank",
     "numerics-drift": "numerics changed",
     SETTINGS_CHANGED: "settings changed",
     "stopped": "stopped",
     "diverged": "diverged",
 }
+EVENT_DETAILS = ("problem", "reason", "who", "name")
 ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped", "diverged": "diverged"}
 
 
@@ -213,7 +213,7 @@ def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
         event = record.get("event")
         if event not in MARKED or record is first:
             continue
-        details = [record[key] for key in ("problem", "reason", "who", "name") if isinstance(record.get(key), str)]
+        details = [record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str)]
         if event == "start":
             details = [f"world size {record.get('world_size', '?')}, commit {record.get('commit') or 'unknown'}"]
         if event == SETTINGS_CHANGED:

@@ -32,7 +32,7 @@ from training.planning.estimate_table import FORECAST, describe_forecast_file
 from training.supervision.run_lock import final_status
 from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart
-from training.telemetry.metrics_log import METRICS, current_records, read_counted, read_lines
+from training.telemetry.metrics_log import METRICS, current_records, read_counted
 from training.telemetry.time_ledger import read_earlier
 
 ODD = [1e308, -1e308, 5e-324, 10**400, math.nan, math.inf, -1, 0, True, None, "x", "\ud800", "a\0b", [], {}, [[1e308]]]
@@ -66,7 +66,7 @@ def lines_of(*records: Any) -> str:
 
 
 def read_all(run: Path) -> None:
-    lines = read_lines(run)
+    lines = read_counted(run).records
     tracked_rows(lines, current_records(lines))
     report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
     read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_status(run)

@@ -18,7 +18,7 @@ from common.errors import BadInput, printable
 from common.files import write_error
 from common.json_files import JsonLog, is_number, numbers_in, read_json_lines, utc_now
 from evaluation.shared.significance import Interval, plus_minus, student_interval
-from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_lines
+from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
 
 if TYPE_CHECKING:
     from evaluation.shared.load import ModelLocation
@@ -171,7 +171,7 @@ class RunCost:
 
 def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
     """Return the cost of a run up to the position of a checkpoint."""
-    records = [] if place.run is None else read_lines(place.run)
+    records = [] if place.run is None else read_counted(place.run).records
     price = place.record.get("price_per_hour")
     seconds = seconds_by_price(records, position.elapsed_seconds, price if is_price(price) else None)
     return RunCost(

@@ -25,16 +25,13 @@ from common.checks import integer, structured
 from common.errors import BadInput, printable
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
-from reporting.run_history import check_begun, clock
+from reporting.run_history import EVENT_DETAILS, check_begun, clock
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked
-from training.telemetry.metrics_log import METRICS, MOST_SECONDS, current_records, read_lines
+from training.telemetry.curves import LOGGED
+from training.telemetry.metrics_log import METRICS, MOST_SECONDS, current_records, read_counted
 
-NUMBERS = (
-    *("train_loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"),
-    *("peak_memory_bytes", "elapsed_seconds", "skipped_steps"),
-)
-EVENT_DETAILS = ("problem", "reason", "who", "name", "phase")  # of an event, shown after its name
+NUMBERS = (*LOGGED, "validation_loss", "elapsed_seconds", "skipped_steps")
 IDENTITY_CHARACTERS = 16
 ROWS = 1000  # stored for good at a time
 
@@ -138,11 +135,11 @@ class Progress:
 class TrackerSync:
     """Sends a run to one tracker. Each call of `advance` sends what is new; one replay of a run at a time."""
 
-    def __init__(self, directory: Path, name: str, project: str, open_store: Callable[[TrackedRun], Store]):
-        """Raises BadInput where there is no run, or another replay is at work."""
+    def __init__(self, directory: Path, name: str, project: str):
+        """Raises BadInput where the tracker's package or the run is missing, or another replay is at work."""
         if not is_folder(directory):
             raise BadInput(f"{directory}: no such run directory; wanted a folder with {METRICS}")
-        self._directory, self._project, self._open = directory, project, open_store
+        self._directory, self._project, self._open = directory, project, store_of(name)
         self._state = directory / f".tracker-{name}.json"
         contention = f"{directory}: another report.py --to {name} is at work; wait for it"
         self._lock = open_locked(directory / f".tracker-{name}.lock", contention)
@@ -162,7 +159,7 @@ class TrackerSync:
         """
         check_begun(self._directory)
         running = is_locked(self._directory)  # before the look: what a job writes last is sent
-        lines = read_lines(self._directory)
+        lines = read_counted(self._directory).records
         rows = tracked_rows(lines, current_records(lines))
         rows = rows[:-1] if running else rows
         if not rows:
@@ -235,8 +232,7 @@ def store_of(name: str) -> Callable[[TrackedRun], Store]:
         import_module(name)
     except ImportError as error:
         raise BadInput(f"--to {name}: needs {name}: pip install {name}=={version}") from error
-    opener: Callable[[TrackedRun], Store] = getattr(import_module(module), kind)
-    return opener
+    return getattr(import_module(module), kind)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -252,8 +248,8 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _event(record: Mapping[str, Any]) -> str:
-    details = [str(record[key]) for key in EVENT_DETAILS if record.get(key)]
-    text = ": ".join([f"step {record.get('step', 0):,}: {record['event']}", *([", ".join(details)] if details else [])])
+    details = ", ".join(record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str))
+    text = f"step {record.get('step', 0):,}: {record['event']}" + (f": {details}" if details else "")
     return printable(text)  # a lone surrogate is no text for a tracker
 
 

@@ -23,7 +23,7 @@ from training.planning.price_list import Machine, PriceList
 from training.planning.spot import Preemptions
 from training.planning.throughput import Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import last_price, read_lines
+from training.telemetry.metrics_log import last_price, read_counted
 
 ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -149,7 +149,7 @@ def _last_job(
     run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd: float | None
 ) -> tuple[float, float, float | None] | None:
     """Return speed and cost by the newest job; None where it logged no speed, or has other settings than now."""
-    lines = read_lines(run.directory)
+    lines = read_counted(run.directory).records
     start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
     speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]
     ranks: Any = lines[start].get("world_size") if speeds else None
@@ -163,7 +163,7 @@ def _last_job(
 
 def start_up_of(run_directory: Path) -> StartUp:
     """Return the start-up, compilation included, that earlier jobs of a run have measured, else the assumption."""
-    ledgers = [record["ledger"] for record in read_lines(run_directory) if "ledger" in record]
+    ledgers = [record["ledger"] for record in read_counted(run_directory).records if "ledger" in record]
     if not ledgers:
         return StartUp(seconds=ASSUMED_START_UP_SECONDS, jobs=0)
     seconds = statistics.median(ledger.get("start-up", 0.0) + ledger["compile"] for ledger in ledgers)

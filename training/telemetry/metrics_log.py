@@ -22,13 +22,7 @@ REFERENCE = "reference.json"  # losses of other runs of the recipe
 SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
-MOST_SECONDS, MOST_USD_PER_HOUR = 1e10, 1e9
-_NUMBERS = {  # that readers use
-    **dict.fromkeys(("learning_rate", "skipped_steps"), number(0)),
-    **dict.fromkeys(("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes"), optional(number(0))),
-    "elapsed_seconds": number(0, MOST_SECONDS),
-    "price_per_hour": optional(number(0, MOST_USD_PER_HOUR)),
-}
+MOST_SECONDS = 1e10
 _LOSSES = ("train_loss", "validation_loss")  # nan as well
 _NEEDED = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
 _DETAILS = {"diverged": ("problem",), "stopped": ("reason",)}  # texts that an event has
@@ -74,8 +68,8 @@ class MetricsLog:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the records that belong to the run as it stands, in order. Raises BadInput as `read_lines` does."""
-    return current_records(read_lines(directory))
+    """Return the records that belong to the run as it stands, in order. Raises BadInput as `read_counted` does."""
+    return current_records(read_counted(directory).records)
 
 
 def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,35 +83,27 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
-def read_lines(directory: Path) -> list[dict[str, Any]]:
-    """Return every record that a job has written, superseded ones as well; damaged lines are left out.
+def read_counted(directory: Path) -> JsonLines:
+    """Return every record that a job has written, superseded ones as well, and which lines are left out as damaged.
 
     Raises BadInput when the file cannot be read at all.
     """
-    return read_counted(directory).records
-
-
-def read_counted(directory: Path) -> JsonLines:
-    """Return the records of `read_lines`, and which lines it leaves out. Raises BadInput as it does."""
     return read_json_lines(directory / METRICS, _sound)
 
 
 def read_starts(directory: Path) -> list[int]:
-    """Return the step from which each job has started, in order. Raises BadInput as `read_lines` does."""
+    """Return the step from which each job has started, in order. Raises BadInput as `read_counted` does."""
     lines = read_json_lines(directory / METRICS, _sound, containing=b'"start"')
     return [record["step"] for record in lines.records if record.get("event") == "start"]
 
 
 def is_price(value: Any) -> bool:
     """Tell whether a value is a price per hour."""
-    return value is not None and _NUMBERS["price_per_hour"].holds(value)
+    return value is not None and _CHECKS["price_per_hour"](value)
 
 
 def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
-    """Return the price per hour of the last job that has one, else `otherwise`.
-
-    `lines`: of all jobs, as `read_lines` returns them.
-    """
+    """Return the price per hour of the last job that has one, else `otherwise`. `lines`: of all jobs."""
     prices = [line.get("price_per_hour") for line in lines if line.get("event") == "start"]
     return next((price for price in reversed(prices) if price is not None), otherwise)
 
@@ -170,8 +156,11 @@ def _are_sources(value: Any) -> bool:
     )
 
 
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    **{key: check.holds for key, check in _NUMBERS.items()},
+_CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
+    **dict.fromkeys(("learning_rate", "skipped_steps"), number(0).holds),
+    **dict.fromkeys(("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes"), optional(number(0)).holds),
+    "elapsed_seconds": number(0, MOST_SECONDS).holds,
+    "price_per_hour": optional(number(0, 1e9)).holds,
     **dict.fromkeys(_LOSSES, _is_loss),
     **dict.fromkeys(("ledger", "run_ledger"), _is_ledger),
     "validation_losses": lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),

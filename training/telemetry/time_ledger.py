@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.errors import printable
-from training.telemetry.metrics_log import priced_seconds, read_lines
+from training.telemetry.metrics_log import priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
@@ -179,7 +179,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     Lines of steps that were lost with a kill count as well: they were paid.
     """
     reached = usd = unpriced = 0.0
-    lines = read_lines(run_directory)
+    lines = read_counted(run_directory).records
     for elapsed, price in priced_seconds(lines, None):
         usd += (price or 0.0) * (elapsed - reached) / 3600
         unpriced += elapsed - reached if price is None else 0.0

@@ -23,7 +23,7 @@ from tests.reporting.trackers.tracked import (
     replay,
 )
 from training.supervision.run_lock import take_run_lock
-from training.telemetry.metrics_log import METRICS, current_records, read_lines
+from training.telemetry.metrics_log import METRICS, current_records, read_counted
 
 ODD = (
     {"event": "start", "step": 3, "time": "\ud800", "elapsed_seconds": 5.0},
@@ -119,20 +119,21 @@ def test_while_a_job_trains_the_newest_step_waits_and_goes_when_it_has_ended(
 
 
 def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
     with pytest.raises(BadInput, match="no such run directory"):
-        module.TrackerSync(tmp_path / "absent", "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
-    waiting = module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path / "absent", "tensorboard", "tests")
+    waiting = module.TrackerSync(tmp_path, "tensorboard", "tests")
     with pytest.raises(NotBegun, match="the run has not begun"):  # which a watch waits out
         waiting.advance()
     waiting.close()
     append_steps(tmp_path, 1, 2)
-    first = module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+    first = module.TrackerSync(tmp_path, "tensorboard", "tests")
     with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
-        module.TrackerSync(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path, "tensorboard", "tests")
     first.close()
     os.mkfifo(tmp_path / ".tracker-trackio.lock")
     with pytest.raises(BadInput, match=r"\.lock: cannot be written: is a pipe"):
-        module.TrackerSync(tmp_path, "trackio", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+        module.TrackerSync(tmp_path, "trackio", "tests")
 
 
 @pytest.mark.slow
@@ -164,7 +165,7 @@ def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_numbers_too_large_are_left_out_and_text_that_is_not_unicode_is_escaped(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in ODD))
-    lines = read_lines(tmp_path)
+    lines = read_counted(tmp_path).records
     [row] = tracked_rows(lines, current_records(lines))
     wanted = {"train_loss": 2.0, "validation_loss": 2.0, "validation_loss/\\udcff": 3.0}
     assert row.values == wanted and row.events[-1] == "step 4: stopped: \\ud83d"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reporting.trackers.tracker_sync import TrackerSync, store_of
+from reporting.trackers.tracker_sync import TrackerSync
 from training.telemetry.metrics_log import METRICS
 
 Values = dict[str, dict[int, float]]  # by name and step
@@ -50,7 +50,7 @@ def losses(run: Path) -> Values:
 
 def replay(run: Path, name: str) -> tuple[int, int]:
     """Replay a run in this process."""
-    one = TrackerSync(run, name, "tests", store_of(name))
+    one = TrackerSync(run, name, "tests")
     try:
         return one.advance()
     finally:
@@ -62,7 +62,7 @@ def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> boo
     child = os.fork()
     if child == 0:
         try:
-            one = TrackerSync(run, name, "tests", store_of(name))
+            one = TrackerSync(run, name, "tests")
             counts = iter(range(1000))
             opener = one._open
 
