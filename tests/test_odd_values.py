@@ -14,6 +14,7 @@ import pytest
 
 from common.checks import number
 from common.errors import BadInput
+from common.files import replace_file
 from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.results import seconds_by_price
@@ -68,7 +69,8 @@ def lines_of(*records: Any) -> str:
 def read_all(run: Path) -> None:
     lines = read_counted(run).records
     tracked_rows(lines, current_records(lines))
-    report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
+    page = report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
+    replace_file(run / "report.html", page)
     read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_status(run)
     seconds_by_price(lines, 5.0, None)
 

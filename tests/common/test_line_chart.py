@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.line_chart import Line, LineChart, Scale, VerticalMark, png, value_range
+from common.line_chart import Line, LineChart, Scale, png, value_range
 
 
 def chart(values: list[float], **changes: Any) -> str:
@@ -40,12 +40,6 @@ def test_a_logarithmic_x_axis_has_powers_of_ten() -> None:
     line = Line(name="a", x=np.array([1.0, 10.0, 1e5]), y=np.ones(3), colour=0)
     page = chart([], lines=[line], logarithmic_x=True)
     assert 'data-log-x="1"' in page and ">100k<" in page and ">1k<" in page
-
-
-def test_an_event_after_the_last_value_is_inside_the_chart() -> None:
-    page = chart([2.0, 1.0], marks=[VerticalMark(x=8.0, style="diverged", text="diverged")])
-    place = int(re.findall(r'class="mark diverged" d="M(\d+) 0V', page)[0])
-    assert 9800 < place < 10_000
 
 
 def test_a_chart_of_step_0_has_an_axis_up_to_1() -> None:

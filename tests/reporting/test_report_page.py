@@ -34,10 +34,11 @@ def _page(*runs: Path) -> str:
 
 
 def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: Path) -> None:
-    page = _page(write_run(tmp_path / HOSTILE, training()))
-    assert "<script>alert" not in page
-    assert "<i>loss" not in page
-    assert "evaluate.py loss &#39;/" in page
+    runs = [write_run(tmp_path / name, training()) for name in ("one", "two", HOSTILE)]
+    (runs[0] / EVALUATIONS).write_text("{}\n")
+    page = _page(*runs)
+    assert "<script>alert" not in page and "<i>loss" not in page
+    assert f"To measure the held-out loss: python evaluate.py loss {runs[1]} &#39;/" in page
 
 
 def _sampled(names: Sequence[str], checkpoints: int) -> dict[str, Markup]:
@@ -65,13 +66,6 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
     assert [(time, usd, share) for _, time, usd, share in found] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
     page = _page(write_run(tmp_path / "killed", [start(), step(10)]))
     assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
-
-
-def test_runs_without_evaluations_are_named_with_the_command_that_measures_them(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name, training()) for name in ("one", "two", "three")]
-    (runs[0] / "evaluations.jsonl").write_text("{}\n")
-    page = _page(*runs)
-    assert f"To measure the held-out loss: python evaluate.py loss {runs[1]} {runs[2]}" in page
 
 
 def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> None:

@@ -21,22 +21,16 @@ from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
 
 
-@pytest.fixture
-def run(copied: Path) -> Path:
-    """A run with checkpoints at steps 4 and 8, to be changed."""
-    return copied
-
-
 def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / SAMPLES).read_text().splitlines()]
 
 
-def test_every_checkpoint_is_recorded_once_the_newest_first(run: Path, token_files: Path) -> None:
-    assert record_samples(run) == []
-    assert [line["step"] for line in lines(run)] == [8, 4]
-    assert record_samples(run) == []
-    first, last = read_samples(run)[0]
-    assert (first.step, last.step, last.name, len(lines(run))) == (4, 8, "step-00000008", 2)
+def test_every_checkpoint_is_recorded_once_the_newest_first(copied: Path, token_files: Path) -> None:
+    assert record_samples(copied) == []
+    assert [line["step"] for line in lines(copied)] == [8, 4]
+    assert record_samples(copied) == []
+    first, last = read_samples(copied)[0]
+    assert (first.step, last.step, last.name, len(lines(copied))) == (4, 8, "step-00000008", 2)
     prompts = [one.prompt for one in last.said[::2]]
     assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in prompts for way in (0, 1)]
     assert len({*prompts}) == 6 and max(map(len, prompts)) <= 32
@@ -47,51 +41,51 @@ def test_every_checkpoint_is_recorded_once_the_newest_first(run: Path, token_fil
     ids = open_split(token_files, "validation").read(0, recording.TEXT_TOKENS + 1)
     assert last.held_out.ids == ids.tolist()
     assert b"".join(token.encode("latin-1") for token in last.held_out.tokens) == bytes(ids[ids < 256].tolist())
-    assert all(len(line) < 30_000 for line in (run / SAMPLES).read_text().splitlines())
+    assert all(len(line) < 30_000 for line in (copied / SAMPLES).read_text().splitlines())
 
 
-def test_log_probabilities_are_those_of_the_runs_own_validation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_are_those_of_the_runs_own_validation(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "TEXT_TOKENS", 10 * 32)  # validation_sequences x context
-    record_samples(run)
-    for sample in read_samples(run)[0]:
+    record_samples(copied)
+    for sample in read_samples(copied)[0]:
         assert sample.log_probabilities is not None
         mean = -np.mean([value for value in sample.log_probabilities if value is not None])
-        assert mean == pytest.approx(metrics(run, "validation_loss")[sample.step], abs=1e-3)
+        assert mean == pytest.approx(metrics(copied, "validation_loss")[sample.step], abs=1e-3)
 
 
-def test_lines_of_superseded_steps_are_not_shown(run: Path) -> None:
-    record_samples(run)
-    before = read_samples(run)[0]
-    assert train(run, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6").returncode == 0
-    assert [sample.step for sample in read_samples(run)[0]] == [4]
-    assert train(run, "--set", "learning_rate=0.02").returncode == 0
-    assert [sample.step for sample in read_samples(run)[0]] == [4]
-    assert record_samples(run) == []
-    now = read_samples(run)[0]
+def test_lines_of_superseded_steps_are_not_shown(copied: Path) -> None:
+    record_samples(copied)
+    before = read_samples(copied)[0]
+    assert train(copied, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6").returncode == 0
+    assert [sample.step for sample in read_samples(copied)[0]] == [4]
+    assert train(copied, "--set", "learning_rate=0.02").returncode == 0
+    assert [sample.step for sample in read_samples(copied)[0]] == [4]
+    assert record_samples(copied) == []
+    now = read_samples(copied)[0]
     assert [sample.step for sample in now] == [4, 6, 8] and now[0] == before[0]
     assert now[2].log_probabilities != before[1].log_probabilities
-    shutil.rmtree(run / "checkpoints")
-    assert read_samples(run)[0] == now
-    assert train(run, "--resume", "never", "--max-steps", "2").returncode == 0
-    assert not (run / SAMPLES).exists() and read_samples(run)[0] == []
-    assert len(list(run.glob(f"archive/*/{SAMPLES}"))) == 1
+    shutil.rmtree(copied / "checkpoints")
+    assert read_samples(copied)[0] == now
+    assert train(copied, "--resume", "never", "--max-steps", "2").returncode == 0
+    assert not (copied / SAMPLES).exists() and read_samples(copied)[0] == []
+    assert len(list(copied.glob(f"archive/*/{SAMPLES}"))) == 1
 
 
-def test_weights_of_another_run_at_the_same_step_are_sampled_again(run: Path) -> None:
-    record_samples(run)
-    last = run / "checkpoints" / "step-00000008"
+def test_weights_of_another_run_at_the_same_step_are_sampled_again(copied: Path) -> None:
+    record_samples(copied)
+    last = copied / "checkpoints" / "step-00000008"
     weights = load_file(last / WEIGHTS)
     save_file({name: tensor * 1.5 for name, tensor in weights.items()}, last / WEIGHTS)
     seal_again(last)
-    assert [sample.step for sample in read_samples(run)[0]] == [4]
-    record_samples(run)
-    assert [sample.step for sample in read_samples(run)[0]] == [4, 8] and len(lines(run)) == 3
+    assert [sample.step for sample in read_samples(copied)[0]] == [4]
+    record_samples(copied)
+    assert [sample.step for sample in read_samples(copied)[0]] == [4, 8] and len(lines(copied)) == 3
 
 
 def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged = run / "checkpoints" / "step-00000004" / WEIGHTS
+    damaged = copied / "checkpoints" / "step-00000004" / WEIGHTS
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
@@ -103,60 +97,60 @@ def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
         return found
 
     monkeypatch.setattr(recording, "weights_on_disk", then_delete)
-    [note] = record_samples(run)
+    [note] = record_samples(copied)
     assert f"{damaged}: damaged" in note
-    assert not read_samples(run)[0]
+    assert not read_samples(copied)[0]
 
 
-def test_without_tokens_a_note_says_that_there_is_no_heat_map_and_with_them_it_comes(run: Path, tmp_path: Path) -> None:
-    file = run / "resolved.json"
+def test_without_tokens_a_note_says_that_a_heat_map_lacks_and_with_them_it_comes(copied: Path, tmp_path: Path) -> None:
+    file = copied / "resolved.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | {"token_files": str(tmp_path / "absent")}))
-    [note] = record_samples(run)
+    [note] = record_samples(copied)
     assert note.startswith("no held-out text, so no log-probabilities") and "absent" in note
     file.write_text(json.dumps(record | {"model": record["model"] | {"vocab_size": 8}}))
-    [note] = record_samples(run)
+    [note] = record_samples(copied)
     assert "ids beyond the vocabulary of 8" in note  # tokens of another run
-    assert [(sample.held_out, len(sample.said)) for sample in read_samples(run)[0]] == [(None, 12)] * 2
+    assert [(sample.held_out, len(sample.said)) for sample in read_samples(copied)[0]] == [(None, 12)] * 2
     file.write_text(json.dumps(record))
-    assert record_samples(run) == []
-    assert all(sample.held_out is not None for sample in read_samples(run)[0]) and len(lines(run)) == 4
+    assert record_samples(copied) == []
+    assert all(sample.held_out is not None for sample in read_samples(copied)[0]) and len(lines(copied)) == 4
 
 
-def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(run: Path) -> None:
-    record = json.loads((run / "resolved.json").read_text())
-    (run / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
-    notes = record_samples(run)
+def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(copied: Path) -> None:
+    record = json.loads((copied / "resolved.json").read_text())
+    (copied / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
+    notes = record_samples(copied)
     assert notes and all("does not name the tokenizer" in note for note in notes)
-    shutil.rmtree(run / "checkpoints")
-    [note] = record_samples(run)
+    shutil.rmtree(copied / "checkpoints")
+    [note] = record_samples(copied)
     assert "no checkpoint on this disk" in note
 
 
-def test_a_diverged_model_is_recorded_once_with_its_problem(run: Path) -> None:
-    last = run / "checkpoints" / "step-00000008"
+def test_a_diverged_model_is_recorded_once_with_its_problem(copied: Path) -> None:
+    last = copied / "checkpoints" / "step-00000008"
     weights = load_file(last / WEIGHTS)
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}, last / WEIGHTS)
     seal_again(last)
     for _ in range(2):
-        assert record_samples(run) == []
-    sample = read_samples(run)[0][1]
-    assert sample.problem is not None and "not finite" in sample.problem and len(lines(run)) == 2
+        assert record_samples(copied) == []
+    sample = read_samples(copied)[0][1]
+    assert sample.problem is not None and "not finite" in sample.problem and len(lines(copied)) == 2
     assert sample.log_probabilities is not None and set(sample.log_probabilities) == {None}
 
 
-def test_of_two_reports_at_once_one_records(run: Path) -> None:
-    with (run / SAMPLES).open("w") as other:
-        lock(other, run / SAMPLES, "")
-        [note] = record_samples(run)
+def test_of_two_reports_at_once_one_records(copied: Path) -> None:
+    with (copied / SAMPLES).open("w") as other:
+        lock(other, copied / SAMPLES, "")
+        [note] = record_samples(copied)
         assert "another report is recording samples" in note
-    assert lines(run) == []
+    assert lines(copied) == []
 
 
-def test_a_log_that_cannot_be_written_gets_a_note(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_gets_a_note(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(recording.JsonLog, "append", full)
-    [note] = record_samples(run)
-    assert f"{run / SAMPLES}: cannot be written: No space left on device; make room" in note
+    [note] = record_samples(copied)
+    assert f"{copied / SAMPLES}: cannot be written: No space left on device; make room" in note

@@ -25,6 +25,7 @@ from tests.reporting.trackers.tracked import (
 from training.supervision.run_lock import take_run_lock
 from training.telemetry.metrics_log import METRICS, current_records, read_counted
 
+Tracker = tuple[str, Callable[[], Values]]
 ODD = (
     {"event": "start", "step": 3, "time": "\ud800", "elapsed_seconds": 5.0},
     {"step": 4, "train_loss": 9.0, "tokens_per_second": 10**400, "mfu": True},
@@ -35,9 +36,7 @@ ODD = (
 
 
 @pytest.fixture(params=["tensorboard", "trackio"])
-def tracker(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Callable[[], Values]]:
+def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     """Name of a tracker, and what reads back the run in tmp_path / "run"."""
     pytest.importorskip(request.param)
     monkeypatch.setattr(module, "ROWS", 10)
@@ -56,7 +55,7 @@ def held(found: Values) -> Values:
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
-    tracker: tuple[str, Callable[[], Values]], tmp_path: Path, after: bool
+    tracker: Tracker, tmp_path: Path, after: bool
 ) -> None:
     name, read = tracker
     kills = 0
@@ -75,9 +74,7 @@ def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
 
 
 @pytest.mark.slow
-def test_steps_that_a_resumed_run_supersedes_have_its_values(
-    tracker: tuple[str, Callable[[], Values]], tmp_path: Path
-) -> None:
+def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 25)
     assert replay(tmp_path / "run", name) == (25, 25)
@@ -91,23 +88,8 @@ def test_steps_that_a_resumed_run_supersedes_have_its_values(
 
 
 @pytest.mark.slow
-def test_values_are_those_of_the_file_and_unknown_ones_are_left_out(
-    tracker: tuple[str, Callable[[], Values]], tmp_path: Path
-) -> None:
-    name, read = tracker
-    append_steps(tmp_path / "run", 1, 12)
-    replay(tmp_path / "run", name)
-    found = read()
-    assert found["learning_rate"][7] == 1e-3 / 3 and found["epochs"][5] == 5 / 7
-    assert found["peak_memory_bytes"][12] == 123_456_789_013
-    assert 3 not in found["grad_norm"] and found["grad_norm"][4] == 4 / 3 and "mfu" not in found
-    assert found["validation_loss/x"] == {10: 2 / 3}
-    assert found["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
-
-
-@pytest.mark.slow
-def test_while_a_job_trains_the_newest_step_waits_and_goes_when_it_has_ended(
-    tracker: tuple[str, Callable[[], Values]], tmp_path: Path
+def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trains(
+    tracker: Tracker, tmp_path: Path
 ) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 12)
@@ -116,6 +98,12 @@ def test_while_a_job_trains_the_newest_step_waits_and_goes_when_it_has_ended(
     assert replay(tmp_path / "run", name) == (11, 11) and 12 not in read()["train_loss"]
     job.file.close()
     assert replay(tmp_path / "run", name) == (1, 12) and held(read()) == losses(tmp_path / "run")
+    found = read()
+    assert found["learning_rate"][7] == 1e-3 / 3 and found["epochs"][5] == 5 / 7
+    assert found["peak_memory_bytes"][12] == 123_456_789_013
+    assert 3 not in found["grad_norm"] and found["grad_norm"][4] == 4 / 3 and "mfu" not in found
+    assert found["validation_loss/x"] == {10: 2 / 3}
+    assert found["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
 
 
 def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:

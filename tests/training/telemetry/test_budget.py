@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,16 +13,11 @@ from tests.test_train import one_line
 from tests.training.conftest import ledger_of
 from tests.training.supervision.runs import SLOW, outcome
 from training.telemetry.budget import Budget
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import read_metrics
 from training.telemetry.time_ledger import Earlier
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
 LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
-
-
-def last_ledger(run: Path) -> dict[str, Any]:
-    """Return the record that a job ends with."""
-    return json.loads((run / METRICS).read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize(("hours", "usd", "option"), [(1.0, 40.0, "--max-usd"), (0.0125, 40.0, "--max-hours")])
@@ -52,7 +46,7 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert done.returncode == 1, done.stderr  # torchrun's
     assert outcome(run) == "stopped", done.stderr
     assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
-    first = last_ledger(run)
+    first = read_metrics(run)[-1]
     assert 7 < first["usd"] <= 14
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
@@ -68,7 +62,7 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     took = time.monotonic() - clock
     assert more.returncode == 75, more.stderr
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
-    second = last_ledger(run)
+    second = read_metrics(run)[-1]
     assert second["elapsed_seconds"] <= hours * 3600 * 1.01
     # The test's clock sees a fork and its end as well.
     assert sum(second["ledger"].values()) == pytest.approx(took, rel=0.01, abs=0.5)

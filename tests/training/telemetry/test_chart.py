@@ -65,20 +65,14 @@ def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]
         draw_chart(run)
 
 
-def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    failing = BackgroundChart(tmp_path)
-    failing.redraw()
-    assert failing.finish() is False
-
-
 def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert BackgroundChart(tmp_path).finish() is False  # no such program
     python.write_text('#!/bin/sh\nenv > "$0.env"\nexec sleep 600\n')
     python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(chart, "LAST_SECONDS", 0.1)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -110,19 +110,3 @@ def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: Callab
     assert 'train.py", line' not in done.stderr
     assert not (run / "checkpoints").exists()
     assert "step 1" not in done.stderr
-
-
-def test_torn_lines_and_superseded_steps_are_left_out(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log.write({"event": "start", "step": 0})
-    for step in (1, 2, 3):
-        log.write({"step": step, "train_loss": float(step)})
-    log.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "tra')
-    log = MetricsLog(tmp_path)
-    log.write({"event": "start", "step": 2})
-    log.write({"step": 3, "train_loss": 30.0})
-    log.close()
-    losses = [(record["step"], record["train_loss"]) for record in read_metrics(tmp_path) if "train_loss" in record]
-    assert losses == [(1, 1.0), (2, 2.0), (3, 30.0)]
