@@ -12,6 +12,11 @@ import attrs
 from common.arguments import UsageError, option
 from common.checks import number
 from common.errors import printable
+from common.files import check_replaceable, replace_file, writing
+from common.installation import keep_logs_only
+from training.checkpoints.directory import checkpoints_of, steps_in
+from training.supervision.run_lock import EXIT_FILE, is_locked
+from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
 
 PROJECT = "lockstep"
 MOST_SAMPLED = 8  # runs; a page of more has no samples
@@ -69,8 +74,6 @@ class ReportCommand:
 
     def run(self) -> None:
         """Write the report."""
-        from common.files import check_replaceable
-        from common.installation import keep_logs_only
         from reporting.report_page import SIGN
 
         keep_logs_only()
@@ -91,14 +94,10 @@ class ReportCommand:
 
     @property
     def _file(self) -> Path:
-        from training.telemetry.metrics_log import REPORT
-
         return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
     def _found(self) -> list[Path]:
         """Return the runs that have begun in each sweep, ladder or archive; of any other path, itself."""
-        from training.telemetry.metrics_log import METRICS
-
         found = ([] if (path / METRICS).exists() else sorted(path.glob(f"*/{METRICS}")) for path in self.runs)
         runs = zip(self.runs, found, strict=True)
         return list(dict.fromkeys(run for path, logs in runs for run in [log.parent for log in logs] or [path]))
@@ -125,7 +124,6 @@ class ReportCommand:
 
     def _write(self) -> None:
         """Write the page, first with what is known: to record the samples of a large model takes minutes."""
-        from common.files import replace_file, writing
         from reporting.experiment_results import experiment_results
         from reporting.report_page import report_page
         from reporting.run_history import read_history, run_names
@@ -153,7 +151,6 @@ def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_s
     A run that has not measured anything is waited for while its job lives; without one, an error of `write` is raised.
     """
     from reporting.run_history import NotBegun
-    from training.supervision.run_lock import is_locked
 
     seen, idle = None, 0
     while True:
@@ -176,8 +173,5 @@ def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_s
 def _version(run: Path) -> list[object]:
     """Return a value that changes when a run has something new to report."""
     from tokens.format.token_file import version_of
-    from training.checkpoints.directory import checkpoints_of, steps_in
-    from training.supervision.run_lock import EXIT_FILE
-    from training.telemetry.metrics_log import EVALUATIONS, METRICS
 
     return [*(version_of(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]

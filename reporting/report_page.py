@@ -43,7 +43,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         histories=histories,
         ledgers=[list(ledger_rows(history)) for history in histories],
         facts=[list(facts(history)) for history in histories],
-        recipes=[recipe(history) for history in histories],
+        recipes=[list(recipe(history)) for history in histories],
         checkpoints=[steps_in(checkpoints_of(run)) for run in runs],
         compared=compared,
         advice=advice,
@@ -106,14 +106,12 @@ def facts(history: RunHistory) -> Iterator[Fact]:
         yield "price", f"${job.price_per_hour:,.2f} an hour"
 
 
-def recipe(history: RunHistory) -> list[Fact]:
-    """Return the keys of model.json and train.json that differ from their defaults, plumbing left out."""
-    chosen = []
+def recipe(history: RunHistory) -> Iterator[Fact]:
+    """Yield the keys of model.json and train.json that differ from their defaults, plumbing left out."""
     for name, value in _settings(history).items():
         section, _, key = name.partition(".")
         if key not in PLUMBING_KEYS and value != KEYS[section][key].default:
-            chosen.append((name, shown(value)))
-    return chosen
+            yield name, shown(value)
 
 
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def read_history(directory: Path) -> RunHistory:
         train=train,
         curves=curves,
         axes=_axes(records, (seconds, usd), batch * model.context_length),
-        marks=_marks(records),
+        marks=list(_marks(records)),
         state=_state(directory, records),
         ledger={} if ledger is None else ledger["run_ledger"],
         ledger_usd=None if usd is None or ledger is None else float(np.interp(ledger["elapsed_seconds"], seconds, usd)),
@@ -206,8 +206,7 @@ def _axes(
     return axes
 
 
-def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
-    marks = []
+def _marks(records: Sequence[dict[str, Any]]) -> Iterator[Mark]:
     first = next((record for record in records if record.get("event") == "start"), None)
     for record in records:
         event = record.get("event")
@@ -219,8 +218,7 @@ def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
         if event == SETTINGS_CHANGED:
             details = [f"{record.get('key')} {json.dumps(record.get('old'))} -> {json.dumps(record.get('new'))}"]
         text = ", ".join([*details, str(record.get("time", ""))]).strip(", ")
-        marks.append(Mark(record.get("step", 0), MARKED[event], text))
-    return marks
+        yield Mark(record.get("step", 0), MARKED[event], text)
 
 
 def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:

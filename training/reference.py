@@ -48,7 +48,6 @@ class ComparedLog(MetricsLog):
     """Metrics log of a run with a reference: tells when the training loss leaves or enters the band, and at the end."""
 
     def __init__(self, directory: Path, say: Callable[[str], None], compared: RunRecord):
-        """Open it; `say` also gets the lines of the comparison."""
         super().__init__(directory, say)
         self._directory, self._compared, self._mark, self._said = directory, compared, -1, ""
 

@@ -8,7 +8,7 @@ meanwhile.
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,8 +123,7 @@ def record_samples(run: Path) -> list[str]:
     One process at a time records; a second one leaves it to the first.
     """
     text, notes = _held_out_tokens(run)
-    missing = _missing(run, text)
-    if not missing:
+    if not _missing(run, text):
         if not weights_on_disk(run) and not read_samples(run)[0]:
             notes.append(
                 f"{checkpoints_of(run)}: no checkpoint on this disk, so no samples; report where the run is trained"
@@ -132,9 +131,7 @@ def record_samples(run: Path) -> list[str]:
         return notes
     path = run / SAMPLES
     try:
-        with writing(path), ExitStack() as stack:
-            log = JsonLog(path)
-            stack.callback(log.close)
+        with writing(path), closing(JsonLog(path)) as log, ExitStack() as stack:
             lock(log.file, path, f"{path}: another report is recording samples; this one shows those that are there")
             ranks = start("cpu", TIMEOUT_SECONDS)
             stack.callback(stop)
