@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,10 +85,8 @@ def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
 
 
 def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:
-    for code, deadline, steps in (("print('iter 0', flush=True)", math.inf, 1), ("", 0.0, 0)):
-        command = [sys.executable, "-c", f"{code}\nimport time; time.sleep(600)"]
-        with _stepper(command, tmp_path / "log", 1, deadline) as seconds:
-            assert len(list(islice(seconds, 1))) == steps
+    with _stepper([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log", 1, 0.0) as seconds:
+        assert list(seconds) == []
 
 
 @pytest.mark.slow

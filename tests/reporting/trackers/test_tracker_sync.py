@@ -16,10 +16,10 @@ from tests.conftest import ROOT
 from tests.reporting.trackers.tracked import (
     Values,
     append_steps,
+    assert_holds_losses,
     from_tensorboard,
     from_trackio,
     killed_replay,
-    losses,
     replay,
 )
 from training.supervision.run_lock import take_run_lock
@@ -48,10 +48,6 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return "trackio", lambda: from_trackio(tmp_path / "trackio" / "tests.db")
 
 
-def held(found: Values) -> Values:
-    return {name: found[name] for name in ("train_loss", "validation_loss")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
@@ -69,7 +65,7 @@ def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
         kills += 1
         append_steps(run, 26, 35, job=1)  # it has grown in the meantime
         assert not killed_replay(run, name, None, after=after)
-        assert held(read()) == losses(run)
+        assert_holds_losses(read(), run)
     assert kills >= 9  # of state file, data anew, three appends and closing
 
 
@@ -81,10 +77,11 @@ def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, t
     assert replay(tmp_path / "run", name) == (0, 25)
     append_steps(tmp_path / "run", 11, 20, loss=3.0, job=1)
     assert replay(tmp_path / "run", name) == (20, 20)
-    assert held(read()) == losses(tmp_path / "run")
+    assert_holds_losses(read(), tmp_path / "run")
     append_steps(tmp_path / "run", 21, 40, loss=3.0, job=2)
     replay(tmp_path / "run", name)
-    assert held(read()) == losses(tmp_path / "run") and max(read()["train_loss"]) == 40
+    assert_holds_losses(read(), tmp_path / "run")
+    assert max(read()["train_loss"]) == 40
 
 
 @pytest.mark.slow
@@ -97,8 +94,9 @@ def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trai
     assert job.file is not None
     assert replay(tmp_path / "run", name) == (11, 11) and 12 not in read()["train_loss"]
     job.file.close()
-    assert replay(tmp_path / "run", name) == (1, 12) and held(read()) == losses(tmp_path / "run")
+    assert replay(tmp_path / "run", name) == (1, 12)
     found = read()
+    assert_holds_losses(found, tmp_path / "run")
     assert found["learning_rate"][7] == 1e-3 / 3 and found["epochs"][5] == 5 / 7
     assert found["peak_memory_bytes"][12] == 123_456_789_013
     assert 3 not in found["grad_norm"] and found["grad_norm"][4] == 4 / 3 and "mfu" not in found
@@ -132,7 +130,7 @@ def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_
     full = launch.run(ROOT / "report.py", str(run), "--to", "tensorboard", file_bytes=8000)
     assert full.returncode == 1 and full.stderr.count("\n") == 1 and "make room" in full.stderr
     assert launch.run(ROOT / "report.py", str(run), "--to", "tensorboard").returncode == 0
-    assert held(from_tensorboard(run)) == losses(run)
+    assert_holds_losses(from_tensorboard(run), run)
 
 
 def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:

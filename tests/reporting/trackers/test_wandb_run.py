@@ -8,7 +8,7 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, metrics
-from tests.reporting.trackers.tracked import append_steps, from_wandb, losses
+from tests.reporting.trackers.tracked import append_steps, assert_holds_losses, from_wandb
 from tests.reporting.trackers.wandb_server import WandbServer, serve_wandb
 from tests.training.supervision.runs import start, wait_until
 
@@ -46,7 +46,7 @@ def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_p
     assert send(run)[:2] == (0, f"{run}: 30 new steps for wandb, 30 in all\n")
     assert send(run)[1] == f"{run}: 0 new steps for wandb, 30 in all\n"
     found, events = from_wandb(run)
-    assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
+    assert_holds_losses(found, run)
     assert (events[10], events[11]) == ("step 10: checkpoint", "step 10: start")
     assert (events[21], events[30]) == ("step 20: checkpoint", "step 30: checkpoint")
 
@@ -62,19 +62,13 @@ def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again
     new = [f"{run}: {sent} new steps for wandb, 25 in all" for run, sent in zip(runs, (0, 25), strict=True)]
     assert done[0] == 0 and done[1].splitlines() == new
     for run in runs:
-        found = from_wandb(run)[0]
-        assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
+        assert_holds_losses(from_wandb(run)[0], run)
 
 
 def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_their_own(
     tmp_path: Path, server: WandbServer
 ) -> None:
     run, user = tmp_path / "run", online(server.address, tmp_path)
-
-    def held(name: str) -> dict[str, dict[int, float]]:
-        found = server.values(name)
-        return {each: found[each] for each in losses(run)}
-
     append_steps(run, 1, 25)
     killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=user)
     wait_until(lambda: server.answered > 0, killed)
@@ -83,7 +77,8 @@ def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_thei
     append_steps(run, 26, 45, job=1)
     status, shown, _ = send(run, **user)
     [name] = server.histories
-    assert status == 0 and shown.endswith(" new steps for wandb, 45 in all\n") and held(name) == losses(run)
+    assert status == 0 and shown.endswith(" new steps for wandb, 45 in all\n")
+    assert_holds_losses(server.values(name), run)
     assert server.values(name)["events"][26] == "step 25: start"
     append_steps(run, 41, 60, loss=3.0, job=2)
     before = list(server.histories[name])
@@ -91,10 +86,10 @@ def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_thei
     append_steps(run, 61, 70, loss=3.0, job=3)
     assert send(run, **user)[1] == f"{run}: 10 new steps for wandb, 70 in all\n"
     assert list(server.histories) == [name, f"{name}-2"] and server.histories[name] == before
-    assert held(f"{name}-2") == losses(run)
+    assert_holds_losses(server.values(f"{name}-2"), run)
     del server.histories[f"{name}-2"]  # by its user, who then wants it again
     assert send(run, **user)[1] == f"{run}: 70 new steps for wandb, 70 in all\n"
-    assert held(f"{name}-2") == losses(run)
+    assert_holds_losses(server.values(f"{name}-2"), run)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -111,8 +106,8 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     assert errors.startswith("report.py: W&B: was sent steps up to 40 and has 25; rerun the same command")
     server.answers = None
     assert send(run, **user)[:2] == (0, f"{run}: 15 new steps for wandb, 40 in all\n")
-    [found] = map(server.values, server.histories)
-    assert {name: found[name] for name in losses(run)} == losses(run)
+    [name] = server.histories
+    assert_holds_losses(server.values(name), run)
 
 
 def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: Callable[..., Path]) -> None:
@@ -127,6 +122,6 @@ def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key
     training.communicate(120)
     assert training.returncode == 0 and metrics(beside, "state_sha256") == metrics(alone, "state_sha256")
     assert status == 1 and errors.startswith("report.py: W&B: ") and errors.count("\n") == 1
-    assert send(beside)[0] == 0 and from_wandb(beside)[0]["train_loss"] == losses(beside)["train_loss"]
+    assert send(beside)[0] == 0 and from_wandb(beside)[0]["train_loss"] == metrics(beside, "train_loss")
     written = [path for path in beside.rglob("*") if path.is_file()]
     assert written and not any(KEY.encode() in path.read_bytes() for path in written)

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def append_steps(run: Path, first: int, last: int, *, loss: float = 2.0, job: in
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def losses(run: Path) -> Values:
-    """Return the losses that a tracker must hold, from the file itself."""
+def assert_holds_losses(held: Values, run: Path) -> None:
+    """Compare what a tracker holds with the losses in the file itself."""
     found: Values = {"train_loss": {}, "validation_loss": {}}
     for line in map(json.loads, (run / METRICS).read_text().splitlines()):
         if line.get("event") == "start":
@@ -45,16 +46,13 @@ def losses(run: Path) -> Values:
             }
         for name in found.keys() & line.keys():
             found[name][line["step"]] = line[name]
-    return found
+    assert {name: held[name] for name in found} == found
 
 
 def replay(run: Path, name: str) -> tuple[int, int]:
     """Replay a run in this process."""
-    one = TrackerSync(run, name, "tests")
-    try:
+    with closing(TrackerSync(run, name, "tests")) as one:
         return one.advance()
-    finally:
-        one.close()
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
