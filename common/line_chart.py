@@ -59,7 +59,7 @@ class LineChart:
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
     logarithmic_x: bool = False
-    top: float | None = None  # largest value to show; None: all are
+    top: float = math.inf  # largest value to show
 
     def svg(self) -> str:
         """Return the chart as HTML."""
@@ -90,27 +90,25 @@ class LineChart:
         values = [np.array([mark.x for mark in self.marks]), *(line.x for line in self.lines)]
         if self.logarithmic_x:
             return _powers_of(values, 1.1)
-        return Scale(*_widened(*value_range([np.zeros(1), *values]), SIDE_MARGIN))
+        return Scale(*value_range([np.zeros(1), *values], SIDE_MARGIN))
 
     def _y_scale(self) -> "Scale":
-        values = [line.y[np.isfinite(line.y)] for line in self.lines]
-        shown = values if self.top is None else [one[one <= self.top] for one in values]
+        shown = [line.y[np.isfinite(line.y) & (line.y <= self.top)] for line in self.lines]
         if self.logarithmic:
             return _powers_of(shown, 1.2)
-        scale = Scale(*_widened(*value_range(shown), MARGIN))
+        scale = Scale(*value_range(shown, MARGIN))
         return attrs.evolve(scale, low=0.0) if any(line.filled for line in self.lines) else scale
 
     def _described_title(self) -> str:
         """Return the title with the kind of the axis, and the values outside it."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
-        top = math.inf if self.top is None else self.top
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
         highest = max(float(one.max(initial=-math.inf)) for one in values.values())
-        if highest <= top:
+        if highest <= self.top:
             return title
-        whole = [name for name, one in values.items() if one.min(initial=math.inf) > top]
+        whole = [name for name, one in values.items() if one.min(initial=math.inf) > self.top]
         lines = f"; all values of {', '.join(whole)}" if whole else ""
-        return f"{title} (values above {short(top)} lie outside, up to {short(highest)}{lines})"
+        return f"{title} (values above {short(self.top)} lie outside, up to {short(highest)}{lines})"
 
 
 @attrs.frozen
@@ -193,15 +191,17 @@ def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)
     return drawn.getvalue()
 
 
-def value_range(values: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the least and the greatest finite value; two different numbers where there is one, or none."""
-    joined = np.concatenate([one[np.isfinite(one)] for one in values]) if values else np.zeros(0)
-    if not len(joined):
-        return 0.0, 1.0
-    first, last = float(joined.min()), float(joined.max())
-    if last - first > 1e-9 * max(abs(first), abs(last)):
-        return first, last
-    return (first - 0.1 * abs(first), last + 0.1 * abs(last)) if first else (0.0, 1.0)
+def value_range(values: Sequence[np.ndarray], margin: float = 0.0) -> tuple[float, float]:
+    """Return the least and the greatest finite value; two different numbers where there is one, or none.
+
+    `margin`: by which both are moved apart, as a share of their distance.
+    """
+    joined = np.concatenate([np.zeros(0), *(one[np.isfinite(one)] for one in values)])
+    first, last = (float(joined.min()), float(joined.max())) if len(joined) else (0.0, 0.0)
+    if last - first <= 1e-9 * max(abs(first), abs(last)):
+        first, last = (first - 0.1 * abs(first), last + 0.1 * abs(last)) if first else (0.0, 1.0)
+    reach = (last - first) * margin
+    return first - reach, last + reach
 
 
 def short(value: float, step: float | None = None) -> str:
@@ -283,8 +283,3 @@ def _powers_of(values: Sequence[np.ndarray], margin: float) -> Scale:
     positive = np.concatenate([np.zeros(0), *(one[one > 0] for one in values)])
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
     return Scale(low / margin, high * margin, logarithmic=True)
-
-
-def _widened(low: float, high: float, share: float) -> tuple[float, float]:
-    reach = (high - low) * share
-    return low - reach, high + reach

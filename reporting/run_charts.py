@@ -82,8 +82,8 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
     return groups if len(groups) <= len(PALETTE) else [*groups[: len(PALETTE) - 1], (f"{len(rest)} others", rest)]
 
 
-def common_top(curves: Sequence[Curve], *, losses: bool) -> float | None:
-    """Return the largest value to show of curves in one chart; None to show all of them.
+def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
+    """Return the largest value to show of curves in one chart; infinite to show all of them.
 
     A spike, a run far above most others and, of `losses`, the first steps may lie outside.
     """
@@ -91,14 +91,14 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float | None:
     later = [curve.values[(curve.steps >= early * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves]
     later = [values if len(values) else curve.known for values, curve in zip(later, curves, strict=True)]
     if sum(map(len, later)) < FEWEST_VALUES:
-        return None
+        return np.inf
     tops = [float(np.quantile(values, ORDINARY_SHARE, method="lower")) for values in later]
     most = OUTLYING_FACTOR * sorted(tops)[(len(tops) - 1) // 2]
     ordinary = np.concatenate([values for values, top in zip(later, tops, strict=True) if top <= most or most <= 0])
     low, high = float(ordinary.min()), float(np.quantile(ordinary, ORDINARY_SHARE, method="lower"))
     limit = max(low + BEARABLE_RANGES * (high - low), 0.0 if losses else BEARABLE_FACTOR * high)
     every = np.concatenate([curve.known for curve in curves])
-    return None if every.max() <= limit else float(every[every <= limit].max())
+    return np.inf if every.max() <= limit else float(every[every <= limit].max())
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +131,8 @@ class _View:
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
         """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
-        known, tokenizers = self._known(key), [_tokenizer(history) for history in self.histories]
+        known, own = self._known(key), [history.job.tokenizer for history in self.histories]
+        tokenizers = [None if one is None else f"{one.name} ({one.vocabulary_size:,} ids)" for one in own]
         factors = [history.bits_per_nat for history in self.histories]
         if len({one for one in tokenizers if one is not None}) < 2:
             yield self._chart(f"{title}, nats per token", key, known)
@@ -150,7 +151,7 @@ class _View:
         for number, curve in known.items():
             several = self.histories[number].name, self.colours[number]
             lines += self._lines(number, key, curve, *(several if len(self.histories) > 1 else (title, PANEL_COLOUR)))
-        top = None if logarithmic or not known else common_top([*known.values()], losses=key.endswith("_loss"))
+        top = np.inf if logarithmic or not known else common_top([*known.values()], losses=key.endswith("_loss"))
         averages = "" if key not in NOISY or self._shows_raw(key) else ", moving average"
         return self._line_chart(title + averages, lines, top, logarithmic=logarithmic)
 
@@ -158,7 +159,7 @@ class _View:
         """Return a curve of those runs that have it, by the number of the run."""
         return {number: history.curves[key] for number, history in enumerate(self.histories) if key in history.curves}
 
-    def _line_chart(self, title: str, lines: list[Line], top: float | None, *, logarithmic: bool = False) -> LineChart:
+    def _line_chart(self, title: str, lines: list[Line], top: float, *, logarithmic: bool = False) -> LineChart:
         columns = min(MOST_COLUMNS, COLUMNS // len(self.histories))
         marks = self._marks()
         return LineChart(
@@ -193,8 +194,3 @@ class _View:
             style = mark.kind.replace(" ", "-")
             marks[mark.kind, int(place / width)] = VerticalMark(x=float(place) * self.factor, style=style, text=text)
         return list(marks.values())
-
-
-def _tokenizer(history: RunHistory) -> str | None:
-    found = history.job.tokenizer
-    return None if found is None else f"{found.name} ({found.vocabulary_size:,} ids)"

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -72,8 +72,8 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     os.nice(10)  # the run may be training here
     record, _, notes = read_resolved(run.directory)
     if record is None:
-        notes.append(f"{run.directory / RESOLVED}: not there: the run has not begun; train it")
-        raise BadInput(notes[0].removeprefix("NOTE: "))
+        absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
+        raise BadInput(*[note.removeprefix("NOTE: ") for note in notes] or [absent])
     step, model = command.look or 0, ModelConfig(**record.model)
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]
@@ -166,8 +166,8 @@ def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
         raise BadInput(f"--look: {device}: {str(error).splitlines()[0]}; pass another --device") from error
 
 
-def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> list[HeldOutText]:
-    """Return sequences as text, or as ids where no tokenizer is known."""
+def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Iterator[HeldOutText]:
+    """Yield sequences as text, or as ids where no tokenizer is known."""
     place, known, end = ModelLocation(run.directory, run.directory, run.directory), None, -1
     if (tokenizer := tokenizer_of(place, None, model)) is not None:
         known, end = bytes_of(tokenizer), tokenizer.end_of_text_id
@@ -175,13 +175,11 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> lis
     for stream in {one.directory.train for one in sequences} if known else ():
         here = {one.number: one.first for one in sequences if one.directory.train is stream}
         before |= zip(here, ends_before(stream, end, np.array([*here.values()])).tolist(), strict=True)
-    texts: list[HeldOutText] = []
     for one in sequences:
         document = "ids" if known is None else f"document {before[one.number] + 1:,}"
         source = f"sequence {one.number}, rank {one.rank}: {one.directory.path.name}, {document}, token {one.first:,}"
         tokens = [f" {token}" if known is None else known.get(token, "") for token in one.ids]
-        texts.append(HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1))
-    return texts
+        yield HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1)
 
 
 def ends_before(stream: TokenStream, end_of_text: int, places: np.ndarray) -> np.ndarray:
