@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
+import os
 import sys
+from functools import partial
+from importlib import import_module
+from typing import Any
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import exit_status, interrupts_kept, prepare_process
+from common.errors import BadInput
+from common.installation import exit_status, prepare_process, run_command
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
@@ -33,19 +37,20 @@ def main() -> int:
 
     classes = {name: command.options for name, command in COMMANDS.items()}
     options = parse("evaluate.py", classes, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
-    from training.launch import check_environment, environment_rank
+    follows = os.environ.get("RANK", "0") != "0"
+    return run_command("evaluate.py", partial(run, sys.argv[1], options), "; stored results are kept", follows=follows)
 
-    try:
-        check_environment()
-        with interrupts_kept():
-            return COMMANDS[sys.argv[1]].run(options) or EXIT_DONE
-    except BadInput as error:
-        if error.alone or environment_rank() == 0:  # all ranks raise it together
-            print(f"evaluate.py: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("evaluate.py: interrupted; stored results are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED
+
+def run(name: str, options: Any) -> int | None:
+    """Run a command; return its exit status. Raises BadInput where several processes would each do all of its work."""
+    from evaluation.command_line import COMMANDS, MeasureOptions
+    from training.launch import check_environment, environment_world_size
+
+    check_environment()
+    processes = environment_world_size()
+    if processes > 1 and not isinstance(options, MeasureOptions):
+        raise BadInput(f"{name}: got {processes} processes of torchrun, wanted one: python evaluate.py {name}")
+    return import_module(COMMANDS[name].module).run(options)
 
 
 if __name__ == "__main__":

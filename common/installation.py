@@ -170,13 +170,19 @@ def interrupts_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def run_command(script: str, run: Callable[[], int | None], interrupted: str | Callable[[], str]) -> int:
-    """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr."""
+def run_command(
+    script: str, run: Callable[[], int | None], interrupted: str | Callable[[], str], *, follows: bool = False
+) -> int:
+    """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr.
+
+    `follows`: rank 0 prints the user errors of all ranks.
+    """
     try:
         with interrupts_kept():
             return run() or EXIT_DONE
     except BadInput as error:
-        print(*(f"{script}: {problem}" for problem in error.problems), sep="\n", file=sys.stderr, flush=True)
+        if error.alone or not follows:
+            print(*(f"{script}: {problem}" for problem in error.problems), sep="\n", file=sys.stderr, flush=True)
         return EXIT_ERROR
     except KeyboardInterrupt:
         left = interrupted if isinstance(interrupted, str) else interrupted()

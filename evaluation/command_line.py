@@ -1,15 +1,13 @@
 """Commands of `evaluate.py`: the options of each, and its registration. Importing this is quick: no torch."""
 
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import integer, number
-from common.errors import BadInput
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
@@ -48,10 +46,10 @@ class SmokeCommand(MeasureOptions):
 
     prompt: Annotated[tuple[str, ...], option("replaces the fixed prompts; may be repeated", "TEXT")] = ()
     tokens: Annotated[
-        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=integer(1))
+        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=COUNT)
     ] = None
     temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
-    top_k: Annotated[int, option("sampling candidates for each token", "K", check=integer(1))] = 25
+    top_k: Annotated[int, option("sampling candidates for each token", "K", check=COUNT)] = 25
     seed: Annotated[int, option("sampling seed", "N", check=integer(0))] = 0
 
 
@@ -95,7 +93,7 @@ class LossCommand(MeasureOptions):
         ),
     ] = None
     count: Annotated[
-        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=integer(1))
+        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=COUNT)
     ] = None
 
 
@@ -107,7 +105,7 @@ class HellaSwagCommand(MeasureOptions):
         str,
         option("hellaswag_val.jsonl, or a dataset on the hub, whose validation split is used", "FILE|OWNER/NAME"),
     ] = "Rowan/hellaswag"
-    count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=integer(1))] = None
+    count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=COUNT)] = None
 
 
 @attrs.frozen(kw_only=True)
@@ -116,13 +114,13 @@ class FineTuneSettings:
 
     # of the order of records, and of dropout
     seed: Annotated[int, option("first seed", "N", check=integer(0))] = 0
-    epochs: Annotated[int, option("maximum", "N", check=integer(1))] = 20
-    batch_size: Annotated[int, option("records per update", "N", check=integer(1))] = 8
+    epochs: Annotated[int, option("maximum", "N", check=COUNT)] = 20
+    batch_size: Annotated[int, option("records per update", "N", check=COUNT)] = 8
     learning_rate: Annotated[float, option("learning rate, constant", "X", check=number(0, above=True))] = 5e-5
     weight_decay: Annotated[float, option("decay of the weights", "X", check=number(0))] = 0.1
     prompt_loss: Annotated[bool, option("train on the prompt's tokens as well")] = False
     # at most half the context
-    longest_answer: Annotated[int, option("maximum tokens of an answer", "N", check=integer(1))] = 256
+    longest_answer: Annotated[int, option("maximum tokens of an answer", "N", check=COUNT)] = 256
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +128,7 @@ class InstructCommand(MeasureOptions):
     """Fine-tune a copy on instructions, and generate answers to held-out ones."""
 
     data: Annotated[Path, option("JSON of records: instruction, input, output", "FILE")]
-    seeds: Annotated[int, option("number of fine-tunings", "N", check=integer(1))] = 1
+    seeds: Annotated[int, option("number of fine-tunings", "N", check=COUNT)] = 1
     settings: Annotated[FineTuneSettings, Parameter(name="*")] = FineTuneSettings()
     output: Annotated[Path | None, option("directory for answers; default: answers/ of the run", "DIR")] = None
     keep_weights: Annotated[
@@ -180,8 +178,8 @@ class HarnessCommand(MeasureOptions):
     models: Models = attrs.field(kw_only=False)
     include_path: Annotated[Path | None, option("directory of additional tasks, as YAML files", "DIR")] = None
     fewshot: Annotated[int | None, option("examples in the context; default: the task's", "N", check=integer(0))] = None
-    limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=integer(1))] = None
-    batch_size: Annotated[int, option("requests per batch", "N", check=integer(1))] = 16
+    limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=COUNT)] = None
+    batch_size: Annotated[int, option("requests per batch", "N", check=COUNT)] = 16
 
 
 @attrs.frozen(kw_only=True)
@@ -216,15 +214,6 @@ class ExportCommand:
     license: Annotated[str | None, option("license identifier for the model card, such as mit", "NAME")] = None
 
 
-def check_alone(command: str) -> None:
-    """Raise BadInput under torchrun with several processes, as each would do all of the command's work."""
-    from training.launch import environment_world_size
-
-    processes = environment_world_size()
-    if processes > 1:
-        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")
-
-
 @attrs.frozen
 class RegisteredCommand:
     """A command; of one that appends results to `evaluations.jsonl` under its own name, how the comparison reads them.
@@ -237,13 +226,6 @@ class RegisteredCommand:
     # Module whose `read_results` structures such a line. Of a damaged line, or another version's, it may raise
     # UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
     measures: str | None = None
-
-    def run(self, options: Any) -> int | None:
-        return import_module(self.module).run(options)
-
-    def read_results(self, record: dict[str, Any]) -> list[Any]:
-        """Return a stored result as EvaluationResult, one or several."""
-        return import_module(self.measures).read_results(record) if self.measures else []
 
 
 COMMANDS = {  # in the order of the comparison's columns

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.command_line import COMMANDS, CompareCommand, check_alone
+from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
@@ -77,7 +77,6 @@ class Comparison:
 
 def run(command: CompareCommand) -> None:
     """Print stored results of models side by side; no model is loaded."""
-    check_alone("compare")
     comparison = compare(read_rows(command.models), command.seed_deviation)
     print(as_markdown(comparison) if command.markdown else as_text(comparison))
 

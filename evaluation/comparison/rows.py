@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,10 @@ def _read(reference: str) -> Row:
 def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
     """Return the results of a stored line that are whole, none of an unknown evaluation; None where all are damaged."""
     command = COMMANDS.get(record["evaluation"])
-    if command is None:
+    if command is None or command.measures is None:
         return []
     try:
-        found = command.read_results(record)
+        found = import_module(command.measures).read_results(record)
     except UNREADABLE:
         return None
     return list(filter(_is_whole, found)) or (None if found else [])

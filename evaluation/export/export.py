@@ -18,7 +18,7 @@ from common.errors import BadInput, printable
 from common.files import lock, replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
-from evaluation.command_line import ExportCommand, check_alone
+from evaluation.command_line import ExportCommand
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained, load, locate
 from model.axes import unpadded
@@ -37,7 +37,6 @@ FINE_TUNING = "fine_tuning.json"
 def run(command: ExportCommand) -> None:
     """Export a model, and upload it if asked."""
     keep_logs_only()
-    check_alone("export")
     if command.private and command.push is None:
         raise BadInput("--private: applies to --push, which is missing")
     check_names(command.push or "owner/name", command.license)

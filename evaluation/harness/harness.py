@@ -73,8 +73,8 @@ def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str,
     if ranks.coordinates:
         for kind in KINDS:
             setattr(asked, kind, partial(_ask, model, ranks, kind))
-        return _told(ranks, partial(_run, asked, wanted))
-    while isinstance(told := _told(ranks, None), Requests):
+    found = partial(_run, asked, wanted)
+    while isinstance(told := from_coordinator(ranks, found, group=ranks.download), Requests):
         _answers(model, told, ranks)
     return told
 
@@ -192,7 +192,7 @@ def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> 
     size = PIECE_BATCHES * model.batch_size
     pieces = [[arguments[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
     answers: list[Any] = [None] * len(requests)
-    found = _answers(model, _told(ranks, lambda: Requests(kind, pieces)), ranks)
+    found = _answers(model, from_coordinator(ranks, lambda: Requests(kind, pieces), group=ranks.download), ranks)
     for at, piece in enumerate(found):
         if isinstance(piece, str):
             raise BadInput(piece)
@@ -221,8 +221,3 @@ def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
             return f"lm-evaluation-harness refuses its own requests to this model: {detail}"
 
     return share(ranks, range(len(told.pieces)), answer)
-
-
-def _told(ranks: Ranks, make: Any) -> Any:
-    """Return rank 0's value of `make`, which may take long, or raise its BadInput, on every rank."""
-    return from_coordinator(ranks, make, group=ranks.download)

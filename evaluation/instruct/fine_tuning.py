@@ -12,15 +12,16 @@ from typing import cast
 import attrs
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from common.errors import BadInput
 from evaluation.command_line import FineTuneSettings
+from evaluation.loss.held_out_loss import prediction_losses
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import share
 from evaluation.shared.records import Record
+from model.gpt import GPT
 from model.loss import NextTokenLoss
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout, microbatch_index
@@ -114,12 +115,9 @@ def validation_loss(trained: Trained, examples: list[Example], ranks: Ranks) -> 
     return loss
 
 
-@torch.no_grad()
-def answer_losses(network: nn.Module, example: Example) -> Tensor:
+def answer_losses(network: GPT, example: Example) -> Tensor:
     """Return the loss of each of the answer's tokens, nats, fp32 (A,)."""
-    ids = torch.tensor(example.tokens, device=next(network.parameters()).device)
-    logits = network(ids[None, :-1])[0, example.first_target - 1 :]  # (A, V)
-    return F.cross_entropy(logits.float(), ids[example.first_target :], reduction="none")
+    return prediction_losses(network, torch.tensor([example.tokens]))[0, example.first_target - 1 :]
 
 
 class _Tuner:

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
-from evaluation.command_line import JudgeCommand, check_alone
+from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
@@ -22,7 +22,6 @@ AGAIN = "nothing is lost, rerun the same command to continue"
 
 def run(command: JudgeCommand) -> int:
     """Print scores without a judge, ask what has no answer yet, keep and print its scores; return the exit status."""
-    check_alone("judge")
     panel = read_panel(find_files(command.answers), common=command.common)
     if command.model is None:
         _print_without_judge(panel)

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
+from common.checks import structured
 from common.errors import printable
 from common.files import replace_file, writing
 from evaluation.instruct.reference_scores import ReferenceScores
@@ -210,10 +211,12 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
     one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
     covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
-    differences = {(entry["a"], entry["b"]): _interval(entry) for entry in record["differences"]}
+    differences = {
+        (entry["a"], entry["b"]): structured(entry, Interval, unknown_keys=True) for entry in record["differences"]
+    }
     differences |= {(b, a): -difference for (a, b), difference in differences.items()}
     candidate = JudgedCandidate(name=record["candidate"], differences=differences)
-    score = _interval(record["score"])
+    score = structured(record["score"], Interval)
     result = EvaluationResult.of(
         record,
         subject=json.dumps([record[key] for key in SUBJECT]),
@@ -294,7 +297,3 @@ def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
 
 def _quoted(text: str) -> list[str]:
     return [f"> {printable(line)}".rstrip() for line in text.splitlines() or [""]]
-
-
-def _interval(entry: dict[str, Any]) -> Interval:
-    return Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))

@@ -12,7 +12,7 @@ import torch
 from common.errors import BadInput, printable
 from common.installation import GuardedStream
 from common.json_files import FILE_BYTES, check_text
-from evaluation.command_line import SampleCommand, check_alone
+from evaluation.command_line import SampleCommand
 from evaluation.shared.load import Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS
 from model.generate import Sampling, lay_out_for_generation
@@ -24,7 +24,6 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey
 
 def run(command: SampleCommand) -> None:
     """Print samples after a prompt, or after each one that is typed."""
-    check_alone("sample")
     typed = command.prompt is None and os.isatty(0) and os.isatty(1)
     prompt = "" if typed else read_prompt(command.prompt)
     ranks = meet(command.device, TIMEOUT_SECONDS)
