@@ -45,10 +45,10 @@ def replay(
     Returns False where a number differs from its record, or none has a record.
     """
     same = any(recorded.values())
-    if ranks.coordinates and not same:
-        print(f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them")
-    if ranks.coordinates:
-        print("  step  what          replayed                recorded")
+    if not same:
+        line = f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them"
+        print_lines(ranks, [line])
+    print_lines(ranks, ["  step  what          replayed                recorded"])
     for step in range(state.position.step, max(recorded)):
         result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)

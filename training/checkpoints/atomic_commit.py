@@ -129,15 +129,12 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
         for file, pieces in files.items():
             write_rows(path, file, pieces)
         sync(partial)
-        problem = verify(partial)
-        if problem is None:
-            publish(path)
-            return None
-    except (OSError, BadInput):
-        discard(path)
-        raise
-    discard(path)
-    return problem.replace(str(partial), str(path))
+        if (problem := verify(partial)) is not None:
+            return problem.replace(str(partial), str(path))
+        publish(path)
+        return None
+    finally:
+        discard(path)  # unless it is published
 
 
 def prune_checkpoints(directory: Path, newest: str, best_step: int | None, keep: int) -> None:

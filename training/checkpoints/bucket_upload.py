@@ -1,15 +1,11 @@
 """Upload of checkpoints to a bucket by rank 0, behind the training: whole, from its disk, one at a time.
 
-    step-00000617/...         the files of docs/checkpoints.md, manifest.json last
-    latest, best              objects that name a checkpoint
-    lease.json                the job that uploads there
-
 A bucket that is slower than the checkpoints gets fewer of them; one that fails gets the next one. Training waits for it
 at its end only.
 
-One job uploads to a prefix: its lease names the job, which renews it; an old one may be taken. No clocks are compared:
-whoever wants a lease watches whether it is renewed. All writes of it are conditional on the version seen before, so
-that of two jobs one gets it.
+One job uploads to a prefix: its lease, `lease.json`, names the job, which renews it; an old one may be taken. No clocks
+are compared: whoever wants a lease watches whether it is renewed. All writes of it are conditional on the version seen
+before, so that of two jobs one gets it.
 """
 
 import json

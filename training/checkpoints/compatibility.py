@@ -12,9 +12,9 @@ from training.config.train_config import KEYS, recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
 
-# A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
-_POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed")
-_STATE_KEYS = ("optimizer",)  # each optimizer keeps its own state
+# A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows; and
+# each optimizer keeps its own state.
+_KEPT_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed", "optimizer")
 _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
@@ -44,7 +44,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
     lines = []
     for file, key, was, value in _changed_keys(before, now):
         where = f"{run_directory / file}: {key}"
-        if (file == "model.json" and key != "drop_rate") or key in (*_POSITION_KEYS, *_STATE_KEYS):
+        if (file == "model.json" and key != "drop_rate") or key in _KEPT_KEYS:
             raise BadInput(
                 f"{where}: got {json.dumps(value)}, but {checkpoint} was made with {json.dumps(was)}; set it back to "
                 "resume, or start anew with --resume never (a --set of this key counts instead of the file)"

@@ -119,9 +119,7 @@ def _fetch_newer(
         in_the_way = {name, *(link.name for link in dereferenced_links(directory))}
         archived = disks.on_each(functools.partial(_archive, directory, in_the_way))
         print_lines(disks.ranks, [f"what had its name is now in {where}" for where in archived if where])
-        problems = [
-            each for each in disks.on_each(functools.partial(fetch, bucket, directory / name)) if each is not None
-        ]
+        problems = [*filter(None, disks.on_each(functools.partial(fetch, bucket, directory / name)))]
         if not problems:
             if wanted in LINKS:
                 disks.on_each(functools.partial(point, directory / wanted, name))

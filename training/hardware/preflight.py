@@ -32,7 +32,6 @@ NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
 # Mounts of object stores, by type or source: they upload a file whole, and rename a folder object by object
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
-FINEWEB_BYTES = 21e9  # a token set of runs/8xa100, downloaded
 
 
 @attrs.frozen
@@ -74,7 +73,7 @@ FINEWEB = DiskNeed(
     directory=Path("token_files"),
     what="the FineWeb tokens of the GPU runs",
     least_bytes=0,
-    total_bytes=FINEWEB_BYTES,
+    total_bytes=21e9,  # a token set of runs/8xa100, downloaded
     advice="rent a larger disk, or train on other tokens",
 )
 

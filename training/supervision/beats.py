@@ -135,10 +135,6 @@ class BeatExchange:
         if everyone or self._beats.longest_silence() >= SILENT_POLLS:
             self._observe(rank for rank in self._ring if rank not in watched)
 
-    def read(self, ranks: Iterable[int]) -> dict[int, Beat]:
-        """Return the last beat of each of these ranks that has begun."""
-        return self._read(ranks)[0]
-
     def tell_lost(self, ranks: list[int]) -> None:
         """Tell all ranks, this one as well, that these are lost."""
         self._lost.update(ranks)
@@ -146,14 +142,14 @@ class BeatExchange:
 
     def lost(self) -> dict[int, Beat]:
         """Return the last beats of the ranks that any rank found lost."""
-        return self.read(sorted(self._lost)) if self._lost else {}
+        return self.read(sorted(self._lost))[0] if self._lost else {}
 
     def first(self, key: str) -> bool:
         """Tell whether this rank is the first to ask this."""
         return int(self._store.add(key, 1)) == 1
 
     def _observe(self, ranks: Iterable[int]) -> None:
-        beats, news = self._read(ranks)
+        beats, news = self.read(ranks)
         for rank, beat in beats.items():
             self._beats.observe(rank, beat)
         for line in news:
@@ -162,7 +158,8 @@ class BeatExchange:
             else:
                 self._beats.departures.add(cast(Departure, line))
 
-    def _read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
+    def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
+        """Return the last beat of each of these ranks that has begun, and the lines of the news."""
         begun = list(ranks)
         new = [rank for rank in begun if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):

@@ -112,9 +112,9 @@ class Heartbeat:
         ranks = range(self.ranks.world_size)
         try:
             self._publish(self._departure)
-            before = self._exchange.read(ranks)
+            before, _ = self._exchange.read(ranks)
             while time.monotonic() < deadline:
-                beats = self._exchange.read(ranks)
+                beats, _ = self._exchange.read(ranks)
                 departures = [beat.departure for beat in beats.values()]
                 if "failed" in departures:
                     return ERROR
