@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from common.json_files import read_json
 from experiments.shared.run_progress import read_progress
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from tests.experiments.conftest import MakeLadder, MakeSweep
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import read_metrics
@@ -217,7 +216,7 @@ def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: M
 
 
 @pytest.mark.slow
-def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder, make_run: Callable[..., Path]) -> None:
+def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder, make_run: MakeRun) -> None:
     target = make_run("target", validation_interval=100, learning_rate=0.01)
     (target / "forecast.json").write_text('{"recipe": {}}')
     file = make_ladder(target=target, rates=[1e-9, 2e-9, 4e-9])

@@ -1,7 +1,6 @@
 """Stock class of a configuration: every field is expressed or refused, before training and before an export."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.stock import stock_class
-from tests.conftest import TINY_MODEL, train
+from tests.conftest import TINY_MODEL, MakeRun, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
@@ -84,7 +83,7 @@ def test_a_field_that_is_not_mapped_is_refused_whatever_its_value(experts: int |
         stock_class(MixtureConfig(**TINY_MODEL, experts=experts))
 
 
-def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: Callable[..., Path]) -> None:
+def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: MakeRun) -> None:
     run = make_run(model={"positions": "rope"})
     advice = "or set require_stock_class to false in train.json"
     with pytest.raises(BadInput, match=rf'run/model\.json: got positions "rope", .* but .*; {advice}'):
@@ -93,7 +92,7 @@ def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: Ca
 
 
 def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_and_kept_weights_are_refused(
-    make_run: Callable[..., Path], tmp_path: Path
+    make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run(model={"positions": "rope"}, require_stock_class=False)
     assert train(run, "--max-steps", "2").returncode == 0

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from common.arguments import UsageError
 from reporting.command import ReportCommand, watch
 from reporting.samples.sample_log import read_samples
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from tests.reporting.written_runs import training, write_run
 from tests.training.supervision.runs import start, wait_until
 from training.supervision.run_lock import is_locked, take_run_lock
@@ -78,7 +77,7 @@ def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: Callable[..., Path]) -> None:
+def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=120 * 8 * 32, checkpoint_interval=30, keep_checkpoints=1, validation_interval=30)
     training = start(run, 1, SLOW_STEP=0.05)
     wait_until(lambda: is_locked(run), training)
@@ -92,7 +91,7 @@ def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(mak
 
 
 @pytest.mark.slow
-def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: Callable[..., Path]) -> None:
+def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=400 * 8 * 32, checkpoint_interval=30)
     training = start(run, 1, SLOW_STEP=0.05)
     wait_until(lambda: is_locked(run), training)

@@ -1,13 +1,12 @@
 """--init-from: weights of another model on any layout, recorded, refused where model or run differ."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import metrics, train
+from tests.conftest import MakeRun, metrics, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.test_train import one_line
 
@@ -22,7 +21,7 @@ def record(run: Path) -> dict[str, str]:
 
 
 def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
-    make_run: Callable[..., Path], finished: Path, tmp_path: Path
+    make_run: MakeRun, finished: Path, tmp_path: Path
 ) -> None:
     weights = load_file(finished / "checkpoints" / "best" / "model.safetensors")
     hashes = []
@@ -43,7 +42,7 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
 
 
 def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_not_with_another(
-    make_run: Callable[..., Path], finished: Path
+    make_run: MakeRun, finished: Path
 ) -> None:
     run, started = make_run(random_seed=7), ("--init-from", str(finished))
     assert train(run, *started, "--max-steps", "2").returncode == 0
@@ -85,7 +84,7 @@ def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied:
     ],
 )
 def test_another_network_is_refused_by_its_key(
-    make_run: Callable[..., Path], finished: Path, model: dict[str, object], message: str
+    make_run: MakeRun, finished: Path, model: dict[str, object], message: str
 ) -> None:
     run = make_run("run", model)
     for option in ((), ("--dry-run",)):

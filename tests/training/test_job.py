@@ -12,13 +12,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import ROOT, in_terminal, train, train_command
+from tests.conftest import ROOT, MakeRun, in_terminal, train, train_command
 from tests.test_train import one_line
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
 
-def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path]) -> None:
+def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     run = make_run()
     done = train(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ DAMAGED = "damaged: got sha256"  # of a legal id
     ],
 )
 def test_token_files_that_are_damaged_or_of_another_vocabulary_are_refused_before_the_first_step(
-    make_run: Callable[..., Path], own_tokens: Path, split: str, ranks: int, problem: str
+    make_run: MakeRun, own_tokens: Path, split: str, ranks: int, problem: str
 ) -> None:
     run = make_run()
     [file] = open_split(own_tokens, split).files
@@ -89,9 +89,7 @@ def test_token_files_that_are_damaged_or_of_another_vocabulary_are_refused_befor
 
 
 @pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
-def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(
-    make_run: Callable[..., Path], name: str
-) -> None:
+def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(make_run: MakeRun, name: str) -> None:
     run = make_run()
     if name == "checkpoints":
         (run / name).symlink_to(run / "absent")
@@ -108,7 +106,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed(copied: Path) -> None:
     assert "set it back to resume, or start anew with --resume never (a --set of this key counts" in line
 
 
-def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], own_tokens: Path) -> None:
+def test_a_resume_on_other_tokens_is_refused(make_run: MakeRun, own_tokens: Path) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
     assert train(run, "--max-steps", "2", "--token-files", str(own_tokens)).returncode == 0  # the same, elsewhere
@@ -157,7 +155,7 @@ build.verify_tokens = check_then_damage
     ],
 )
 def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_one_line(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path], own_tokens: Path, damage: str, message: str
+    make_run: MakeRun, changed_train: Callable[[str], Path], own_tokens: Path, damage: str, message: str
 ) -> None:
     options, script = ("--token-files", str(own_tokens)), changed_train(DAMAGE_AFTER_THE_CHECK)
     done = train(make_run(), *options, ranks=2, script=script, environment={"DAMAGE": damage})
@@ -170,7 +168,7 @@ def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_
 
 
 def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
-    make_run: Callable[..., Path], token_files: Path, own_tokens: Path
+    make_run: MakeRun, token_files: Path, own_tokens: Path
 ) -> None:
     run = make_run(dataset=str(own_tokens))
     (own_tokens / "manifest.json").unlink()
@@ -188,7 +186,7 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
     assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
-def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Callable[..., Path]) -> None:
+def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: MakeRun) -> None:
     run = make_run(validation_interval=8, checkpoint_interval=8, validation_sequences=3000)
     process = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     metrics = run / "metrics.jsonl"
@@ -203,7 +201,7 @@ def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Call
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_one_bar_with_everything(make_run: Callable[..., Path]) -> None:
+def test_in_a_terminal_there_is_one_bar_with_everything(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=24 * 256, log_interval=2)
     status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))
     assert status == 0, last

@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, train
+from tests.conftest import ROOT, MakeRun, train
 from training import launch
 from training.supervision.run_lock import take_run_lock
 
@@ -136,7 +134,7 @@ def test_variables_of_a_rank_are_numbers_and_complete(
     assert refused.value.alone
 
 
-def test_train_py_says_so_before_anything_is_written(make_run: Callable[..., Path]) -> None:
+def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
     run = make_run()
     with take_run_lock(run).file:  # of the first task
         task = train(run, environment={"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})

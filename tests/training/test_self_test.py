@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import metrics, train
+from tests.conftest import MakeRun, metrics, train
 from tests.training.conftest import state_of
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks
@@ -24,7 +24,7 @@ FOUR_STEPS = 4 * 8 * 30
 
 
 @pytest.fixture
-def parts(make_run: Callable[..., Path], alone: Ranks) -> Parts:
+def parts(make_run: MakeRun, alone: Ranks) -> Parts:
     return *state_of(make_run(model={"drop_rate": 0.1}), alone), alone
 
 
@@ -87,7 +87,7 @@ if "DISTURB" in os.environ:
 
 @pytest.mark.slow
 def test_a_run_with_the_self_test_has_the_bits_of_one_without(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path]
+    make_run: MakeRun, changed_train: Callable[[str], Path]
 ) -> None:
     script = changed_train(AS_ON_A_GPU)
     plain = make_run("plain", NETWORK, min_train_tokens=FOUR_STEPS, validation_interval=None)
@@ -107,7 +107,7 @@ def test_a_run_with_the_self_test_has_the_bits_of_one_without(
 
 
 def test_a_difference_on_one_rank_is_known_to_all_and_the_run_goes_on(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path]
+    make_run: MakeRun, changed_train: Callable[[str], Path]
 ) -> None:
     run, script = make_run(parallel="fsdp", validation_interval=None), changed_train(AS_ON_A_GPU)
     done = train(run, "--max-steps", "1", ranks=2, script=script, environment={"DISTURB": "1"})

@@ -1,8 +1,6 @@
 """One step: one reduction whatever the accumulation, the right gradient, dropout by position."""
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from tests.conftest import MakeRun
 from tests.training.conftest import state_of
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
 from tokens.batches.micro_batches import MicroBatch
@@ -23,7 +22,7 @@ from training.step import run_microbatches, seed_dropout, train_step
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, accumulation: int, parallel: str, determinism: str
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, accumulation: int, parallel: str, determinism: str
 ) -> None:
     plain = dist.all_reduce
 
@@ -52,9 +51,7 @@ def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
     assert counts == norm | {reduction: groups}
 
 
-def test_with_weights_a_step_has_the_weighted_mean_loss_of_its_global_batch(
-    make_run: Callable[..., Path], alone: Ranks
-) -> None:
+def test_with_weights_a_step_has_the_weighted_mean_loss_of_its_global_batch(make_run: MakeRun, alone: Ranks) -> None:
     state, settings = state_of(make_run(), alone)
     network, generator = copy.deepcopy(state.parallel.network), torch.Generator().manual_seed(0)
     rows = torch.randint(257, (4, 2, 33), generator=generator)

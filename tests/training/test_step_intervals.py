@@ -1,14 +1,12 @@
 """Step intervals: when a run logs, validates, saves and hashes, how much of it remains, and when it stops early."""
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from tests.training.conftest import ledger_of
 from training.build import make_intervals, validation_steps
 from training.command import Options
@@ -50,9 +48,7 @@ def test_the_remaining_work_is_what_is_due_from_a_step_on(step: int) -> None:
 
 
 @pytest.mark.parametrize(("max_steps", "last_step"), [(None, 8), (3, 3), (50, 8)])
-def test_a_job_ends_with_the_run_or_earlier(
-    make_run: Callable[..., Path], max_steps: int | None, last_step: int
-) -> None:
+def test_a_job_ends_with_the_run_or_earlier(make_run: MakeRun, max_steps: int | None, last_step: int) -> None:
     run = load_run(make_run(checkpoint_interval=4, validation_interval=2, log_interval=5), [])
     plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
     intervals = make_intervals(run.train, plan, Options(max_steps=max_steps, hash_every=7))

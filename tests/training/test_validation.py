@@ -1,7 +1,6 @@
 """Validation: the same mean whatever the micro-batch, in evaluation mode, given up when asked to stop."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import attrs
 import pytest
 import torch
 
+from tests.conftest import MakeRun
 from tests.training.conftest import state_of
 from tokens.format.token_file import open_split
 from training.parallel.process_group import Ranks
@@ -21,7 +21,7 @@ def never() -> bool:
 
 
 @pytest.fixture
-def parts(make_run: Callable[..., Path], alone: Ranks) -> tuple[Any, Any, Ranks]:
+def parts(make_run: MakeRun, alone: Ranks) -> tuple[Any, Any, Ranks]:
     return *state_of(make_run(model={"drop_rate": 0.5}), alone), alone
 
 

@@ -1,7 +1,7 @@
 """What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from evaluation.export.export import export, save_network
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
 from model.generate import Sampling, generate
-from tests.conftest import TINY_MODEL, shared, train
+from tests.conftest import TINY_MODEL, MakeRun, shared, train
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
@@ -56,7 +56,7 @@ def gpt2(*, tied: bool, bias: bool) -> dict[str, Any]:
     ],
 )
 def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_the_same(
-    make_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any], name: str
+    make_run: MakeRun, tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 

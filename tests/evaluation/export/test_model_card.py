@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import TINY_MODEL, train
+from tests.conftest import TINY_MODEL, MakeRun, train
 from tests.evaluation.comparison.stored import said
 
 
-def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     assert train(run, "--price-per-hour", "3.29").returncode == 0
     said("export", run, tmp_path / "named", "--license", "mit")

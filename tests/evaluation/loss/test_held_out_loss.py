@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
-from tests.conftest import seal_again, shared, train
+from tests.conftest import MakeRun, seal_again, shared, train
 from tests.evaluation.comparison.stored import refused, results, said
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
@@ -31,7 +30,7 @@ def loss(*arguments: str | Path, ranks: int = 1) -> str:
 
 
 @pytest.fixture
-def trained(make_run: Callable[..., Path]) -> Path:
+def trained(make_run: MakeRun) -> Path:
     directory = make_run(validation_sequences=16)
     assert train(directory, "--max-steps", "3").returncode == 0
     return directory
@@ -174,7 +173,7 @@ def test_other_programs_token_files_are_measured_as_they_are(trained: Path, toke
 
 
 def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()

@@ -1,7 +1,6 @@
 """Named ranges are those of the published tables, and are fetched without the tokens to train on."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +14,7 @@ from evaluation.loss import token_range
 from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.token_directory import write_llm_c
 
@@ -51,7 +50,7 @@ def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
 
 
 def test_a_directory_that_does_not_hold_the_range_is_refused(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
@@ -64,7 +63,7 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
 
 
 def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
-    make_run: Callable[..., Path], token_files: Path, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, token_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(validation_sequences=16)
     assert train(run, "--max-steps", "1").returncode == 0

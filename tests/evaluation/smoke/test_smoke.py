@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
-from tests.conftest import ROOT, seal_again, shared, train
+from tests.conftest import ROOT, MakeRun, seal_again, shared, train
 from tests.evaluation.comparison.stored import evaluate, results
 from training.checkpoints.directory import WEIGHTS
 
@@ -79,7 +79,7 @@ def test_repetition_is_told_from_text() -> None:
     assert shortest_cycle([5] * 9) is None
 
 
-def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     options = ("--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")))
     launch.run(ROOT / "prepare_data.py", str(shared("wikitext2.txt")), *options).check_returncode()

@@ -1,6 +1,5 @@
 """Ladder file: what it becomes, what is refused by its name, and rules of batch and rate."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder, scaled_batch, scaled_rate, size_name
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from tests.experiments.conftest import MakeLadder
 
 
@@ -42,7 +41,7 @@ def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(
-    make_ladder: MakeLadder, make_run: Callable[..., Path], keys: dict[str, Any], message: str
+    make_ladder: MakeLadder, make_run: MakeRun, keys: dict[str, Any], message: str
 ) -> None:
     if isinstance(keys.get("target"), dict):
         keys = {"target": make_run("lacking", **keys["target"])}

@@ -12,6 +12,7 @@ from experiments.ladder.ladder_table import LadderTable, conclude
 from experiments.ladder.trunk import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
 from model.counts import matmul_parameter_count
+from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeLadder
 from training.planning.estimate_table import describe_forecast_file
 
@@ -70,7 +71,7 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
 
 
 def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(
-    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
+    make_ladder: MakeLadder, make_run: MakeRun, tmp_path: Path
 ) -> None:
     warm = {"warmup_period_percent": 85, "schedule_learning_rate": "cosine"}
     ladder = read_ladder(make_ladder(target=make_run("warm", min_train_tokens=20_000, **warm)))
@@ -92,7 +93,7 @@ def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_
 
 
 def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(
-    file: Path, make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
+    file: Path, make_ladder: MakeLadder, make_run: MakeRun, tmp_path: Path
 ) -> None:
     notes = "\n".join(concluded(file, tmp_path / "out", clean, INSIDE).notes())
     assert "For the target: learning_rate 0.00" in notes and "batch 8 sequences" in notes

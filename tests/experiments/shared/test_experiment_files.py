@@ -1,6 +1,5 @@
 """Run directories of an experiment: written once, refused where they changed under results."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.shared.experiment_files import missing_tokens, write_run_directory
+from tests.conftest import MakeRun
 from training.config.train_config import load_run
 
 
@@ -23,7 +23,7 @@ def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(tm
 
 
 def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_needs_it(
-    make_run: Callable[..., Path],
+    make_run: MakeRun,
 ) -> None:
     file = Path("sweep.json")
     assert missing_tokens(file, load_run(make_run("here"), ()).train) is None

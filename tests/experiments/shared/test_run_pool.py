@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.training_jobs import JOB_LOG, PoolOptions, TrainingProcess
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from training.launch import job_seconds
 from training.supervision.run_lock import lock_is_held, take_run_lock
 from training.telemetry.budget import Budget
@@ -31,9 +30,7 @@ LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}
 
 
 @pytest.mark.slow
-def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(make_run: MakeRun, tmp_path: Path) -> None:
     two, one = make_run("two"), make_run("one")
     with RunPool(tmp_path, PoolOptions(device="cpu", ranks=2)) as pool:
         pool.train({two: 3})
@@ -57,7 +54,7 @@ def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_signal_that_comes_while_a_job_starts_reaches_it(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SignalledAtStart(TrainingProcess):
         def __init__(self, *arguments: Any):
@@ -74,7 +71,7 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
 
 @pytest.mark.slow
 def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl_c_or_the_end_of_the_budget(
-    make_run: Callable[..., Path], tmp_path: Path
+    make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
@@ -102,7 +99,7 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_delays_no_other(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
 ) -> None:
     held, other = make_run("held"), make_run("other")
     began = time.time() - 5000
@@ -164,7 +161,7 @@ def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(t
 
 
 def test_a_failure_names_keys_as_the_experiments_file_has_them(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = "print('train.py: full; keep fewer with --set keep_checkpoints=1'); raise SystemExit(1)"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
@@ -175,7 +172,7 @@ def test_a_failure_names_keys_as_the_experiments_file_has_them(
 
 @pytest.mark.parametrize("seconds", [1, 10])
 def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
-    make_run: Callable[..., Path], tmp_path: Path, seconds: float
+    make_run: MakeRun, tmp_path: Path, seconds: float
 ) -> None:
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600

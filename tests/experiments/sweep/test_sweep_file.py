@@ -1,13 +1,12 @@
 """Sweep files: variants, names, seeds; errors name file and key."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import BadInput
 from experiments.sweep.sweep_file import Halving, read_sweep
+from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeSweep
 
 
@@ -24,9 +23,7 @@ def test_each_value_that_differs_from_the_base_is_a_variant(make_sweep: MakeSwee
     assert sweep.seeds == (42, 43)
 
 
-def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(
-    make_sweep: MakeSweep, make_run: Callable[..., Path]
-) -> None:
+def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(make_sweep: MakeSweep, make_run: MakeRun) -> None:
     base = make_run("free", global_batch_size=None)
     sweep = read_sweep(make_sweep(base=base, levers={"train.microbatch_size": [4]}))
     assert [variant.name for variant in sweep.variants] == ["base", "microbatch_size=4"]

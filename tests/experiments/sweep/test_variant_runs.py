@@ -1,7 +1,6 @@
 """Runs of a sweep: ordinary run directories; a changed recipe over results is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.variant_runs import check_rungs, check_variants, results_of, runs_of, write_runs
+from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.directory import CHECKPOINTS, name_of
 from training.config.train_config import load_run
@@ -36,7 +36,7 @@ def test_runs_are_the_base_with_their_changes_and_nothing_else(make_sweep: MakeS
     assert load_run(directories[3], ()).train.random_seed == 43
 
 
-def test_no_run_of_a_sweep_has_the_bucket_of_its_base(make_sweep: MakeSweep, make_run: Callable[..., Path]) -> None:
+def test_no_run_of_a_sweep_has_the_bucket_of_its_base(make_sweep: MakeSweep, make_run: MakeRun) -> None:
     file = make_sweep(base=make_run("stored", checkpoints="s3://bucket/stored"))
     assert all("checkpoints" not in read_json(directory / "train.json") for directory in write(file))
 
@@ -105,7 +105,7 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
 
 
 def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
-    make_sweep: MakeSweep, make_run: Callable[..., Path]
+    make_sweep: MakeSweep, make_run: MakeRun
 ) -> None:
     sweep = read_sweep(file := make_sweep(base=make_run("free", global_batch_size=None), seeds=1))
     runs = runs_of(sweep, file.with_suffix(""), 1)

@@ -1,13 +1,13 @@
 """W&B: a run holds each row once, offline and online; failures are one line, and no file of it holds the access key."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import launch
-from tests.conftest import ROOT, metrics
+from tests.conftest import ROOT, MakeRun, metrics
 from tests.reporting.trackers.tracked import append_steps, assert_holds_losses, from_wandb
 from tests.reporting.trackers.wandb_server import WandbServer, serve_wandb
 from tests.training.supervision.runs import start, wait_until
@@ -110,7 +110,7 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     assert_holds_losses(server.values(name), run)
 
 
-def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: Callable[..., Path]) -> None:
+def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: MakeRun) -> None:
     train = {"min_train_tokens": 60 * 8 * 32, "checkpoint_interval": 20}
     alone, beside = make_run("alone", **train), make_run("beside", **train)
     start(alone, 1, "--hash-every", "1").communicate(120)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from tests import launch
 from tests.bucket_server import BucketServer
+from tests.conftest import MakeRun
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.walks import final_hash
 from tokens.hub.download import RECEIPT, download_dataset
@@ -91,7 +91,7 @@ def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
 
 @pytest.mark.slow
 def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_files(
-    make_run: Callable[..., Path], bucket_server: BucketServer, token_files: Path, tmp_path: Path
+    make_run: MakeRun, bucket_server: BucketServer, token_files: Path, tmp_path: Path
 ) -> None:
     url = put("dataset", token_files)
     local, remote = make_run("local"), make_run("remote", dataset=url)

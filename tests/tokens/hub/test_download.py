@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from tests import hub_server
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, MakeRun, metrics, train
 from tests.hub_server import serve
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run, texts_of
@@ -63,7 +62,7 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_trains_on_a_hub_dataset_that_two_ranks_download_once(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
     target = ROOT / "token_files" / "lockstep-test" / "tokens"
     shutil.rmtree(target, ignore_errors=True)
@@ -95,7 +94,7 @@ def shards(token_files: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_run(
-    make_run: Callable[..., Path], shards: Path, tmp_path: Path
+    make_run: MakeRun, shards: Path, tmp_path: Path
 ) -> None:
     name = "lockstep-test-shards/tokens"
     target = ROOT / "token_files" / name

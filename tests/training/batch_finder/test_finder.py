@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from common.errors import BadInput
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from training.batch_finder import finder
 from training.batch_finder.probe import HEADROOM, Prober, ProbeSettings, Report, usable_bytes
 from training.config.train_config import load_run
@@ -44,9 +43,7 @@ def contents(run: Path) -> dict[str, bytes]:
         ("later", "ddp", 1),
     ],
 )
-def test_one_rank_out_of_memory_is_a_vote_of_all(
-    make_run: Callable[..., Path], place: str, parallel: str, fits: int
-) -> None:
+def test_one_rank_out_of_memory_is_a_vote_of_all(make_run: MakeRun, place: str, parallel: str, fits: int) -> None:
     run = make_run(parallel=parallel, determinism="off", dataset="not needed")
     before = contents(run)
     options = ("--device", "cpu", "--world-size", "2")
@@ -58,7 +55,7 @@ def test_one_rank_out_of_memory_is_a_vote_of_all(
     assert contents(run) == before
 
 
-def test_under_torchrun_it_is_the_same_and_is_written(make_run: Callable[..., Path]) -> None:
+def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None:
     run = make_run(determinism="off")
     text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
     (run / "train.json").write_text(text)
@@ -86,7 +83,7 @@ def test_ranks_can_be_killed_as_soon_as_they_are_started(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[..., Path]) -> None:
+def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: MakeRun) -> None:
     run = make_run(determinism="off")
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
@@ -99,7 +96,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[.
         assert f"find_batch_size.py: {line}" in done.stderr.splitlines()
 
 
-def test_no_process_outlives_a_killed_search(make_run: Callable[..., Path]) -> None:
+def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
     options = ("--device", "cpu", "--set", "train.global_batch_size=null")
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
     process.stdout.readline()
@@ -112,7 +109,7 @@ def test_no_process_outlives_a_killed_search(make_run: Callable[..., Path]) -> N
         time.sleep(0.1)
 
 
-def test_ctrl_c_is_one_line(make_run: Callable[..., Path]) -> None:
+def test_ctrl_c_is_one_line(make_run: MakeRun) -> None:
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), "--device", "cpu")
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -120,7 +117,7 @@ def test_ctrl_c_is_one_line(make_run: Callable[..., Path]) -> None:
     assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
 
 
-def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_has_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def search(processes: int | None) -> None:
         finder.report_largest(load_run(make_run(str(processes)), []), [], "cpu", processes, write=False)
 
@@ -138,7 +135,7 @@ def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], mon
         finder.report_largest(load_run(make_run("last"), []), [], "cpu", None, write=False)
 
 
-def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
+def test_bad_input_is_one_line(make_run: MakeRun) -> None:
     run, plain = make_run(), make_run("plain", global_batch_size=None, gradient_accumulation_steps=3)
     for directory, options, line in (
         (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
@@ -178,7 +175,7 @@ def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.Mo
     assert usable_bytes(torch.device("cuda")) == total - others - int(HEADROOM * total)
 
 
-def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[..., Path]) -> None:
+def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: MakeRun) -> None:
     directory = make_run()
     path, file = directory / "train.json", directory / "elsewhere.json"
     text = path.read_bytes().replace(b", ", b",\r\n")

@@ -2,17 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, MakeRun
 from training.batch_finder.search import candidates, keeping, next_candidate, prediction_table
 from training.config.train_config import load_run
 from training.hardware.gpus import known_gpus
 
 
-def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path]) -> None:
+def test_a_search_decides_every_limit_in_few_trials(make_run: MakeRun) -> None:
     sizes = candidates(load_run(make_run(), ["global_batch_size=null"]).train, 2)
     for limit in (0, 1, 2, 30, 100, 333, 5000):
         for guess in (None, 1, 3, 100, 4000):
@@ -23,7 +21,7 @@ def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path
             assert trials <= (3 if limit == guess else 20), (limit, guess)
 
 
-def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None:
+def test_candidates_keep_the_global_batch(make_run: MakeRun) -> None:
     train = load_run(make_run(global_batch_size=24), []).train
     assert candidates(train, 2) == [1, 2, 3, 4, 6, 12]
     assert keeping(train.batch, 2, 5) == 4
@@ -42,7 +40,7 @@ def test_predictions_need_no_gpu_and_no_tokens() -> None:
     assert "calibrated on torch's allocator, met on one H200" in done.stdout
 
 
-def test_a_small_model_is_told_in_mib(make_run: Callable[..., Path]) -> None:
+def test_a_small_model_is_told_in_mib(make_run: MakeRun) -> None:
     run = load_run(make_run(), [])
     first, *_ = prediction_table(run.model, run.train, [known_gpus()["l4"]], 1)
     assert re.search(r"ddp, MiB: weights 0\.\d*[1-9]", first), first

@@ -2,13 +2,12 @@
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import launch
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, MakeRun, metrics, train
 from tests.test_train import one_line
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
 from tests.tokens.preparing import run as command
@@ -53,7 +52,7 @@ def wait_for(text: str, process: launch.Process) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
 def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
-    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
+    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
 ) -> None:
     preparation += shards
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens")}
@@ -79,7 +78,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
 
 @pytest.mark.slow
 def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
-    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
+    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
 ) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     early, late = make_run("early", **settings), make_run("late", **settings)
@@ -98,7 +97,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
 
 
 def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
-    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
+    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
 ) -> None:
     run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
     prepare_units(preparation, 20)
@@ -111,9 +110,7 @@ def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_followed_is_refused(
-    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
-) -> None:
+def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     run = make_run(**settings)
     prepare_units(preparation, 5)

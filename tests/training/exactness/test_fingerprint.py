@@ -1,6 +1,5 @@
 """Numerics fingerprint: what is in it at which level, and its differences by name."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import attrs
 import pytest
 import torch
 
+from tests.conftest import MakeRun
 from tests.conftest import train as train_run
 from training.config.train_config import load_run
 from training.exactness.fingerprint import drift, fingerprint, resolve_numerics
@@ -23,7 +23,7 @@ def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str
     return fingerprint(load_run(run, []).train, numerics, ranks)
 
 
-def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: Callable[..., Path]) -> None:
+def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: MakeRun) -> None:
     found = of(make_run())
     assert found["torch"] == torch.__version__
     assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
@@ -31,7 +31,7 @@ def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: Callabl
     assert "loss_chunks" not in found
 
 
-def test_world_size_and_wrapper_count_unless_the_level_is_elastic(make_run: Callable[..., Path]) -> None:
+def test_world_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
     run = make_run()
     assert of(run) == of(run, world_size=4)
     once = attrs.evolve(ELASTIC, determinism="run")
@@ -40,12 +40,12 @@ def test_world_size_and_wrapper_count_unless_the_level_is_elastic(make_run: Call
 
 
 @pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])
-def test_compiled_regions_are_named(make_run: Callable[..., Path], compiled: bool | str, unit: bool | str) -> None:
+def test_compiled_regions_are_named(make_run: MakeRun, compiled: bool | str, unit: bool | str) -> None:
     assert of(make_run(), attrs.evolve(ELASTIC, compiled=compiled))["compiled"] == unit
 
 
 def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     before = of(make_run("before"))
@@ -66,13 +66,13 @@ def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
     ],
 )
 def test_the_default_is_the_strongest_level_that_costs_nothing(
-    make_run: Callable[..., Path], wanted: str | None, device: str, level: str
+    make_run: MakeRun, wanted: str | None, device: str, level: str
 ) -> None:
     train = load_run(make_run(determinism=wanted, precision="bf16"), []).train
     assert resolve_numerics(train, torch.device(device)).determinism == level
 
 
-def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: Callable[..., Path]) -> None:
+def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: MakeRun) -> None:
     run = make_run()
     assert train_run(run, "--max-steps", "2").returncode == 0
     refused = train_run(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4")

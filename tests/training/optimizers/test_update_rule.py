@@ -1,7 +1,6 @@
 """A new optimizer is its file and its registration: it trains, saves, resumes and is planned with, in its own state."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors import safe_open
 from common.errors import BadInput
 from model.axes import Axes, Axis
 from model.config import ModelConfig
-from tests.conftest import TINY_MODEL, metrics, train
+from tests.conftest import TINY_MODEL, MakeRun, metrics, train
 from tests.training.optimizers import sign_descent
 from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.config.train_config import load_run
@@ -26,7 +25,7 @@ AXES = Axes(rows=(Axis("embed", 2),), columns=Axis("embed", 2), embedding=False)
 HASHED = ("--set", "optimizer=sign", "--hash-every", "1")
 
 
-def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(make_run: Callable[..., Path]) -> None:
+def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(make_run: MakeRun) -> None:
     straight, resumed = make_run("straight"), make_run("resumed")
     assert train(straight, *HASHED, script=SCRIPT).returncode == 0
     assert train(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT).returncode == 0
@@ -41,7 +40,7 @@ def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(m
         assert file.get_tensor("updates.token_embedding.weight").tolist() == [8, 8, 8]
 
 
-def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_optimizer_is_planned_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=f"optimizer: got 'sign', wanted .*{list(OPTIMIZERS)[-1]}"):
         load_run(make_run("unknown"), ["optimizer=sign"])
     monkeypatch.setitem(OPTIMIZERS, "sign", "sign descent")

@@ -1,6 +1,5 @@
 """Exchange of partial sums over real process groups: the bits of one process on any number of ranks, on two levels."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.counts import parameter_count
-from tests.conftest import TINY_MODEL
+from tests.conftest import TINY_MODEL, MakeRun
 from tests.machines import two_machines
 from tests.training.parallel.conftest import MakeGroup, on_threads
 from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
@@ -96,9 +95,7 @@ def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
-def test_a_step_sends_no_more_between_nodes_than_it_must(
-    make_run: Callable[..., Path], tmp_path: Path, parallel: str
-) -> None:
+def test_a_step_sends_no_more_between_nodes_than_it_must(make_run: MakeRun, tmp_path: Path, parallel: str) -> None:
     model = {"emb_dim": 128, "n_layers": 4}
     parameters = parameter_count(ModelConfig(**TINY_MODEL | model))
     sent: dict[int, int] = {}

@@ -1,8 +1,6 @@
 """FSDP2: groups of blocks, the precision of what is gathered, how often, and the same bits as without it."""
 
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from model.axes import axes_of
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
-from tests.conftest import TINY_MODEL, metrics, train
+from tests.conftest import TINY_MODEL, MakeRun, metrics, train
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
 from training.config.key_groups import OptimizationOptions
@@ -138,7 +136,7 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
             assert gathered == []  # an update is of shards
 
 
-def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(make_run: Callable[..., Path]) -> None:
+def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(make_run: MakeRun) -> None:
     # A sum of two has one order; the norm has not, so nothing is clipped.
     hashes = []
     for parallel in ("ddp", "fsdp"):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from common.errors import BadInput
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, MakeRun, metrics, train
 from tests.training.parallel.conftest import as_rank, default_ranks
 from training.parallel.mesh import (
     Levels,
@@ -49,7 +49,7 @@ process_group.start = start_sharing
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(
-    make_run: Callable[..., Path], changed_train: Callable[[str], Path], parallel: str
+    make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str
 ) -> None:
     # With determinism "run" the bits are those of the number of ranks that divide the batch.
     curves, plain = {}, ROOT / "train.py"

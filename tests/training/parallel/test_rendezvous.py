@@ -7,7 +7,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import metrics, train
+from tests.conftest import MakeRun, metrics, train
 from tests.machines import Hosts, Machine
 from training.parallel import rendezvous
 
@@ -34,7 +33,7 @@ MINUTE = timedelta(minutes=1)
     ],
 )
 def test_nodes_meet_whatever_their_names_are(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine], hosts: tuple[Hosts, Hosts], master: str
+    make_run: MakeRun, machines: tuple[Machine, Machine], hosts: tuple[Hosts, Hosts], master: str
 ) -> None:
     alone, together = make_run("alone"), make_run("together")
     assert train(alone, "--hash-every", "1").returncode == 0

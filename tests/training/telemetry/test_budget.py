@@ -2,13 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from tests.test_train import one_line
 from tests.training.conftest import ledger_of
 from tests.training.supervision.runs import SLOW, outcome
@@ -38,7 +36,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
 
 @pytest.mark.slow
 def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(
-    make_run: Callable[..., Path],
+    make_run: MakeRun,
 ) -> None:
     run = make_run(**LONG)
     environment = {"SLOW_STEP": "0.05"}

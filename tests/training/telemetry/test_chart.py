@@ -2,19 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from training.telemetry import chart
 from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, BackgroundChart, draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog
 
 
-def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> None:
+def test_a_chart_is_drawn_from_metrics_alone(make_run: MakeRun) -> None:
     run = make_run()
     log = MetricsLog(run)
     log.write({"event": "start", "step": 0})
@@ -32,7 +31,7 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
     assert (run / "training-run-chart.png").stat().st_size > 10_000
 
 
-def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path]) -> None:
+def test_a_drawing_that_failed_is_tried_again_later(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).mkdir()
     drawing = BackgroundChart(run)
@@ -49,7 +48,7 @@ def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path
     assert drawing._process is not failed and drawing._process.wait(60) == 0
 
 
-def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]) -> None:
+def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: MakeRun) -> None:
     run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
     (run / CHART).mkdir()
     done = train(run)

@@ -3,7 +3,7 @@
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common import json_files
-from tests.conftest import train
+from tests.conftest import MakeRun, train
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted, read_metrics
 from training.telemetry.time_ledger import read_earlier
@@ -62,7 +62,7 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
     assert draw_chart(tmp_path).stat().st_size > 5000
 
 
-def test_a_damaged_log_costs_no_resume_and_is_said(make_run: Callable[..., Path]) -> None:
+def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
     run = make_run()
     assert train(run, "--max-steps", "4").returncode == 0
     lines = (run / METRICS).read_bytes().splitlines(keepends=True)
@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_said_once_and_written_later_or_counted_as_los
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "pipe"])
-def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: Callable[..., Path], kind: str) -> None:
+def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: MakeRun, kind: str) -> None:
     run = make_run()
     path = run / METRICS
     {"device": lambda: path.symlink_to("/dev/full"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}[kind]()
