@@ -5,7 +5,6 @@ the interval over the text. All pairs of a measure are tested together at 5 % by
 Journal of Statistics 6, 1979).
 """
 
-import math
 from itertools import combinations
 
 import attrs
@@ -89,7 +88,7 @@ def find_winners(
             continue
         runs = [group.values(measure) for group in groups]
         pairs = [
-            Pair(measure=measure, groups=(one, other), noise=_noise(runs, a, b, stated_deviation))
+            Pair(measure=measure, groups=(one, other), noise=seed_noise(runs, a, b, stated_deviation))
             for (one, a), (other, b) in combinations(zip(groups, runs, strict=True), 2)
         ]
         found = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
@@ -159,10 +158,3 @@ def verdict(pair: Pair, found: Interval) -> str:
     if (found.value > 0) != measure.higher_is_better:
         one, other = other, one
     return f"{one.name} {one.verb} better than {other.name} by {size}"
-
-
-def _noise(recipes: list[Runs], one: Runs, other: Runs, stated_deviation: float | None) -> SeedNoise | None:
-    if stated_deviation is None:
-        return seed_noise(recipes, one, other)
-    runs = [2 / len(seeds)] if (seeds := shared_seeds(one, other)) else [1 / len(one), 1 / len(other)]
-    return SeedNoise(pooled=stated_deviation * math.sqrt(sum(runs)), freedom=math.inf)

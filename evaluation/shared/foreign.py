@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
-from model.config import ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig
+from model.config import GPT2, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, rows
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
@@ -40,10 +40,10 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
 # Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
-SHAPE_KEYS = {
-    **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
-    **{"n_ctx": "context_length", "n_inner": "hidden_width"},
-    **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
+SHAPE_KEYS = {"block_size": "context_length", "n_inner": "hidden_width"} | {
+    key: name
+    for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
+    for key in (name, *rows(ModelConfig)[name].keys[GPT2])
 }
 GPT2_ACTIVATIONS = {STOCK_ACTIVATIONS[ours]: ours for ours in UNGATED} | {"gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATION_KEYS = {"activation_function": GPT2_ACTIVATIONS, "activation": {name: name for name in UNGATED}}

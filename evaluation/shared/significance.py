@@ -181,24 +181,24 @@ def shared_seeds(one: Runs, other: Runs) -> list[int]:
     return seeds if len(seeds) > 1 else []
 
 
-def seed_noise(recipes: Sequence[Runs], one: Runs, other: Runs) -> SeedNoise | None:
+def seed_noise(
+    recipes: Sequence[Runs], one: Runs, other: Runs, stated_deviation: float | None = None
+) -> SeedNoise | None:
     """Return the noise of the difference of two of several recipes; None where one of the two has a single seed.
 
-    Of recipes that share seeds it is that of the differences at these, else that of their means.
+    Of recipes that share seeds it is that of the differences at these, else that of their means. `stated_deviation`: of
+    a run over seeds, in place of the estimate.
     """
+    seeds = shared_seeds(one, other)
+    scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(one) + 1 / len(other))
+    if stated_deviation is not None:
+        return SeedNoise(pooled=stated_deviation * scale, freedom=math.inf)
     if min(len(one), len(other)) < 2:
         return None
-    if seeds := shared_seeds(one, other):
-        deviation, freedom = residual_deviation(recipes, paired=True)
-        _, own = mean_and_error(np.array([one[seed] - other[seed] for seed in seeds]))
-        assert own is not None
-        pooled = deviation * math.sqrt(2 / len(seeds))
-        return SeedNoise(pooled=pooled, freedom=freedom, own=own, own_freedom=len(seeds) - 1)
-    deviation, freedom = residual_deviation(recipes, paired=False)
-    errors = [(mean_and_error(np.array([*runs.values()]))[1] or 0.0, len(runs) - 1) for runs in (one, other)]
-    own, own_freedom = combined_error(*errors)
-    pooled = deviation * math.sqrt(1 / len(one) + 1 / len(other))
-    return SeedNoise(pooled=pooled, freedom=freedom, own=own, own_freedom=own_freedom)
+    values = [[one[seed] - other[seed] for seed in seeds]] if seeds else [[*one.values()], [*other.values()]]
+    own, own_freedom = combined_error(*((mean_and_error(np.array(each))[1] or 0.0, len(each) - 1) for each in values))
+    deviation, freedom = residual_deviation(recipes, paired=bool(seeds))
+    return SeedNoise(pooled=deviation * scale, freedom=freedom, own=own, own_freedom=own_freedom)
 
 
 def own_quantile(comparisons: int, freedom: float) -> float:
