@@ -192,10 +192,7 @@ def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)
 
 
 def value_range(values: Sequence[np.ndarray], margin: float = 0.0) -> tuple[float, float]:
-    """Return the least and the greatest finite value; two different numbers where there is one, or none.
-
-    `margin`: by which both are moved apart, as a share of their distance.
-    """
+    """Return the least and the greatest finite value, never equal; `margin`: share of the distance, outside both."""
     joined = np.concatenate([np.zeros(0), *(one[np.isfinite(one)] for one in values)])
     first, last = (float(joined.min()), float(joined.max())) if len(joined) else (0.0, 0.0)
     if last - first <= 1e-9 * max(abs(first), abs(last)):

@@ -51,10 +51,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 
 
 def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the parts of a run's time that are not zero, then their total: name, time, dollars, share.
-
-    None before the first job has ended. Dollars are "" without a price.
-    """
+    """Yield name, time, dollars ("" without a price) and share of each part that took time, then of the total."""
     total, positive = sum(history.ledger.values()), sum(max(0.0, seconds) for seconds in history.ledger.values())
     paid = history.ledger_usd if total > 0 else None
     for name, seconds in [*history.ledger.items(), ("total", total)] if positive else []:
@@ -115,10 +112,7 @@ def recipe(history: RunHistory) -> Iterator[Fact]:
 
 
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
-    """Return settings that differ between runs, of files, machine and software: name, plumbing, value in each run.
-
-    Plumbing changes no result by more than rounding.
-    """
+    """Return settings that differ between runs, of files, machine and software: name, plumbing, value in each run."""
     every = [_settings(history) | _resolved(history) for history in histories]
     found = []
     for name in dict.fromkeys(name for values in every for name in values):

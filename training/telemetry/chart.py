@@ -67,10 +67,7 @@ class BackgroundChart:
 
 
 def draw_chart(directory: Path) -> Path:
-    """Draw the chart of a run directory and return its path. The file is replaced in one go.
-
-    Raises BadInput where the metrics cannot be read or the chart cannot be written.
-    """
+    """Draw the chart of a run directory; return its path. Raises BadInput for a file it cannot read or write."""
     from common.line_chart import PALETTE, Line, LineChart, VerticalMark, png
     from training.telemetry.curves import TRAIN, losses, run_curves
 

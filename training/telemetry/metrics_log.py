@@ -84,10 +84,7 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_counted(directory: Path) -> JsonLines:
-    """Return every record that a job has written, superseded ones as well, and which lines are left out as damaged.
-
-    Raises BadInput when the file cannot be read at all.
-    """
+    """Return the records of all jobs, superseded ones as well. Raises BadInput when the file cannot be read at all."""
     return read_json_lines(directory / METRICS, _sound)
 
 
@@ -109,10 +106,7 @@ def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) 
 
 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
-    """Yield for each line the seconds of the run so far, and the price per hour of those since the line before.
-
-    `otherwise`: of jobs that have recorded none.
-    """
+    """Yield the run's seconds up to each line, and their price per hour since the line before, or `otherwise`."""
     price, reached = otherwise, 0.0
     for line in lines:
         if line.get("event") == "start":

@@ -112,10 +112,7 @@ class TimeLedger(Spending):
             self._recent_seconds.append(seconds - waited)
 
     def longest_step_seconds(self) -> float:
-        """Return the longest recent step; before the first, the compile time of the last job.
-
-        Without waits for data: during one a run can stop.
-        """
+        """Return the longest recent step, without waits for data; before the first, the last job's compile time."""
         return max(self._recent_seconds, default=self.earlier.compile_seconds if self.steps == 0 else 0.0)
 
     def steps_per_second(self) -> float:
@@ -174,10 +171,7 @@ class TimeLedger(Spending):
 
 
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
-    """Return time and cost of earlier jobs from `metrics.jsonl`, or a checkpoint's elapsed time where that is more.
-
-    Lines of steps that were lost with a kill count as well: they were paid.
-    """
+    """Return time and cost of earlier jobs from `metrics.jsonl`, or a checkpoint's elapsed time where that is more."""
     reached = usd = unpriced = 0.0
     lines = read_counted(run_directory).records
     for elapsed, price in priced_seconds(lines, None):
