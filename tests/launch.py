@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -88,6 +90,15 @@ def execute(*command: str | Path, cwd: Path = ROOT, seconds: float | None = None
     """Run a command as a user does, to its end, with more or other variables in its environment."""
     words, variables = [*map(str, command)], os.environ | environment
     return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=seconds)
+
+
+def wait_until(reached: Callable[[], object], process: Any = None, seconds: float = 230) -> None:
+    """Wait until something is so; a hang, or a process that has ended before, fails the test."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Fork:

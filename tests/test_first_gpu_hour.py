@@ -23,7 +23,7 @@ from first_gpu_hour import limit_seconds, make_page, pack, run_steps
 from gpu_hour_steps import STEPS, HourStep, Outcome, hour_steps, read_outcome, run_limited
 
 from common.arguments import parse
-from tests.launch import ROOT, execute
+from tests.launch import ROOT, execute, wait_until
 from training.command import FIND_EPILOG, FindCommand
 from training.hardware import preflight
 
@@ -129,8 +129,7 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
     )
     process = subprocess.Popen([PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
     written, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"
-    while process.poll() is None and not (written.exists() and written.read_text()):
-        time.sleep(0.01)
+    wait_until(lambda: written.exists() and written.read_text(), process)
     assert "## works: done" in page.read_text() and "## hangs: not started" in page.read_text()
     with tarfile.open(tmp_path / "hour.tar.gz") as tar:
         assert "hour/works.txt" in tar.getnames()

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import attrs
 
 from tests import launch
 from tests.conftest import ROOT, MakeRun, metrics, train, train_command
+from tests.launch import wait_until
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find
 from training.telemetry.metrics_log import METRICS, read_metrics
@@ -87,7 +87,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     start_seconds = 4.0 if as_user else 0.6
     at_start = draw.random() < 0.2
     if not at_start:  # in training: some time after the first new step
-        wait_for(lambda: size_of(run) != before[1] or process.poll() is not None, 120)
+        wait_until(lambda: size_of(run) != before[1] or process.poll() is not None)
     time.sleep(draw.uniform(0, start_seconds if at_start else 1.5))
     workers = children(process) if layout.ranks > 1 else [process.pid]
     if process.poll() is not None:
@@ -103,7 +103,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     for pid in chosen:
         kill(pid)
     process.communicate(timeout=90)
-    wait_for(lambda: not processes(run), 60)  # a rank that outlives torchrun stops by itself
+    wait_until(lambda: not processes(run), seconds=60)  # a rank that outlives torchrun stops by itself
     step, _ = last_step(run)
     durable = [record["step"] for record in events(run, "checkpoint")]
     intact = find(checkpoints_of(run), "auto")
@@ -180,11 +180,3 @@ def end(machine: subprocess.Popen[str]) -> None:
     for pid in children(machine):
         kill(pid)
     machine.kill()
-
-
-def wait_for(reached: Callable[[], bool], seconds: float) -> None:
-    """Wait until something is so; a hang fails the test."""
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -25,7 +25,7 @@ from tests.cuda.emulated import (
     start,
     train,
 )
-from tests.walks import wait_for
+from tests.launch import wait_until
 
 TRAIN = ROOT / "train.py"
 WAIT_SECONDS = 120
@@ -123,7 +123,7 @@ def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
     directory = make_small_run(min_train_tokens=4000 * 8 * 64, max_epochs=100)
     process = start(TRAIN, directory, ranks=2)
     log = directory / "metrics.jsonl"
-    wait_for(lambda: process.poll() is not None or (log.exists() and len(logged_steps(directory)) > 3), WAIT_SECONDS)
+    wait_until(lambda: log.exists() and len(logged_steps(directory)) > 3, process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(WAIT_SECONDS)
     assert exit_status(directory) == EXIT_STOPPED, errors

@@ -47,8 +47,7 @@ def done(file: Path, *arguments: object) -> str:
 def start_until(file: Path, steps_logged: int, *arguments: object, directory: Path | None = None) -> launch.Process:
     """Start an experiment; return when its runs have logged so many steps, or it has ended."""
     process = launch.start(SCRIPT, *words(file, arguments))
-    while steps(directory or file.with_suffix("")) < steps_logged and process.poll() is None:
-        time.sleep(0.01)
+    launch.wait_until(lambda: steps(directory or file.with_suffix("")) >= steps_logged or process.poll() is not None)
     return process
 
 
@@ -113,9 +112,7 @@ def test_the_job_of_a_killed_call_stops_with_a_checkpoint_and_the_next_call_goes
     file = make_sweep(set=LONG, seeds=1)
     base = file.with_suffix("") / "base-seed-42"
     kill(start_until(file, 2, "--at-once", 1), whole=False)
-    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
-    while is_locked(base) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    launch.wait_until(lambda: not is_locked(base))
     stopped = [record for record in read_metrics(base) if record.get("event") == "stopped"]
     assert [record["reason"] for record in stopped] == ["signal"]
     saved = read_progress(base).steps
@@ -134,8 +131,7 @@ def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_m
     file = make_sweep(set=LONG, seeds=1)
     output, names = file.with_suffix(""), ("base-seed-42", "learning_rate=0.05-seed-42")
     process = start_until(file, 3, "--at-once", 2)
-    while not all(steps(output, name) >= 3 for name in names) and process.poll() is None:
-        time.sleep(0.01)
+    launch.wait_until(lambda: all(steps(output, name) >= 3 for name in names), process)
     if number == signal.SIGTERM:
         second = run(file)
         assert second.returncode == 1 and "another experiment.py works there" in second.stderr

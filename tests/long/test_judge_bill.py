@@ -17,7 +17,7 @@ from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import quality, read_store, write
 from tests.judge_server import MIXTURE, Judge, serve
-from tests.walks import wait_for
+from tests.launch import wait_until
 
 Setting = tuple[int, str, int, float]
 QUESTIONS, ORDERS = 60, 3
@@ -92,7 +92,7 @@ def walk(folder: Path, setting: Setting) -> tuple[str, int]:
 
 def wait_for_requests(server: Judge, process: Any, count: int) -> bool:
     """Wait until so many have come; False: the session has ended before."""
-    wait_for(lambda: len(server.requests) >= count or process.poll() is not None, 600)
+    wait_until(lambda: len(server.requests) >= count or process.poll() is not None, seconds=600)
     return len(server.requests) >= count
 
 

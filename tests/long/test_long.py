@@ -16,11 +16,12 @@ from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import BucketServer
 from tests.conftest import MakeRun, metrics, start_training, train
+from tests.launch import wait_until
 from tests.machines import Machines
 from tests.model.architectures import MUON_RECIPE, NANOCHAT
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.training.parallel.test_layouts import VARIANTS, numbers_of, train_on
-from tests.walks import Layout, end, final_hash, kill_again_and_again, last_step, wait_for, walk
+from tests.walks import Layout, end, final_hash, kill_again_and_again, last_step, walk
 from training.checkpoints.bucket_checkpoints import complete_steps, fetch
 from training.checkpoints.directory import checkpoints_of
 from training.telemetry.metrics_log import read_metrics
@@ -106,7 +107,7 @@ def kill_one(machines: Machines, run: Path, draw: random.Random) -> str:
     """Start both machines, let a fault come to one, see that the other ends; return a line about it."""
     before = last_step(run)[0]
     nodes = start_both(machines, run)
-    wait_for(lambda: last_step(run)[0] > before or any(node.poll() is not None for node in nodes), 180)
+    wait_until(lambda: last_step(run)[0] > before or any(node.poll() is not None for node in nodes), seconds=180)
     assert all(node.poll() is None for node in nodes), nodes[0].communicate()[1]
     time.sleep(draw.uniform(0, 3))
     fault, struck = draw.choice(FAULTS), draw.randrange(2)

@@ -12,8 +12,9 @@ import attrs
 import pytest
 
 from tests.conftest import MakeRun, train
+from tests.launch import wait_until
 from tests.machines import Machine, Machines
-from tests.walks import children, end, final_hash, last_step, processes, starts, wait_for
+from tests.walks import children, end, final_hash, last_step, processes, starts
 from training.telemetry.metrics_log import read_metrics
 
 TIMEOUT = 20
@@ -82,22 +83,22 @@ class Cluster:
 def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     with slurm(machines) as cluster:
-        wait_for(lambda: cluster.call("sinfo", "--noheader", "--format=%D %t") == "2 idle", 60)
+        wait_until(lambda: cluster.call("sinfo", "--noheader", "--format=%D %t") == "2 idle", seconds=60)
         wrong = cluster.submit(run, "--set", "checkpoint_intervals=1")
-        wait_for(lambda: cluster.ended(wrong), 120)
+        wait_until(lambda: cluster.ended(wrong), seconds=120)
         assert "JobState=FAILED" in cluster.call("scontrol", "show", "job", wrong)
         assert "Restarts=0" in cluster.call("scontrol", "show", "job", wrong)
         job = cluster.submit(run)
-        wait_for(lambda: last_step(run)[0] > 20, 120)
+        wait_until(lambda: last_step(run)[0] > 20, seconds=120)
         machines[1].plug(cable=False)
         end(cluster.daemons[-1])
-        wait_for(lambda: not processes(run), TIMEOUT / 2 + 30)
-        wait_for(lambda: len(starts(run)) == 2, 300)
+        wait_until(lambda: not processes(run), seconds=TIMEOUT / 2 + 30)
+        wait_until(lambda: len(starts(run)) == 2, seconds=300)
         machines[1].plug(cable=True)
         cluster.start("slurmd", machines[1])
-        wait_for(lambda: "State=IDLE" in cluster.call("scontrol", "show", "node", "b"), 60)
+        wait_until(lambda: "State=IDLE" in cluster.call("scontrol", "show", "node", "b"), seconds=60)
         cluster.call("scancel", "--batch", "--signal=USR1", job)
-        wait_for(lambda: cluster.ended(job), 400)
+        wait_until(lambda: cluster.ended(job), seconds=400)
         assert "JobState=COMPLETED" in cluster.call("scontrol", "show", "job", job)
     assert train(alone).returncode == 0
     assert starts(run) == [2, 1, 2]
@@ -116,11 +117,11 @@ def test_the_boxes_that_answer_go_on_without_the_first_and_without_the_loop(
     servers = [serve_ssh(machine, run) for machine in machines]
     loops = [loop(machines[1], run)]
     try:
-        wait_for(lambda: last_step(run)[0] > 20, 180)
+        wait_until(lambda: last_step(run)[0] > 20, seconds=180)
         machines[0].plug(cable=False)
         end(servers[0])
-        wait_for(lambda: not processes(run), TIMEOUT / 2 + 30)
-        wait_for(lambda: last_step(disk)[0] > 20, 180)
+        wait_until(lambda: not processes(run), seconds=TIMEOUT / 2 + 30)
+        wait_until(lambda: last_step(disk)[0] > 20, seconds=180)
         end(loops[0])
         machines[0].plug(cable=True)
         servers[0] = serve_ssh(machines[0], run)

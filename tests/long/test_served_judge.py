@@ -17,7 +17,7 @@ from evaluation.judging.prompt import make_prompts, read_panel
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import JUDGE, ORDERS, QUESTIONS, result, write
-from tests.walks import wait_for
+from tests.launch import wait_until
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
@@ -76,7 +76,7 @@ def served(folder: Path) -> Iterator[str]:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     try:
-        wait_for(answers, 120)
+        wait_until(answers, seconds=120)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()

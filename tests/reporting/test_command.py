@@ -11,8 +11,9 @@ from reporting.command import ReportCommand, watch
 from reporting.samples.sample_log import read_samples
 from tests import launch
 from tests.conftest import ROOT, MakeRun
+from tests.launch import wait_until
 from tests.reporting.written_runs import training, write_run
-from tests.training.supervision.runs import start, wait_until
+from tests.training.supervision.runs import start
 from training.supervision.run_lock import is_locked, take_run_lock
 from training.telemetry.metrics_log import METRICS, REPORT
 

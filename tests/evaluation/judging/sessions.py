@@ -3,9 +3,7 @@
 import io
 import json
 import re
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,13 +125,6 @@ def result(file: Path) -> Result:
     """Return the newest judgement of a model, less what may differ between sessions that agree."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
     return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def printed(output: str) -> float:

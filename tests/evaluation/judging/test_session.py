@@ -19,9 +19,9 @@ from tests.evaluation.judging.sessions import (
     Result,
     Sessions,
     printed,
-    wait_until,
 )
 from tests.judge_server import GATEWAY_FAULTS, WRONG_USAGES, Judge
+from tests.launch import wait_until
 
 
 @pytest.mark.parametrize("faults", [REPEATED, ANSWERED_AGAIN, ODD], ids=["repeated", "answered again", "odd"])

@@ -76,8 +76,7 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
     run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     try:
-        while not lock_is_held(run):
-            time.sleep(0.05)
+        launch.wait_until(lambda: lock_is_held(run), job)
         with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
             timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
             timer.start()
@@ -136,16 +135,13 @@ def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None
     assert parent.stdout is not None and parent.stdout.readline()
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 30
-    while not (log := (tmp_path / JOB_LOG).read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "15" in log or "SIGTERM" in log
+    launch.wait_until((log := tmp_path / JOB_LOG).read_text)
+    assert "15" in log.read_text() or "SIGTERM" in log.read_text()
 
 
 def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
     process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
-    while process.status() is None:
-        time.sleep(0.01)
+    launch.wait_until(lambda: process.status() is not None)
     assert process.last_words() == "killed by SIGKILL (out of memory?)"
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, MakeRun, metrics
+from tests.launch import wait_until
 from tests.reporting.trackers.tracked import append_steps, assert_holds_losses, from_wandb
 from tests.reporting.trackers.wandb_server import WandbServer, serve_wandb
-from tests.training.supervision.runs import start, wait_until
+from tests.training.supervision.runs import start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # importing wandb takes minutes on a busy machine
 pytest.importorskip("wandb")

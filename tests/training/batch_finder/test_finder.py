@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -100,13 +99,9 @@ def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
     options = ("--device", "cpu", "--set", "train.global_batch_size=null")
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
     process.stdout.readline()
-    while not process.children():  # of the next probe
-        time.sleep(0.05)
+    launch.wait_until(process.children, process)  # of the next probe
     os.kill(process.pid, 9)
-    deadline = time.monotonic() + 60
-    while process.children():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    launch.wait_until(lambda: not process.children(), seconds=60)
 
 
 def test_ctrl_c_is_one_line(make_run: MakeRun) -> None:

@@ -16,8 +16,8 @@ from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import KEY, SECRET, BucketServer
 from tests.conftest import MakeRun, metrics, write_run
+from tests.launch import wait_until
 from tests.training.checkpoints.conftest import FILES, IMPATIENT
-from tests.training.supervision.runs import wait_until
 from tests.walks import events, final_hash
 from training.checkpoints.bucket_checkpoints import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256

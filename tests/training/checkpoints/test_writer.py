@@ -9,7 +9,8 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, MakeRun, in_terminal, metrics, train, train_command
-from tests.training.supervision.runs import start, wait_until
+from tests.launch import wait_until
+from tests.training.supervision.runs import start
 from tests.walks import events, final_hash
 from training.checkpoints.saved_state import verify
 

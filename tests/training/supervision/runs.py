@@ -1,8 +1,6 @@
 """Runs that tests stop, kill and disturb: started with slow phases, waited for, compared."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import metrics, start_training
+from tests.launch import wait_until
 
 SLOW = Path(__file__).with_name("slow.py")
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
@@ -27,14 +26,6 @@ def outcome(run: Path) -> str:
 
 def wait_for_step(run: Path, step: int, process: Any) -> None:
     wait_until(lambda: any(logged >= step for logged in metrics(run, "train_loss")), process)
-
-
-def wait_until(reached: Callable[[], bool], process: Any) -> None:
-    deadline = time.monotonic() + 230  # a hang
-    while not reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def assert_same_weights(first: Path, second: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, MakeRun, metrics, train
-from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
+from tests.launch import execute, wait_until
+from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
 from training.supervision.beats import BEAT_SECONDS
@@ -28,10 +29,7 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 def assert_no_process_left(run: Path) -> None:
     """Find processes by their command line; those of tests/launch.py have ended when `communicate` returns."""
-    deadline = time.monotonic() + 60  # a chart may still be drawn
-    while str(run) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: str(run) not in execute("ps", "-eo", "args").stdout, seconds=60)  # a chart may still be drawn
 
 
 def checkpoints(run: Path) -> set[str]:

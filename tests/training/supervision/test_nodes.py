@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.launch import wait_until
 from tests.machines import TORCHRUN, Machine
-from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
+from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step
 from tests.walks import children, kill, starts
 
 SECONDS = 300  # a hang

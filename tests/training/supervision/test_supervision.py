@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeRun, metrics, train, write_run
-from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
+from tests.launch import wait_until
+from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, MakeRun, train
-from tests.launch import execute
-from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
+from tests.launch import execute, wait_until
+from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step
 from tests.walks import children, kill
 
 QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_node=2"]
