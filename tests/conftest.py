@@ -146,7 +146,7 @@ def make_run(tmp_path: Path, token_files: Path) -> MakeRun:
 def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
     """A run with two checkpoints. Tests read it, or change a copy."""
     run = write_run(tmp_path_factory.mktemp("finished") / "run", token_files)
-    assert train(run).returncode == 0
+    complete(run)
     return run
 
 
@@ -168,6 +168,13 @@ def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None =
 def train(run: Path, *options: str, **how: Any) -> Any:
     """Run train.py, or a script around it, to its end; `how`: keywords of `start_training`."""
     return launch.finish(start_training(run, *options, **how))
+
+
+def complete(run: Path, *options: str, **how: Any) -> Any:
+    """Run train.py as `train` does; it must end with status 0."""
+    done = train(run, *options, **how)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def one_line(done: Any) -> str:

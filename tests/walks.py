@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, metrics, train, train_command
+from tests.conftest import ROOT, MakeRun, complete, metrics, train_command
 from tests.launch import wait_until
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find
@@ -57,7 +57,7 @@ def kill_again_and_again(
     draw = random.Random(kills)
     settings = KILL_SETTINGS | {"min_train_tokens": steps * 16 * 16}
     straight = make_run("straight", KILL_MODEL, **settings)
-    assert train(straight).returncode == 0
+    complete(straight)
     log, hashes = [], {final_hash(straight)}
     while len(log) < kills:
         run = make_run(f"killed-{len(log)}", KILL_MODEL, **settings)
@@ -67,8 +67,7 @@ def kill_again_and_again(
                 break
             log.append(f"{len(log) + 1:3}  {line}")
             print(log[-1], flush=True)
-        done = train(run, ranks=draw.choice([1, 2]))
-        assert done.returncode == 0, done.stderr
+        complete(run, ranks=draw.choice([1, 2]))
         hashes.add(final_hash(run))
         assert metrics(run, "train_loss") == metrics(straight, "train_loss")
         assert metrics(run, "validation_loss") == metrics(straight, "validation_loss")
@@ -121,8 +120,7 @@ def walk(run: Path, layouts: list[Layout], steps: int, draw: random.Random) -> l
     for stop in [*stops, steps]:
         layout = draw.choice(layouts)
         options = ("--set", f"parallel={layout.parallel}", "--max-steps", str(stop), "--hash-every", "1")
-        done = train(run, *options, ranks=layout.ranks)
-        assert done.returncode == 0, done.stderr
+        complete(run, *options, ranks=layout.ranks)
         legs.append(f"{layout} to step {stop}")
     return legs
 

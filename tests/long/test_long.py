@@ -15,7 +15,7 @@ import pytest
 from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import BucketServer
-from tests.conftest import MakeRun, metrics, start_training, train
+from tests.conftest import MakeRun, complete, metrics, start_training
 from tests.launch import wait_until
 from tests.machines import Machines
 from tests.model.architectures import MUON_RECIPE, NANOCHAT
@@ -67,7 +67,7 @@ def test_ten_random_walks_end_where_the_straight_run_does(
 ) -> None:
     settings = recipe | {"global_batch_size": 16, "min_train_tokens": STEPS * 16 * 32, "checkpoint_interval": 3}
     straight = make_run("straight", model, **settings)
-    assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
+    complete(straight, "--hash-every", "1", ranks=2)
     draw = random.Random(20)
     for number in range(10):
         run = make_run(f"walk-{number}", model, **settings)
@@ -93,7 +93,7 @@ def test_nodes_are_killed_at_random_and_the_bits_stay(make_run: MakeRun, machine
     nodes = start_both(machines, run, *last)
     outputs = [node.communicate(timeout=600) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
-    assert train(alone, *last).returncode == 0
+    complete(alone, *last)
     assert final_hash(run) == final_hash(alone)
 
 
@@ -138,7 +138,7 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
     make_run: MakeRun, bucket_server: BucketServer, moment: str
 ) -> None:
     straight = make_run("straight", **IN_BUCKET)
-    assert train(straight, **PATIENTLY).returncode == 0
+    complete(straight, **PATIENTLY)
     killed, number = True, 0
     while killed:
         number += 1
@@ -158,8 +158,7 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
         held = complete_steps(bucket)
         for name in held:
             assert fetch(bucket, checkpoints_of(run.with_name(f"fetched-{number}")) / name) is None
-        resumed = train(blank, **PATIENTLY)
-        assert resumed.returncode == 0, resumed.stderr
+        resumed = complete(blank, **PATIENTLY)
         assert f"downloading {held[-1]}" in resumed.stdout if held else "downloading" not in resumed.stdout
         assert final_hash(blank) == final_hash(straight), number
         names = {path.partition("/")[0] for path in bucket.sizes()}

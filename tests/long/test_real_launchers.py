@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete
 from tests.launch import wait_until
 from tests.machines import Machine, Machines
 from tests.walks import children, end, final_hash, last_step, processes, starts
@@ -100,7 +100,7 @@ def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(make_run:
         cluster.call("scancel", "--batch", "--signal=USR1", job)
         wait_until(lambda: cluster.ended(job), seconds=400)
         assert "JobState=COMPLETED" in cluster.call("scontrol", "show", "job", job)
-    assert train(alone).returncode == 0
+    complete(alone)
     assert starts(run) == [2, 1, 2]
     assert [record["reason"] for record in read_metrics(run) if record.get("event") == "stopped"] == ["signal"]
     assert final_hash(run) == final_hash(alone)
@@ -138,7 +138,7 @@ def test_the_boxes_that_answer_go_on_without_the_first_and_without_the_loop(
         for process in (*servers, *loops):
             if process.poll() is None:
                 end(process)
-    assert train(alone).returncode == 0
+    complete(alone)
     assert starts(run) == [2, 2] and starts(disk) == [1]
     assert final_hash(run) == final_hash(disk) == final_hash(alone)
 

@@ -10,7 +10,7 @@ import pytest
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.stock import stock_class
-from tests.conftest import TINY_MODEL, MakeRun, train
+from tests.conftest import TINY_MODEL, MakeRun, complete
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
@@ -95,7 +95,7 @@ def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_and_kept_weig
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run(model={"positions": "rope"}, require_stock_class=False)
-    assert train(run, "--max-steps", "2").returncode == 0
+    complete(run, "--max-steps", "2")
     assert evaluate("smoke", run, "--prompt", "def").returncode == 0
     records = [{"instruction": f"Say {number}", "output": f"{number}"} for number in range(20)]
     (tmp_path / "records.json").write_text(json.dumps(records))

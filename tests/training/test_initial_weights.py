@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import MakeRun, metrics, train
+from tests.conftest import MakeRun, complete, metrics, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.test_train import one_line
 
@@ -27,8 +27,7 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     hashes = []
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, FREE, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
-        done = train(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
-        assert done.returncode == 0, done.stderr
+        done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert f"starting from the weights of {finished}, sha256 " in done.stdout
         kept = load_file(run / "checkpoints" / "latest" / "model.safetensors")
         assert all((kept[key] == value).all() for key, value in weights.items())  # the rate is too small to move them
@@ -37,7 +36,7 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     assert evaluate("export", tmp_path / "alone", tmp_path / "exported").returncode == 0
     assert "| initial weights | `run`, sha256 of their values `" in (tmp_path / "exported" / "README.md").read_text()
     foreign = make_run("foreign")
-    assert train(foreign, "--init-from", str(tmp_path / "exported"), *HASHED).returncode == 0
+    complete(foreign, "--init-from", str(tmp_path / "exported"), *HASHED)
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
 
 
@@ -45,7 +44,7 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     make_run: MakeRun, finished: Path
 ) -> None:
     run, started = make_run(random_seed=7), ("--init-from", str(finished))
-    assert train(run, *started, "--max-steps", "2").returncode == 0
+    complete(run, *started, "--max-steps", "2")
     origin = record(run)
     refused = train(run, "--init-from", str(run))
     assert refused.returncode == 1
@@ -53,13 +52,12 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
         refused.stderr
     )
     for options, until in ((started, "4"), ((), "6")):
-        done = train(run, *options, "--max-steps", until)
-        assert done.returncode == 0, done.stderr
+        done = complete(run, *options, "--max-steps", until)
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
         assert record(run) == origin
     replayed = train(run, "--replay", "1", "1")
     assert replayed.returncode == 1 and f"pass --init-from {finished}" in replayed.stderr
-    assert train(run, *started, "--replay", "1", "2").returncode == 0
+    complete(run, *started, "--replay", "1", "2")
     for one, message in ((run, f"the weights of {finished}; {run} has others"), (finished, "random weights; leave")):
         replayed = train(one, "--init-from", str(run), "--replay", "1", "1")
         assert replayed.returncode == 1 and f"--replay: the run began with {message}" in replayed.stderr
@@ -73,7 +71,7 @@ def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied:
     for option in ((), ("--dry-run",)):
         line = one_line(train(copied, *options, *option))
         assert "is of a run that began with random weights; leave it out to resume" in line
-    assert train(copied, *options, "--dry-run", "--resume", "never").returncode == 0
+    complete(copied, *options, "--dry-run", "--resume", "never")
 
 
 @pytest.mark.parametrize(
@@ -90,5 +88,5 @@ def test_another_network_is_refused_by_its_key(
     for option in ((), ("--dry-run",)):
         line = one_line(train(run, "--init-from", str(finished), *option))
         assert f"train.py: {run / 'model.json'}: {message}{finished} has " in line
-    assert train(make_run("same"), "--init-from", str(finished), "--dry-run").returncode == 0
+    complete(make_run("same"), "--init-from", str(finished), "--dry-run")
     assert "no/where/at/all: no such directory" in one_line(train(run, "--init-from", "no/where/at/all"))

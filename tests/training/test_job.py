@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, in_terminal, train, train_command
+from tests.conftest import ROOT, MakeRun, complete, in_terminal, train, train_command
 from tests.test_train import one_line
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
@@ -20,8 +20,7 @@ from training.telemetry.metrics_log import read_metrics
 
 def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     run = make_run()
-    done = train(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
     records = read_metrics(run)
     steps = [record for record in records if "train_loss" in record]
     assert [record["step"] for record in steps] == list(range(1, 9))
@@ -108,7 +107,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed(copied: Path) -> None:
 
 def test_a_resume_on_other_tokens_is_refused(make_run: MakeRun, own_tokens: Path) -> None:
     run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
     assert train(run, "--max-steps", "2", "--token-files", str(own_tokens)).returncode == 0  # the same, elsewhere
     tokens = load_file(own_tokens / "train.safetensors")["tokens"]
     save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
@@ -172,7 +171,7 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
 ) -> None:
     run = make_run(dataset=str(own_tokens))
     (own_tokens / "manifest.json").unlink()
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
     record = json.loads((run / "resolved.json").read_text())
     manifest = json.loads((token_files / "manifest.json").read_text())
     for split in ("train", "validation"):
@@ -195,7 +194,7 @@ def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Make
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert not any("validation_loss" in record and record["step"] == 8 for record in read_metrics(run))
-    assert train(run).returncode == 0
+    complete(run)
     assert any("validation_loss" in record and record["step"] == 8 for record in read_metrics(run))
     assert "the run is complete" in train(run).stdout
 

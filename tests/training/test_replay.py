@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete, train
 from training import replay
 
 
@@ -39,10 +39,9 @@ def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFi
 
 def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: MakeRun) -> None:
     run = make_run(model={"drop_rate": 0.1})
-    assert train(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2).returncode == 0
+    complete(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = train(run, "--replay", "6", "7")
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--replay", "6", "7")
     assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
     assert [(row[0], row[1], row[-1]) for row in rows] == [

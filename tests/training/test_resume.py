@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reporting.report_page import facts
 from reporting.run_history import read_history
-from tests.conftest import MakeRun, metrics, seal_again, train
+from tests.conftest import MakeRun, complete, metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.test_train import one_line
 from tests.training.supervision.runs import assert_same_weights
@@ -16,7 +16,7 @@ from training.checkpoints.saved_state import verify
 
 def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finished: Path) -> None:
     stopped = make_run()
-    assert train(stopped, "--max-steps", "3").returncode == 0
+    complete(stopped, "--max-steps", "3")
     done = train(stopped)
     assert done.returncode == 0
     assert "resuming from" in done.stdout
@@ -42,7 +42,7 @@ def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(copie
 def test_newest_checkpoints_and_the_best_are_kept(make_run: MakeRun) -> None:
     # A learning rate that ruins the model after the first checkpoints makes an early one the best.
     run = make_run(checkpoint_interval=1, keep_checkpoints=2, learning_rate=0.5, warmup_period_percent=50)
-    assert train(run).returncode == 0
+    complete(run)
     losses = metrics(run, "validation_loss")
     best = min(range(1, 9), key=losses.__getitem__)
     checkpoints = run / "checkpoints"
@@ -55,9 +55,8 @@ def test_newest_checkpoints_and_the_best_are_kept(make_run: MakeRun) -> None:
 
 def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2)
-    assert train(run).returncode == 0
-    done = train(run, "--resume", "step-00000004", "--max-steps", "5")
-    assert done.returncode == 0, done.stderr
+    complete(run)
+    done = complete(run, "--resume", "step-00000004", "--max-steps", "5")
     assert "--resume step-00000004: later checkpoints are now in" in done.stdout
     [archive] = (run / "archive").iterdir()
     assert {path.name for path in (archive / "checkpoints").iterdir()} == {"step-00000006", "step-00000008"}
@@ -79,15 +78,14 @@ def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_al
 
 def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=None)
-    assert train(run, "--max-steps", "2").returncode == 0
+    complete(run, "--max-steps", "2")
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
-    assert train(run, "--resume", "never", "--set", "learning_rate=0.02", "--max-steps", "2").returncode == 0
+    complete(run, "--resume", "never", "--set", "learning_rate=0.02", "--max-steps", "2")
     [kept] = (run / "archive").glob("*/checkpoints/keep-me")
     shutil.copytree(kept, checkpoints / "keep-me")
     other = (checkpoints / "step-00000002" / "manifest.json").read_text()
-    done = train(run, "--resume", "keep-me", "--max-steps", "2")
-    assert done.returncode == 0, done.stderr
+    complete(run, "--resume", "keep-me", "--max-steps", "2")
     wanted = (kept / "manifest.json").read_text()
     assert (checkpoints / "step-00000002" / "manifest.json").read_text() == wanted != other
     moved = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
@@ -106,12 +104,11 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run()
-    assert train(run, "--max-steps", "3").returncode == 0
+    complete(run, "--max-steps", "3")
     changed = ("--set", "learning_rate=0.001", "--set", "weight_decay=0.5", "--set", "log_interval=2")
     text = "changed at step 3: learning_rate 0.01 -> 0.001, weight_decay 0.1 -> 0.5"
     for until in ("3", "4", "8"):  # the first has nothing to do
-        done = train(run, *changed, "--max-steps", until)
-        assert done.returncode == 0, done.stderr
+        done = complete(run, *changed, "--max-steps", until)
         assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until != "8")
     changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
     assert changes == [
@@ -132,10 +129,9 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
 
 def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=2, learning_rate=0.5, warmup_period_percent=50)
-    assert train(run, "--max-steps", "4").returncode == 0
+    complete(run, "--max-steps", "4")
     assert json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["best_step"] == 2
-    done = train(run, "--set", "start_val_token=64", "--max-steps", "6")
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--set", "start_val_token=64", "--max-steps", "6")
     assert "NOTE: other validation windows than before: the best checkpoint is found anew" in done.stdout
     losses = metrics(run, "validation_loss")  # the newest line of a step counts
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
@@ -148,13 +144,13 @@ def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeR
 def test_a_run_that_an_older_version_began_keeps_the_steps_of_its_schedule(make_run: MakeRun) -> None:
     keys = {"min_train_tokens": 1000 * 8 * 32, "max_epochs": 99, "warmup_period_percent": 32.3}
     older = make_run("older", **keys)
-    assert train(older, "--max-steps", "1").returncode == 0
+    complete(older, "--max-steps", "1")
     path = older / "checkpoints" / "latest"
     state = json.loads((path / "state.json").read_text())
     del state["config"]["exact_percent"], state["config"]["changes"]
     (path / "state.json").write_text(json.dumps(state))
     seal_again(path)
     for last in ("2", "3"):
-        assert train(older, "--max-steps", last).returncode == 0
+        complete(older, "--max-steps", last)
     peak = 0.01
     assert metrics(older, "learning_rate") == {1: peak / 323, 2: peak * 2 / 322, 3: peak * 3 / 322}

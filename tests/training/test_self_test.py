@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import MakeRun, metrics, train
+from tests.conftest import MakeRun, complete, metrics
 from tests.training.conftest import state_of
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks
@@ -91,12 +91,11 @@ def test_a_run_with_the_self_test_has_the_bits_of_one_without(
 ) -> None:
     script = changed_train(AS_ON_A_GPU)
     plain = make_run("plain", NETWORK, min_train_tokens=FOUR_STEPS, validation_interval=None)
-    assert train(plain, "--hash-every", "1", ranks=2).returncode == 0
+    complete(plain, "--hash-every", "1", ranks=2)
     for parallel, parts in (("ddp", ["4"]), ("fsdp", ["2", "4"])):  # the last one comes after a checkpoint was loaded
         run = make_run(parallel, NETWORK, min_train_tokens=FOUR_STEPS, validation_interval=None, parallel=parallel)
         for last in parts:
-            done = train(run, "--hash-every", "1", "--max-steps", last, ranks=2, script=script)
-            assert done.returncode == 0, done.stderr
+            done = complete(run, "--hash-every", "1", "--max-steps", last, ranks=2, script=script)
             expected = "gradients repeat to the bit (deterministic attention, cuBLAS workspace :4096:8, not compiled)"
             assert f"self-test: one step's {expected}: determinism elastic holds here" in done.stdout
         for key in ("state_sha256", "train_loss", "grad_norm"):
@@ -110,8 +109,7 @@ def test_a_difference_on_one_rank_is_known_to_all_and_the_run_goes_on(
     make_run: MakeRun, changed_train: Callable[[str], Path]
 ) -> None:
     run, script = make_run(parallel="fsdp", validation_interval=None), changed_train(AS_ON_A_GPU)
-    done = train(run, "--max-steps", "1", ranks=2, script=script, environment={"DISTURB": "1"})
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--max-steps", "1", ranks=2, script=script, environment={"DISTURB": "1"})
     assert "gradients of the same step differ between two runs (first: blocks.1.mlp.up.weight; 1 of 28" in done.stderr
     assert "determinism elastic does not hold here" in done.stderr
     outcome = {"held": False, "differing": ["blocks.1.mlp.up.weight"], "tensors": 28}

@@ -4,13 +4,13 @@ import json
 import math
 from pathlib import Path
 
-from tests.conftest import TINY_MODEL, MakeRun, train
+from tests.conftest import TINY_MODEL, MakeRun, complete
 from tests.evaluation.comparison.stored import said
 
 
 def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    assert train(run, "--price-per-hour", "3.29").returncode == 0
+    complete(run, "--price-per-hour", "3.29")
     said("export", run, tmp_path / "named", "--license", "mit")
     card = (tmp_path / "named" / "README.md").read_text()
     state = json.loads((run / "checkpoints" / "best" / "state.json").read_text())

@@ -10,7 +10,7 @@ from evaluation.comparison.compare import compare
 from evaluation.harness.harness import REQUIREMENT, harness_model
 from evaluation.shared.load import load, locate
 from tests import launch
-from tests.conftest import ROOT, train, write_run
+from tests.conftest import ROOT, complete, write_run
 from tests.evaluation.comparison.stored import refused, results, rows_of, said, write
 from tests.evaluation.hellaswag.written_items import write_items
 
@@ -44,7 +44,7 @@ metric_list: [{metric: chrf}]"""
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("harness") / "run"
     write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
-    assert train(directory, "--max-steps", "2").returncode == 0
+    complete(directory, "--max-steps", "2")
     return directory
 
 

@@ -17,7 +17,7 @@ from common.files import sha256
 from evaluation.comparison.compare import compare
 from evaluation.hellaswag.hellaswag import Choice, Item, accuracy, completion, read_items
 from evaluation.shared.load import load, locate
-from tests.conftest import shared, train, write_run
+from tests.conftest import complete, shared, write_run
 from tests.evaluation.comparison.stored import hellaswag as stored
 from tests.evaluation.comparison.stored import refused, results, rows_of, said
 from tests.evaluation.hellaswag.written_items import ITEM, write_items
@@ -41,7 +41,7 @@ def hellaswag(*arguments: str | Path, ranks: int = 1, environment: dict[str, str
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hellaswag") / "run"
     write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
-    assert train(directory, "--max-steps", "2").returncode == 0
+    complete(directory, "--max-steps", "2")
     return directory
 
 

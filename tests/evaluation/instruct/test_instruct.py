@@ -14,7 +14,7 @@ from evaluation.instruct.instruct import read_questions
 from evaluation.shared.load import ModelLocation, Trained, load, locate
 from evaluation.shared.records import read_answers, read_records
 from tests import launch
-from tests.conftest import ROOT, MakeRun, shared, train
+from tests.conftest import ROOT, MakeRun, complete, shared
 from tests.evaluation.comparison.stored import refused, results, said
 from tests.evaluation.instruct.instructions import RECORDS, records
 from tokens.tokenizer.tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ def test_the_split_is_that_of_the_published_comparisons() -> None:
 @pytest.mark.slow
 def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: MakeRun, data: Path) -> None:
     run = make_run(model={"context_length": 128, "drop_rate": 0.1}, min_train_tokens=8 * 128)
-    assert train(run).returncode == 0
+    complete(run)
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
     found = []
     for ranks in (1, 2, 3):
@@ -63,7 +63,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
     make_run: MakeRun, data: Path, tmp_path: Path
 ) -> None:
     run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
 
     def kept(*more: str | Path) -> list[bool]:
         done = instruct(run, "--data", data, "--epochs", "1", "--learning-rate", "3e-3", *more)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
-from tests.conftest import MakeRun, seal_again, shared, train
+from tests.conftest import MakeRun, complete, seal_again, shared
 from tests.evaluation.comparison.stored import refused, results, said
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
@@ -32,7 +32,7 @@ def loss(*arguments: str | Path, ranks: int = 1) -> str:
 @pytest.fixture
 def trained(make_run: MakeRun) -> Path:
     directory = make_run(validation_sequences=16)
-    assert train(directory, "--max-steps", "3").returncode == 0
+    complete(directory, "--max-steps", "3")
     return directory
 
 
@@ -181,7 +181,7 @@ def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
     for number in (1, 2):
         write_llm_c(shards / f"tiny_train_{number}.bin", stream.read(number * 2000, 2000))
     run = make_run(dataset=str(shards), min_train_tokens=256, validation_interval=None)
-    assert train(run).returncode == 0
+    complete(run)
     write_llm_c(shards / "tiny_train_3.bin", stream.read(0, 2000))
     measured = ("--tokens", shards, "--split", "train", "--count", "100", "--tokenizer", "bytes")
     assert "was trained on tokens 0 to 257 of it" in refused("loss", run, *measured, "--from", "200")

@@ -14,7 +14,7 @@ from evaluation.loss import token_range
 from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete
 from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.token_directory import write_llm_c
 
@@ -53,7 +53,7 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
     make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
     run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
     write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
     command = ("loss", run, "--range", "fineweb-val-10m", "--tokens", tmp_path)
     assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*command)
@@ -66,7 +66,7 @@ def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
     make_run: MakeRun, token_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(validation_sequences=16)
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
     span = Range(directory=token_files, split="validation", start=0, count=100, name="fineweb-val-10m")
     check_unseen(locate(str(run), None), span)
     assert "was validated on tokens 0 to 513 of fineweb-val-10m" in capsys.readouterr().out

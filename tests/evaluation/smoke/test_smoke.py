@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
-from tests.conftest import ROOT, MakeRun, seal_again, shared, train
+from tests.conftest import ROOT, MakeRun, complete, seal_again, shared
 from tests.evaluation.comparison.stored import evaluate, results
 from training.checkpoints.directory import WEIGHTS
 
@@ -84,8 +84,7 @@ def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path:
     options = ("--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")))
     launch.run(ROOT / "prepare_data.py", str(shared("wikitext2.txt")), *options).check_returncode()
     run = make_run(model={"vocab_size": 50257}, dataset=str(out))
-    done = train(run, "--max-steps", "1")
-    assert done.returncode == 0, done.stderr
+    complete(run, "--max-steps", "1")
     (out / "tokenizer.tiktoken").unlink()
     spoken = smoke(run)
     assert spoken.returncode == 0, spoken.stderr

@@ -11,7 +11,7 @@ from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.trunk import Trunk, trunks_of, write_branch
 from experiments.shared.experiment_files import write_run_directory
 from experiments.shared.run_progress import read_progress
-from tests.conftest import metrics, train
+from tests.conftest import complete, metrics
 from tests.experiments.conftest import MakeLadder
 from training.schedule import learning_rate
 
@@ -24,8 +24,7 @@ def trunk_of(file: Path, output: Path) -> Trunk:
 
 
 def run_to_end(directory: Path, *options: str) -> None:
-    done = train(directory, "--hash-every", "1", *options)
-    assert done.returncode == 0, done.stderr
+    complete(directory, "--hash-every", "1", *options)
 
 
 @pytest.mark.slow

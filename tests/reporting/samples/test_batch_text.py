@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import BadInput
 from reporting.samples.batch_text import ReadSequence, ends_before, read_batch
-from tests.conftest import metrics, one_line, train
+from tests.conftest import complete, metrics, one_line, train
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
 from tests.tokens.preparing import run as command
@@ -95,8 +95,7 @@ def test_a_batch_is_what_the_ranks_were_fed(
     if changes.pop("of_two", False):
         changes["dataset"] = mixture(token_files, recording.with_name("other"))
     run = make_run(**changes)
-    done = train(run, "--set", "learning_rate=0.001", ranks=ranks, script=recording)
-    assert done.returncode == 0, done.stderr
+    complete(run, "--set", "learning_rate=0.001", ranks=ranks, script=recording)
     assert_is_what_was_fed(run, ranks, 8, changes.get("global_batch_size", 8))
 
 
@@ -108,8 +107,7 @@ def test_growing_tokens_are_shown_as_far_as_they_go(make_run: Make, tmp_path: Pa
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     settings = {"shuffle": True, "era_tokens": 1000, "validation_interval": None, "min_train_tokens": 40 * 8 * 32}
     run = make_run(dataset=str(tmp_path / "tokens"), **settings)
-    done = train(run, "--follow", "--max-steps", "6", script=recording)
-    assert done.returncode == 0, done.stderr
+    complete(run, "--follow", "--max-steps", "6", script=recording)
     assert_is_what_was_fed(run, 1, 6, 8)
     assert "still being prepared" in one_line(train(run, "--look", "40"))
     assert command(PREPARE, *preparation).returncode == 0
@@ -130,8 +128,7 @@ def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before
     train(run, ranks=2).check_returncode()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     for step, loss in metrics(run, "train_loss").items():
-        done = train(run, "--look", str(step))
-        assert done.returncode == 0, done.stderr
+        done = complete(run, "--look", str(step))
         under = "the run's random initial weights" if step == 1 else f"step-{step - 1:08d}"
         assert f"losses under {under}" in done.stdout and "read by ranks 0 to 1" in done.stdout
         assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import reporting.samples.sample_log as recording
 from common.files import lock
 from reporting.samples.sample_log import read_samples, record_samples
-from tests.conftest import metrics, seal_again, train
+from tests.conftest import complete, metrics, seal_again
 from tokens.format.token_file import open_split
 from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
@@ -56,9 +56,9 @@ def test_log_probabilities_are_those_of_the_runs_own_validation(copied: Path, mo
 def test_lines_of_superseded_steps_are_not_shown(copied: Path) -> None:
     record_samples(copied)
     before = read_samples(copied)[0]
-    assert train(copied, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6").returncode == 0
+    complete(copied, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6")
     assert [sample.step for sample in read_samples(copied)[0]] == [4]
-    assert train(copied, "--set", "learning_rate=0.02").returncode == 0
+    complete(copied, "--set", "learning_rate=0.02")
     assert [sample.step for sample in read_samples(copied)[0]] == [4]
     assert record_samples(copied) == []
     now = read_samples(copied)[0]
@@ -66,7 +66,7 @@ def test_lines_of_superseded_steps_are_not_shown(copied: Path) -> None:
     assert now[2].log_probabilities != before[1].log_probabilities
     shutil.rmtree(copied / "checkpoints")
     assert read_samples(copied)[0] == now
-    assert train(copied, "--resume", "never", "--max-steps", "2").returncode == 0
+    complete(copied, "--resume", "never", "--max-steps", "2")
     assert not (copied / SAMPLES).exists() and read_samples(copied)[0] == []
     assert len(list(copied.glob(f"archive/*/{SAMPLES}"))) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MakeRun, train, write_run
+from tests.conftest import MakeRun, complete, train, write_run
 from tests.training.checkpoints.conftest import CRASH
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
@@ -21,7 +21,7 @@ CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_chec
 def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
     """What a run of CRASH_SETTINGS leaves behind that was not killed."""
     run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
-    assert train(run, script=CRASH).returncode == 0
+    complete(run, script=CRASH)
     left = left_behind(run)
     kept = {name: name for name in ("step-00000004", "step-00000008")}
     assert left["files"] == kept | {"best": "step-00000004", "latest": "step-00000008"}
@@ -59,6 +59,5 @@ def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(
     intact = find(checkpoints_of(run), "auto")
     before = [*CALLS].index(call) <= [*CALLS].index("publish")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
-    done = train(run, ranks=ranks, script=CRASH)
-    assert done.returncode == 0, done.stderr
+    complete(run, ranks=ranks, script=CRASH)
     assert left_behind(run) == uncrashed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import MakeRun, metrics, train
+from tests.conftest import MakeRun, complete, metrics
 from tests.machines import Machines
 from training.checkpoints import node_copies
 from training.checkpoints.directory import MANIFEST, WEIGHTS, steps_in
@@ -51,7 +51,7 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
     other = machines[1].disk
-    assert train(alone, "--hash-every", "1").returncode == 0
+    complete(alone, "--hash-every", "1")
 
     def continue_until(step: int) -> str:
         return train_on(machines, run, "--hash-every", "1", "--max-steps", str(step), ranks=ranks)[0]
@@ -87,14 +87,14 @@ def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run:
     keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
     other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
     disk = machines[1].disk
-    assert train(other_run, "--max-steps", "4").returncode == 0
+    complete(other_run, "--max-steps", "4")
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
-    assert train(run, "--max-steps", "6").returncode == 0
+    complete(run, "--max-steps", "6")
     assert "bringing step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
     [archived] = disk.glob("archive/*/checkpoints/step-00000004")
     assert (archived / WEIGHTS).read_bytes() == (other_run / "checkpoints/step-00000004" / WEIGHTS).read_bytes()
     shutil.rmtree(disk / "checkpoints")
-    assert train(other_run).returncode == 0
+    complete(other_run)
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     _, errors = train_on(machines, run, status=1)
     assert "step-00000008: nodes have different ones, with state_sha256" in errors
@@ -122,7 +122,7 @@ def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
     alone = make_run("alone", **keys)
-    assert train(alone, "--hash-every", "1").returncode == 0
+    complete(alone, "--hash-every", "1")
     host, port = (listener := machines[0].listen()).getsockname()
     proxy = bucket_server.serve(listener)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")

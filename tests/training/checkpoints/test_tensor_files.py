@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.files import sha256
-from tests.conftest import MakeRun, metrics, seal_again, train
+from tests.conftest import MakeRun, complete, metrics, seal_again, train
 from tests.model.architectures import NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import FILES
 from tests.walks import events
@@ -38,8 +38,7 @@ StateShard.stage = watched
 
 
 def test_a_sharded_save_gathers_nothing(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
-    done = train(make_run(parallel="fsdp"), ranks=2, script=changed_train(WATCHED))
-    assert done.returncode == 0, done.stderr
+    done = complete(make_run(parallel="fsdp"), ranks=2, script=changed_train(WATCHED))
     counts = [line for line in done.stdout.splitlines() if line.startswith("collectives in a save's copy: ")]
     assert counts == ["collectives in a save's copy: 0"] * 4  # two saves on two ranks
 
@@ -62,8 +61,9 @@ def test_no_pickle_is_read(copied: Path, changed_train: Callable[[str], Path]) -
     script = changed_train(WITHOUT_PICKLE)
     for ranks, parallel, last in ((1, "ddp", "6"), (2, "ddp", "7"), (2, "fsdp", "8")):
         options = ("--resume", "step-00000004") if last == "6" else ()
-        done = train(copied, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script)
-        assert done.returncode == 0, done.stderr
+        done = complete(
+            copied, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script
+        )
         assert "resuming from" in done.stdout
     assert {path.name for path in (copied / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
 
@@ -89,8 +89,7 @@ def on_network_disk(run: Path, *options: str, later_node: int, **environment: st
     caches = run.with_name("clients")
     caches.mkdir(exist_ok=True)
     nodes = {"NODE_SIZE": "2", "CLIENTS": str(caches), "LATER_NODE": str(later_node)}
-    done = train(run, *options, ranks=4, script=NETWORK_DISK, environment=nodes | environment)
-    assert done.returncode == 0, done.stderr
+    complete(run, *options, ranks=4, script=NETWORK_DISK, environment=nodes | environment)
 
 
 SLOW = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, in_terminal, metrics, train, train_command
+from tests.conftest import ROOT, MakeRun, complete, in_terminal, metrics, train, train_command
 from tests.launch import wait_until
 from tests.training.supervision.runs import start
 from tests.walks import events, final_hash
@@ -34,7 +34,7 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Mak
     assert f"WARNING: step {failure['step']}: NOT SAVED, to be tried again at the next checkpoint" in errors
     assert events(run, "checkpoint")[-1]["step"] == 80
     assert not list((run / "checkpoints").glob(".partial-*"))
-    assert train(straight, ranks=1).returncode == 0
+    complete(straight, ranks=1)
     assert metrics(run, "train_loss") == metrics(straight, "train_loss")
     assert final_hash(run) == final_hash(straight)
 
@@ -52,7 +52,7 @@ def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: MakeRun) ->
 
 def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(make_run: MakeRun) -> None:
     run = make_run()
-    assert train(run, "--max-steps", "4").returncode == 0
+    complete(run, "--max-steps", "4")
     done = launch.run(ROOT / "train.py", str(run), "--device", "cpu", ranks=2, file_bytes=FULL)
     assert done.returncode == 1
     said = "the last steps are not saved, older checkpoints are as they were"
@@ -60,7 +60,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
     assert verify(run / "checkpoints" / "step-00000004") is None
     assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
-    assert train(run).returncode == 0
+    complete(run)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.conftest import ROOT, MakeRun, complete, metrics, train
 from tests.test_train import one_line
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
 from tests.tokens.preparing import run as command
@@ -69,8 +69,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
-    done = train(late, "--hash-every", "1")
-    assert done.returncode == 0, done.stderr
+    complete(late, "--hash-every", "1")
     for key in ("state_sha256", "train_loss", "validation_loss"):
         assert metrics(early, key) == metrics(late, key), key
     assert len(metrics(late, "state_sha256")) == STEPS
@@ -90,8 +89,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     assert "stopped early; the same command continues" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
-        done = train(run)
-        assert done.returncode == 0, done.stderr
+        complete(run)
     assert metrics(early, "train_loss") == metrics(late, "train_loss")
     assert_same_weights(early, late)
 
@@ -101,8 +99,7 @@ def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
 ) -> None:
     run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
     prepare_units(preparation, 20)
-    done = train(run, "--follow", "--max-steps", "2")
-    assert done.returncode == 0, done.stderr
+    complete(run, "--follow", "--max-steps", "2")
     source, _, _, *others = preparation
     assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.conftest import metrics, train, write_run
+from tests.conftest import complete, metrics, train, write_run
 from tests.test_train import one_line
 from tests.tokens.format.token_directory import write_llm_c, write_nanogpt
 from tokens.format.token_file import open_split
@@ -44,8 +44,7 @@ def write(directory: Path, token_files: Path, name: str) -> None:
 
 
 def outcome(run: Path) -> tuple[dict[int, float], dict[int, float]]:
-    done = train(run, "--hash-every", "1")
-    assert done.returncode == 0, done.stderr
+    complete(run, "--hash-every", "1")
     return metrics(run, "state_sha256"), metrics(run, "validation_loss")
 
 
@@ -93,7 +92,7 @@ def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
     directory.mkdir()
     write(directory, token_files, "npy in shards")
     run = make_run(dataset=str(directory), **KEYS)
-    assert train(run, "--max-steps", "1").returncode == 0
+    complete(run, "--max-steps", "1")
     shard = directory / "tiny_train_000002.npy"
     good = shard.read_bytes()
     shard.write_bytes(good[:-2] + b"\x01\x00")

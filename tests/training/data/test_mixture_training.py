@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import metrics, train
+from tests.conftest import complete, metrics, train
 from tests.test_train import one_line
 from tests.tokens.format.token_directory import write_llm_c
 from tokens.format.token_file import open_split
@@ -28,8 +28,7 @@ def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
 def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_files: Path, few: Path) -> None:
     run = make_run(**mixture(token_files, few))
     planned = train(run, "--dry-run")
-    done = train(run)
-    assert done.returncode == 0, done.stderr
+    done = complete(run)
     line = f"data         1.27 epochs of 33 windows: 42 of {few}"
     assert line in planned.stdout, planned.stdout
     assert line in done.stdout
@@ -58,8 +57,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     alone, two = make_run("alone", **keys), make_run("two", **keys)
     silent = make_run("silent", **keys, validation_interval=None)
     for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
-        done = train(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks)
-        assert done.returncode == 0, done.stderr
+        complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks)
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
@@ -68,7 +66,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     assert metrics(alone, "validation_loss") == first
     assert (alone / "checkpoints" / "best").resolve().name == f"step-{min(first, key=lambda step: first[step]):08d}"
     single = make_run("single", dataset=names[2], min_train_tokens=256)
-    assert train(single, "--max-steps", "1").returncode == 0
+    complete(single, "--max-steps", "1")
     assert metrics(single, "validation_loss")[0] == losses[0][names[2]]
     done = train(alone)
     last: Any = metrics(alone, "validation_losses")[8]
@@ -99,8 +97,7 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
 
 def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: Make, few: Path) -> None:
     run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
-    done = train(run)
-    assert done.returncode == 0, done.stderr
+    done = complete(run)
     assert len(metrics(run, "train_loss")) == 33 * 3 // 8
     assert "data         2.91 epochs of 33 windows: 96 of" in done.stdout
 
@@ -109,7 +106,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     make_run: Make, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     run = make_run(**mixture(token_files, few))
-    assert train(run, "--max-steps", "2").returncode == 0
+    complete(run, "--max-steps", "2")
     original = (run / "train.json").read_text()
     keys = json.loads(original)
     moved = tmp_path / "moved"
@@ -128,8 +125,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     # the same tokens elsewhere, and the same weights written otherwise, are the same run
     same = [parts[0], {"dataset": str(moved), "weight": [[0, 1.0], [3, 0.750]]}]
     (run / "train.json").write_text(json.dumps(keys | {"dataset": same}))
-    done = train(run, "--max-steps", "3")
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--max-steps", "3")
     assert "resuming from" in done.stdout
 
 

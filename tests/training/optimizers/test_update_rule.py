@@ -11,7 +11,7 @@ from safetensors import safe_open
 from common.errors import BadInput
 from model.axes import Axes, Axis
 from model.config import ModelConfig
-from tests.conftest import TINY_MODEL, MakeRun, metrics, train
+from tests.conftest import TINY_MODEL, MakeRun, complete, metrics, train
 from tests.training.optimizers import sign_descent
 from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.config.train_config import load_run
@@ -27,8 +27,8 @@ HASHED = ("--set", "optimizer=sign", "--hash-every", "1")
 
 def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(make_run: MakeRun) -> None:
     straight, resumed = make_run("straight"), make_run("resumed")
-    assert train(straight, *HASHED, script=SCRIPT).returncode == 0
-    assert train(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT).returncode == 0
+    complete(straight, *HASHED, script=SCRIPT)
+    complete(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT)
     done = train(resumed, *HASHED, script=SCRIPT)
     assert done.returncode == 0 and "step-00000004 at step 4 of 8" in done.stdout, done.stderr
     assert "optimizer    sign descent" in done.stdout

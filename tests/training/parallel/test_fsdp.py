@@ -12,7 +12,7 @@ from model.axes import axes_of
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
-from tests.conftest import TINY_MODEL, MakeRun, metrics, train
+from tests.conftest import TINY_MODEL, MakeRun, complete, metrics
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
 from training.config.key_groups import OptimizationOptions
@@ -142,8 +142,7 @@ def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(m
     for parallel in ("ddp", "fsdp"):
         keys = {"precision": "bf16", "determinism": "off", "clipping_max_norm": None, "validation_interval": None}
         run = make_run(parallel, SIX_LAYERS, parallel=parallel, **keys)
-        done = train(run, "--hash-every", "1", "--max-steps", "3", ranks=2)
-        assert done.returncode == 0, done.stderr
+        complete(run, "--hash-every", "1", "--max-steps", "3", ranks=2)
         hashes.append(metrics(run, "state_sha256"))
         weights = load_file(run / "checkpoints" / "latest" / "model.safetensors")
         assert weights["token_embedding.weight"].shape == (257, 32) and "blocks.1.attention.qkv.weight" in weights

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.conftest import metrics, train, write_run
+from tests.conftest import complete, metrics, train, write_run
 from tests.model.architectures import MUON_RECIPE, NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import CRASH
 from tests.walks import final_hash
@@ -142,8 +142,7 @@ def train_on(run: Path, variant: str, layout: str, *options: str, as_user: bool 
     arguments = ("--hash-every", "1", "--set", f"parallel={parallel}", *options)
     environment = {"NODE_SIZE": str(size)} | VARIANTS[variant].environment
     script = {} if as_user else {"script": AS_NODES}
-    done = train(run, *arguments, ranks=nodes * size, environment=environment, as_user=as_user, **script)
-    assert done.returncode == 0, done.stderr
+    done = complete(run, *arguments, ranks=nodes * size, environment=environment, as_user=as_user, **script)
     return str(done.stdout)
 
 

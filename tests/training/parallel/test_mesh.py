@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from common.errors import BadInput
-from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.conftest import ROOT, MakeRun, complete, metrics
 from tests.training.parallel.conftest import as_rank, default_ranks
 from training.parallel.mesh import (
     Levels,
@@ -55,8 +55,7 @@ def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(
     curves, plain = {}, ROOT / "train.py"
     for name, ranks, script in (("two", 2, plain), ("sharing", 4, changed_train(SHARING_BATCHES)), ("four", 4, plain)):
         run = make_run(name, {"drop_rate": 0.1}, determinism="run", parallel=parallel, global_batch_size=16)
-        done = train(run, "--hash-every", "1", ranks=ranks, script=script)
-        assert done.returncode == 0, done.stderr
+        complete(run, "--hash-every", "1", ranks=ranks, script=script)
         keys = ("train_loss", "grad_norm", "validation_loss", "state_sha256")
         curves[name] = [metrics(run, key) for key in keys]
     assert curves["sharing"] == curves["two"] != curves["four"]

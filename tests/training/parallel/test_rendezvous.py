@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import MakeRun, metrics, train
+from tests.conftest import MakeRun, complete, metrics
 from tests.machines import Hosts, Machine
 from training.parallel import rendezvous
 
@@ -36,8 +36,8 @@ def test_nodes_meet_whatever_their_names_are(
     make_run: MakeRun, machines: tuple[Machine, Machine], hosts: tuple[Hosts, Hosts], master: str
 ) -> None:
     alone, together = make_run("alone"), make_run("together")
-    assert train(alone, "--hash-every", "1").returncode == 0
-    assert train(together, "--hash-every", "1", "--max-steps", "4").returncode == 0
+    complete(alone, "--hash-every", "1")
+    complete(together, "--hash-every", "1", "--max-steps", "4")
     nodes = [
         node.train(together, "--hash-every", "1", master=master, hosts=known)
         for node, known in zip(machines, hosts, strict=True)

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, MakeRun, train
+from tests.conftest import ROOT, MakeRun, complete, train
 from training.config.train_config import Run, load_run
 from training.planning.estimate import RunEstimate, StartUp, gpus_by_name, make_estimate
 from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
@@ -37,8 +37,7 @@ def rows(lines: list[str]) -> list[list[str]]:
 def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
     run = ROOT / "runs" / "8xa100"
     before = sorted(run.iterdir())
-    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80 and "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     table = rows(lines)

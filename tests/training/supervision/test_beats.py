@@ -13,7 +13,7 @@ import attrs
 import pytest
 from torch.distributed import TCPStore
 
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, BeatExchange, Beats
 from training.telemetry.metrics_log import read_metrics
@@ -116,8 +116,7 @@ step.microbatch_loss = loss
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str) -> None:
     run = make_run(min_train_tokens=60 * 8 * 32, validation_interval=None, log_interval=1, parallel=parallel)
-    done = train(run, ranks=2, script=changed_train(SLOWED))
-    assert done.returncode == 0, done.stderr
+    done = complete(run, ranks=2, script=changed_train(SLOWED))
     measured = [record["rank_seconds"] for record in read_metrics(run) if "rank_seconds" in record]
     assert measured and measured[-1][1] > 1.2 * measured[-1][0]
     assert "slowest: rank 1, 0." in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.conftest import ROOT, MakeRun, complete, metrics, train
 from tests.launch import execute, wait_until
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
 from tests.walks import children, kill
@@ -69,8 +69,7 @@ def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen:
     assert_no_process_left(run)
     if frozen == [1]:
         reached = max(metrics(run, "train_loss"))
-        done = train(run, "--max-steps", str(reached + 5), ranks=2)
-        assert done.returncode == 0, done.stderr
+        done = complete(run, "--max-steps", str(reached + 5), ranks=2)
         assert "resuming from" in done.stdout
         assert max(metrics(run, "train_loss")) == reached + 5
 

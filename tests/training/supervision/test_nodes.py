@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.conftest import ROOT, MakeRun, metrics, train
+from tests.conftest import ROOT, MakeRun, complete, metrics
 from tests.launch import wait_until
 from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step
@@ -36,8 +36,8 @@ def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
     outputs = [node.communicate(timeout=60) for node in nodes]  # torchrun waits for its peers for 10 minutes
     assert all(node.returncode for node in nodes), outputs
     assert outcome(run) == "stopped", outputs
-    assert train(run, "--hash-every", "20").returncode == 0
-    assert train(alone, "--hash-every", "20").returncode == 0
+    complete(run, "--hash-every", "20")
+    complete(alone, "--hash-every", "20")
     assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
 
 
@@ -47,7 +47,7 @@ def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
     make_run: MakeRun, machines: tuple[Machine, Machine], failed: bool
 ) -> None:
     alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
-    assert train(alone, "--hash-every", "20").returncode == 0
+    complete(alone, "--hash-every", "20")
     nodes = []
     for node in machines:
         meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.77.0.1:29500", "--rdzv-id=job")

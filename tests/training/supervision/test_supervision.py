@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeRun, metrics, train, write_run
+from tests.conftest import MakeRun, complete, metrics, train, write_run
 from tests.launch import wait_until
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
 from tests.walks import children, kill
@@ -59,7 +59,7 @@ PHASES = {
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
     """The run of PHASES, uninterrupted."""
     run = write_run(tmp_path_factory.mktemp("undisturbed") / "run", token_files, **PHASES)
-    assert train(run).returncode == 0
+    complete(run)
     return run
 
 
@@ -90,8 +90,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path,
         assert verify(newest) is None
         assert max(metrics(run, "train_loss"), default=0) == step
         assert step == 0 if phase == "validation" else 0 < step < 50
-    done = train(run)
-    assert done.returncode == 0, done.stderr
+    complete(run)
     assert outcome(run) == "done"
     for key in ("train_loss", "validation_loss"):
         assert metrics(run, key) == metrics(undisturbed, key), key
@@ -116,7 +115,7 @@ def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(make_run: Make
 def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: MakeRun) -> None:
     settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
-    assert train(straight).returncode == 0
+    complete(straight)
     process = start(run, 2, "--resume", "never", PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
     wait_for_step(run, 25, process)
     kill(children(process)[0])
@@ -138,7 +137,7 @@ def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: MakeRun, at_s
     assert outcome(run) == "stopped"
     assert done.stderr.count("train.py: this job ended with status 75, and torchrun restarted it: ending again") == 2
     assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
-    assert train(run, ranks=2).returncode == 0
+    complete(run, ranks=2)
 
 
 DYING_IN_START_UP = """
@@ -186,8 +185,7 @@ def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
 ) -> None:
     script = changed_train(DYING_IN_START_UP)
     environment = {"DEATH": death, "PET_MAX_RESTARTS": "1"}
-    done = train(copied, "--resume", "never", ranks=2, script=script, environment=environment)
-    assert done.returncode == 0, done.stderr
+    done = complete(copied, "--resume", "never", ranks=2, script=script, environment=environment)
     assert "--resume never: earlier results are now in" in done.stdout
     assert len(metrics(copied, "train_loss")) == 8
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete, train
 from tests.training.checkpoints.test_bucket_upload import refuse_uploads, url
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
 
@@ -16,8 +16,7 @@ NOTE = "cat {run}/exit.json >> {run}/ran; test -e {run}/checkpoints/latest/manif
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_runs_once_after_the_last_step_without_torchruns_variables(make_run: MakeRun, ranks: int) -> None:
     run = make_run()
-    done = train(run, "--max-steps", "2", "--then", NOTE.format(run=run) + "; exit 7", ranks=ranks)
-    assert done.returncode == 0, done.stderr
+    done = complete(run, "--max-steps", "2", "--then", NOTE.format(run=run) + "; exit 7", ranks=ranks)
     assert done.stdout.splitlines()[-1] == "--then: ended with status 7"
     assert (run / "ran").read_text().count('"done"') == 1
     names = {line.partition("=")[0] for line in (run / "environment").read_text().splitlines()}

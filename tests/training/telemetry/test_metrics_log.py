@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common import json_files
-from tests.conftest import MakeRun, train
+from tests.conftest import MakeRun, complete, train
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted, read_metrics
 from training.telemetry.time_ledger import read_earlier
@@ -64,12 +64,11 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
     run = make_run()
-    assert train(run, "--max-steps", "4").returncode == 0
+    complete(run, "--max-steps", "4")
     lines = (run / METRICS).read_bytes().splitlines(keepends=True)
     lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
-    done = train(run)
-    assert done.returncode == 0, done.stderr
+    done = complete(run)
     assert f"NOTE: {run / METRICS}: left out as damaged: 2 lines, from line 2 on" in done.stdout
     assert "resuming from" in done.stdout
 
