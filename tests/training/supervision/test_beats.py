@@ -68,11 +68,6 @@ def test_a_rank_that_has_begun_no_heartbeat_is_not_lost() -> None:
     assert beats.lost(patience=3) == []
 
 
-def test_departures_of_some_kinds_are_found() -> None:
-    assert polled(5, departure="failed").departed("failed", "cut off")
-    assert not polled(5, departure="failed").departed("cut off")
-
-
 def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
     known = "(box, pid 7"
     assert polled(5, 5, 5, 5).report() == [
@@ -232,5 +227,5 @@ def test_all_ranks_hear_of_a_departure_at_their_next_poll(departure: Any) -> Non
     job = Job(16)
     job.operations("keys")
     job.poll(departed=[9], departure=departure)
-    assert all(beats.departed(departure) for beats in job.beats)
+    assert all(beats.departed("done", departure) and not beats.departed("done") for beats in job.beats)
     assert job.operations("keys") == [4] * 9 + [5] + [4] * 6

@@ -87,13 +87,6 @@ def test_a_later_group_of_a_job_knows_it_by_its_torchruns(
     assert json.loads((tmp_path / LOCK_FILE).read_text()) == written | {"resumed": True}
 
 
-def test_without_a_file_nothing_is_written() -> None:
-    lock = RunLock()
-    lock.write_job(["a"])
-    lock.write_resumed()
-    assert not lock.restarted
-
-
 def read(run: Path) -> dict[str, object]:
     return json.loads((run / EXIT_FILE).read_text())
 
@@ -110,6 +103,7 @@ def read(run: Path) -> dict[str, object]:
 def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_divergence(
     tmp_path: Path, status: int, outcome: str, kept: int | None
 ) -> None:
+    (tmp_path / EXIT_FILE).write_text("{")  # damaged
     assert final_status(tmp_path) is None
     for final in (False, True):
         ExitRecord(tmp_path).write(status, final=final)
@@ -128,8 +122,11 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    lock = RunLock()
+    lock.write_job(["a"])
+    lock.write_resumed()
     ExitRecord(None).write(EXIT_DONE)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and not lock.restarted
 
 
 def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
@@ -143,19 +140,12 @@ def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_that_cannot_be_written_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_cannot_be_written_costs_a_warning_and_one_that_cannot_be_removed_ends_the_next_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = ExitRecord(tmp_path)
     (tmp_path / EXIT_FILE).mkdir()
     record.write(EXIT_DONE)
     assert f"WARNING: {tmp_path / EXIT_FILE}: cannot be written: " in capsys.readouterr().err
-
-
-def test_a_record_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
-    (tmp_path / EXIT_FILE).mkdir()
     with pytest.raises(BadInput, match=r"exit\.json: cannot be written"):
         ExitRecord(tmp_path)
-
-
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
-    (tmp_path / EXIT_FILE).write_text("{")
-    assert final_status(tmp_path) is None
