@@ -1,10 +1,13 @@
-"""Comparison shows what models share, and compares results, published values too, on the same data only."""
+"""Comparison shows what models share, compares results on the same data only, and draws them, of stored runs too."""
 
+import json
+import shutil
 from pathlib import Path
 
-from evaluation.comparison.compare import compare
+from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare
 from evaluation.loss.loss_measures import GPJT_RANGE
-from tests.evaluation.comparison.stored import hellaswag, judged, losses_on, rows_of
+from tests import launch
+from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, judged, kept, losses_on, rows_of
 
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
@@ -73,3 +76,107 @@ def test_sources_are_numbered_as_they_are_used_and_nothing_is_ranked_by_them(tmp
     assert sum(note.startswith(("[1] ", "[2] ", "[3] ")) for note in found.notes) == 3
     assert any("Published values have no interval" in note for note in found.notes)
     assert not any("published" in line for line in found.statements)
+
+
+def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[str, Path], tmp_path: Path) -> None:
+    far = tmp_path / ("a-long-name-" * 6)
+    shutil.copytree(runs["long"], far, symlinks=True)
+    shown = compared(*runs.values(), far, environment={"COLUMNS": "80"})
+    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not broken
+    tables, _, _ = shown.partition("held-out loss: ")
+    assert max(map(len, tables.splitlines())) <= 80
+    rows = [line for line in tables.splitlines() if line.startswith("held-out loss")]
+    assert len(rows) > 1
+    for home in runs.values():
+        assert sum(f"{kept(home)['nats_per_token']:.4f} ±" in row for row in rows) >= 1
+
+
+def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
+    rows = [
+        [Cell(text="a"), Cell(text="1", value=1.0, bounds=(0.0, 2.0)), Cell(text="7")],
+        [Cell(text="b"), Cell(text="3", value=3.0, bounds=(2.0, 4.0)), Cell()],
+    ]
+    page = as_fragment(Comparison(columns=["model", "x", "y"], rows=rows, statements=["a < b"], notes=[]))
+    assert '<td>1<svg width="96" height="12" role="img" aria-label="95 % interval"><line x1="4.0" x2="48.0"' in page
+    assert '<line x1="48.0" x2="92.0" y1="6.0" y2="6.0"/><circle cx="70.0" cy="6.0" r="3"/></svg></td><td></td>' in page
+    assert "<td>range of the bars (95 % intervals)</td><td>0 to 4</td><td></td>" in page
+    assert "<li>a &lt; b</li>" in page and page.count("<ul") == 1
+
+
+def test_markdown_ends_no_cell_and_begins_no_tag() -> None:
+    found = Comparison(columns=["model"], rows=[[Cell(text="a|b <i>")]], statements=[], notes=["x|y"])
+    assert "a\\|b \\<i>" in as_markdown(found) and "- x\\|y" in as_markdown(found)
+
+
+def cells(markdown: str) -> dict[str, dict[str, str]]:
+    """Return a table in markdown by model and column."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if "|" in line]
+    return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
+
+
+def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["long"], copy, symlinks=True)
+    shown = compared(runs["short"], runs["long"], "--markdown", "--seed-deviation", "0.01")
+    short, long = "short step-00000003", "long step-00000008"
+    assert f"- held-out loss: {long} is better than {short} by " in shown
+    table = cells(shown)
+    state = json.loads((runs["long"] / "checkpoints" / "best" / "state.json").read_text())
+    result = kept(runs["long"])
+    assert table[long] == {
+        "model": long,
+        "tokens": "2,048",
+        "hours": "0.00",
+        "dollars": f"{state['elapsed_seconds']:,.2f}",
+        "validation loss": f"{state['validation_loss']:.4f}",
+        "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
+        "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
+    }
+    assert "published" not in "".join(table)
+    assert "Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb" in shown
+    assert "- Seed noise, held-out loss: standard deviation 0.01, as --seed-deviation states" in shown
+    alone = compared(runs["short"], runs["long"], "--markdown")
+    assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]
+    assert f"- held-out loss: {short} is above {long} by " in alone
+    assert "no winner: the seed noise is unknown" in alone and "or pass --seed-deviation NATS" in alone
+    seeds = compared(runs["long"], runs["other"], "--markdown")
+    assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 (2 seeds) from " in seeds
+    same = compared(runs["long"], copy, "--markdown")
+    assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
+
+
+def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(runs["long"], home, symlinks=True)
+    with (home / "evaluations.jsonl").open("a") as file:
+        file.write(
+            '{"evaluation": "poetry", "model": "long step-00000008"}\n[1]\n{"evaluation": "loss", "model": "x"}\n'
+        )
+        file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
+    assert "long step-00000004" in compared(home, "--markdown")  # the newest
+    assert "long step-00000008" in compared(home / "checkpoints" / "step-00000008", "--markdown")
+
+
+def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+    for command in ("compare", "export"):
+        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment=launch.RANK_OF_TWO)
+        assert done.returncode == 1
+        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}\n"
+        assert done.stderr == said
+
+
+def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+    def refused(*arguments: str | Path) -> str:
+        done = evaluate("compare", *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        return done.stderr
+
+    a = hellaswag(tmp_path / "a", {1})
+    broken = tmp_path / "broken"
+    shutil.copytree(runs["long"], broken)
+    (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
+    assert "state.json: not JSON" in refused(broken)
+    assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
+    (tmp_path / "empty").mkdir()
+    assert "no comparable results of" in refused(tmp_path / "empty")
+    assert "no comparable results of" in refused(tmp_path / "absent")

@@ -41,14 +41,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield server
 
 
-def gpt2(*, tied: bool, bias: bool) -> dict[str, Any]:
-    return {"tie_weights": tied, "qkv_bias": bias}
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        *((gpt2(tied=tied, bias=bias), "GPT2LMHeadModel") for tied in (True, False) for bias in (True, False)),
+        *(({"tie_weights": a, "qkv_bias": b}, "GPT2LMHeadModel") for a in (True, False) for b in (True, False)),
         (NANOCHAT | {"logit_softcap": 15.0}, "NanoChatForCausalLM"),
         pytest.param(SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM", marks=pytest.mark.slow),
         pytest.param(QWEN3, "Qwen3ForCausalLM", marks=pytest.mark.slow),

@@ -1,24 +1,34 @@
-"""The verdict store: files that version 2996586 wrote are read, and nothing in them is paid for again."""
+"""The verdict store pays for nothing twice, older files included; costs count at their most until they are known."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
-from evaluation.judging.prompt import Judge as WhoIsAsked
+from common.errors import BadInput
+from evaluation.command_line import JudgeCommand
+from evaluation.judging.judgement import Judgement
 from evaluation.judging.prompt import make_prompts, read_panel
-from tests.evaluation.judging.sessions import ORDERS, PROMPTS, Sessions, printed, quality, read_store
+from evaluation.judging.store import (
+    PRICES,
+    UNKNOWN_PRICE,
+    Reply,
+    StoreLine,
+    Usage,
+    VerdictStore,
+    expected_usage,
+    most_output,
+    read_price,
+)
+from tests.evaluation.judging.sessions import JUDGE, ORDERS, PROMPTS, Sessions, panel, printed, quality, read_store
 from tests.judge_server import Judge
 
 MOST = {"input": 1539, "cached_input": 0, "cache_write": 1539, "output": 680}
-ASKED = {
-    "judge": "scripted default http://127.0.0.1:1/v1",
-    "answers": 3,
-    "sent_bytes": 1539,
-    "limit": 680,
-    "most": MOST,
-}
+ASKED = {"judge": "scripted default http://here/v1", "answers": 3, "sent_bytes": 1539, "limit": 680, "most": MOST}
+EMPTY = Reply(key="", asked=None, id="", text="", refusal=None, usage=None)
 USAGE = {"input": 389, "cached_input": 194, "cache_write": 0, "output": 97}
 
 
@@ -36,7 +46,7 @@ def reply(id: str, key: str, text: str, usage: Any = USAGE, *, batch: bool = Fal
 
 
 def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
-    judge = WhoIsAsked(model="scripted", effort=None, base_url=server.url)
+    judge = attrs.evolve(JUDGE, model="scripted", base_url=server.url)
     prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0, rotated=True)
     assert prompts[0].order == (0, 2, 1)  # as that version asked
     verdicts = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
@@ -73,3 +83,55 @@ def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [one.text for one in read_store(file).replies] == ["{}"]
     assert capsys.readouterr().out.startswith(f"NOTE: {file}: skipped 1 unreadable lines")
+
+
+def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
+    for model in json.loads(PRICES.read_text())["usd_per_million_tokens"]:
+        price = read_price(PRICES, model)
+        assert 0 < price.cached_input <= price.input < price.output
+    assert read_price(PRICES, "gpt-5-mini-2025-08-07") == read_price(PRICES, "gpt-5-mini")
+    assert read_price(PRICES, "gpt-4o-2024-05-13").input == 5
+    with pytest.raises(BadInput, match=r"no price of 'gpt-5-mimi'; add .*; did you mean 'gpt-5-mini'\?"):
+        read_price(PRICES, "gpt-5-mimi")
+    used = Usage(input=3_000_000, cached_input=1_000_000, output=2_000_000)
+    assert read_price(PRICES, "gpt-5-mini").of(used) == pytest.approx(2 * 0.25 + 0.025 + 2 * 2)
+
+
+def test_a_request_counts_at_its_most_until_it_is_answered(tmp_path: Path) -> None:
+    with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
+        options = JudgeCommand(answers=("a",), orders=2)
+        judgement = Judgement(panel(2, 1), JUDGE, store, read_price(PRICES, JUDGE.model), options)
+        first, second = judgement.prompts
+        asked = [
+            attrs.evolve(judgement.request(prompt)[0], most=Usage(input=0, output=150_000))  # 0.3 dollars
+            for prompt in (first, first, second)
+        ]
+        assert all(judgement.reserve(one) for one in asked)
+        assert judgement.cost.usd == pytest.approx(0.9)
+        reply = attrs.evolve(EMPTY, key=first.key, asked=asked[0].id)
+        judgement.take(attrs.evolve(reply, usage=Usage(input=0, output=25_000)))
+        judgement.take(attrs.evolve(reply, asked=asked[1].id))
+        assert (judgement.cost.counted, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
+        judgement.release(asked[2], "never sent")
+        judgement.release(asked[0], "of the answered ones this says nothing")
+        assert judgement.cost.usd == pytest.approx(0.35)
+        store.append(StoreLine(unbilled=["unknown"]))
+        unpriced = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, options)
+        assert unpriced.cost.usd == 0
+
+
+def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was_cut(tmp_path: Path) -> None:
+    with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
+        judgement = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, JudgeCommand(answers=("a",)))
+        prompt = judgement.prompts[0]
+        asked, body = judgement.request(prompt)
+        assert body["max_completion_tokens"] == asked.limit == asked.most.output == most_output(3, JUDGE) > 6000
+        assert asked.most.input >= len(prompt.text)
+        judgement.take(attrs.evolve(EMPTY, key=prompt.key, asked=asked.id, usage=Usage(input=1, output=1), cut=True))
+        assert judgement.request(prompt)[0].limit == 2 * asked.limit
+    assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
+    assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000
+    assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # it does not reason
+    silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # nor that, by default
+    assert expected_usage(400, 3, silent) == Usage(input=100, output=120)
+    assert expected_usage(400, 3, JUDGE).output == 620

@@ -1,11 +1,23 @@
-"""The result log is append-only, and read by model and kind."""
+"""Results are read back by model and kind, told as text and bounds, with a cost that counts each job at its price."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import BadInput
-from evaluation.shared.results import append_result, is_newest, read_results, results_of
+from evaluation.shared.results import (
+    Measure,
+    Measurement,
+    RunCost,
+    append_result,
+    is_newest,
+    read_results,
+    results_of,
+    seconds_by_price,
+)
+from evaluation.shared.significance import Interval
+from reporting.run_history import clock
 
 
 def test_results_are_found_by_model_and_kind_oldest_first(tmp_path: Path) -> None:
@@ -28,3 +40,63 @@ def test_a_result_that_cannot_be_stored_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "evaluations.jsonl").mkdir()
     with pytest.raises(BadInput, match=r'cannot be written: .*; the result is \{"evaluation": "loss"'):
         append_result(tmp_path, "a", "loss", {"value": 1})
+
+
+LOSS = Measure(name="loss", digits=2)
+
+
+def test_a_measurement_is_told_with_its_error_its_interval_or_alone() -> None:
+    alone = Measurement(measure=LOSS, value=1.234)
+    error = Measurement(measure=LOSS, value=1.234, error=0.5, freedom=2)
+    interval = Measurement(measure=LOSS, value=1.234, interval=Interval(value=1.234, low=1, high=2))
+    assert [alone.text, error.text, interval.text] == ["1.23", "1.23 ± 0.50", "1.23 [1.00, 2.00]"]
+    assert [alone.bounds, interval.bounds] == [None, (1, 2)]
+    assert error.bounds == pytest.approx((1.234 - 2.151, 1.234 + 2.151), abs=1e-3)  # Student's t
+    assert Measurement(measure=LOSS, value=1, interval=Interval(value=1)).bounds is None
+
+
+HOUR = 3600.0
+
+
+def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
+    """Return the records of a launch that ran until so many hours of the run."""
+    return [
+        {"event": "start", "step": 0, "price_per_hour": price},
+        *({"step": 1, "train_loss": 1.0, "elapsed_seconds": hour * HOUR} for hour in hours),
+    ]
+
+
+SEVERAL = [*launch(2.0, 0.5, 1.0), *launch(None, 1.5), *launch(3.0, 2.0, 4.0)]
+AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill: half an hour of records comes twice
+OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_seconds": HOUR}]
+
+
+@pytest.mark.parametrize(
+    ("records", "hours", "paid"),
+    [
+        (SEVERAL, 3, {2.0: 1, 3.0: 2}),
+        (SEVERAL, 1, {2.0: 1}),  # a checkpoint before the price changed
+        (SEVERAL, 5, {2.0: 1, 3.0: 4}),  # saved after the last record
+        *((AGAIN, 2, {2.0: 1, 3.0: 1}), (OLDER, 1, {9.0: 1}), ([], 1, {9.0: 1})),
+    ],
+)
+def test_a_checkpoint_costs_the_hours_of_each_launch_at_its_price_or_the_runs(
+    records: list[dict[str, Any]], hours: float, paid: dict[float, float]
+) -> None:
+    assert seconds_by_price(records, hours * HOUR, 9.0) == {price: one * HOUR for price, one in paid.items()}
+
+
+def test_the_report_and_the_comparison_count_the_same_dollars() -> None:
+    records = [*launch(None, 1.0), *launch(2.0, 1.5), *launch(None, 3.0), *launch(4.0, 3.5), *launch(None, 5.0)]
+    for lines, stated in ((records, 9.0), (launch(None, 5.0), 9.0)):
+        hours = {price: seconds / HOUR for price, seconds in seconds_by_price(lines, 5 * HOUR, stated).items()}
+        usd = clock(lines, stated)[1]
+        assert usd is not None and RunCost(tokens=1, hours=5, hours_by_price=hours).dollars == pytest.approx(usd[-1])
+    assert seconds_by_price(records, 5 * HOUR, 9.0) == {4.0: 4.5 * HOUR, 2.0: 0.5 * HOUR}
+
+
+def test_the_cost_names_its_prices() -> None:
+    cost = RunCost(tokens=1, hours=3.0, hours_by_price={2.0: 1.0, 3.0: 2.0})
+    assert (cost.dollars, str(cost)) == (8.0, "$8.00 at $2.00 and $3.00 an hour")
+    assert str(RunCost(tokens=1, hours=1, hours_by_price={3.29: 1.0})) == "$3.29 at $3.29 an hour"
+    assert RunCost(tokens=1, hours=1, hours_by_price={None: 1.0}).dollars is None
