@@ -12,8 +12,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +144,13 @@ def checked_status(status: int) -> int:
     return status or EXIT_ERROR
 
 
-@contextmanager
-def interrupts_kept() -> Iterator[None]:
-    """Context in which Ctrl-C ends as KeyboardInterrupt, also where a library makes an error of its own of it.
+def run_command(
+    script: str, run: Callable[[], int | None], interrupted: str | Callable[[], str], *, follows: bool = False
+) -> int:
+    """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr.
 
-    Torch does: while weights are read, any exception in a storage's `__len__` becomes a ValueError about its shape.
+    Ctrl-C also where a library makes an error of its own of it. Torch does: while weights are read, any exception in a
+    storage's `__len__` becomes a ValueError about its shape. `follows`: rank 0 prints what all ranks raise.
     """
     came = []
 
@@ -160,34 +162,20 @@ def interrupts_kept() -> Iterator[None]:
     if ours:
         signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
-    except Exception as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def run_command(
-    script: str, run: Callable[[], int | None], interrupted: str | Callable[[], str], *, follows: bool = False
-) -> int:
-    """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr.
-
-    `follows`: rank 0 prints the user errors of all ranks.
-    """
-    try:
-        with interrupts_kept():
-            return run() or EXIT_DONE
-    except BadInput as error:
+        return run() or EXIT_DONE
+    except (Exception, KeyboardInterrupt) as error:
+        if came or isinstance(error, KeyboardInterrupt):
+            left = interrupted if isinstance(interrupted, str) else interrupted()
+            print(f"{script}: interrupted{left}", file=sys.stderr, flush=True)
+            return EXIT_INTERRUPTED
+        if not isinstance(error, BadInput):
+            raise
         if error.alone or not follows:
             print(*(f"{script}: {problem}" for problem in error.problems), sep="\n", file=sys.stderr, flush=True)
         return EXIT_ERROR
-    except KeyboardInterrupt:
-        left = interrupted if isinstance(interrupted, str) else interrupted()
-        print(f"{script}: interrupted{left}", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def use_expandable_segments() -> None:
