@@ -96,18 +96,6 @@ def test_token_files_that_cannot_be_read_are_one_line(
         open_split(directory, "train")
 
 
-def test_shards_of_other_programs_are_read_as_one_stream_in_the_order_of_their_names(tmp_path: Path) -> None:
-    parts = np.split(np.arange(70_000, dtype=np.uint32), [7, 30, 64_000])
-    for suffix, write in (("bin", write_llm_c), ("npy", np.save)):
-        for number, part in enumerate(parts, 9):
-            write(tmp_path / f"set_train_{number:06d}.{suffix}", part)
-        stream = open_split(tmp_path, "train")
-        assert stream.read(0, 70_000).tolist() == list(range(70_000))
-        assert f"/set_train_000011.{suffix}: token 63969: " in stream.bad_id(63_999, 0, 0)
-        for path in tmp_path.iterdir():
-            path.unlink()
-
-
 FEW = np.arange(4, dtype=np.uint16)
 SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
     (
