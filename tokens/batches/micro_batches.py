@@ -1,8 +1,7 @@
 """Micro-batches of one data-parallel rank, in order, from any step on: token ids as inputs and targets.
 
-tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, their streams.
-Token files that are still being written give the batches of the finished files: committed tokens do not change, so a
-window can be read as soon as everything that its place depends on is committed.
+tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, their streams. A window of
+growing tokens can be read as soon as everything that its place depends on is committed.
 """
 
 from collections.abc import Callable, Iterator

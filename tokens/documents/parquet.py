@@ -47,10 +47,7 @@ def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> 
 
 
 def texts(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> Iterator[list[Any]]:
-    """Yield the column's values in a row group, in batches. Raises Damaged.
-
-    The value of a text that is not UTF-8 is its UnicodeDecodeError.
-    """
+    """Yield a row group's values, in batches; of a text not in UTF-8 its UnicodeDecodeError. Raises Damaged."""
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
     with _damage():

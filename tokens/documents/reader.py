@@ -89,10 +89,7 @@ class Reader:
         self._separator = separator
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
-        """Yield the documents of a unit; add what is left out to `problems`.
-
-        Raises BadInput for a file that is missing, has changed, or cannot be read because of a system error.
-        """
+        """Yield the documents of a unit; add what is left out to `problems`. Raises BadInput as `Input.open`."""
         for extent in unit:
             item = self._inputs[extent.input]
             documents = self._text if item.path.endswith(TEXT_SUFFIXES) else self._lines

@@ -47,8 +47,7 @@ def resolve_sources(
     """Return the files of each SOURCE, in an `order` that depends on their names alone.
 
     `kept`: sources of the plan to be resumed; a hub dataset among them is read at the same commit. `say` gets notes on
-    files left out or named twice. Raises BadInput where there are no files, for those of an unknown kind, and for
-    unreadable ones.
+    files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
     """
     sources = [Source(name, tuple(_resolve(name, kept, say, order))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)

@@ -131,10 +131,7 @@ def _too_many(bad: int, length: int) -> bool:
 
 
 def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
-    """Yield a range of a text file, from edge to edge, in pieces of about TEXT_PIECE_BYTES.
-
-    Raises EOFError where the file ends early.
-    """
+    """Yield a range from edge to edge in pieces of about TEXT_PIECE_BYTES. Raises EOFError where it ends early."""
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
     text, start, position = "", begin, begin  # the text is that from byte `start` on

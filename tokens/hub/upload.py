@@ -31,10 +31,7 @@ TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # of the README.md
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
-    """Upload a token directory as the dataset OWNER/NAME; return lines to print.
-
-    Raises BadInput without a manifest, for damaged files, and when the hub cannot be reached or refuses.
-    """
+    """Upload a token directory as the dataset OWNER/NAME; return lines to print. Raises BadInput."""
     check_names(repository, license_name)
     manifest = read_manifest(directory)
     if manifest is None:

@@ -12,8 +12,7 @@ folder is emptied at the start and filled from it, on any machine. A kill loses 
 at most a shard.
 
 The number of shards is known at the end. Then the server copies each to its final name; no byte passes through this
-machine, and a finished prefix is a token directory like any other. Names without that number would save a request for
-each shard, but only the manifest could tell whether all shards are there.
+machine, and a finished prefix is a token directory like any other.
 """
 
 import os

@@ -76,8 +76,7 @@ class PrepareSettings:
         """Return the index in SPLITS of each document, from its first characters; None: all are in train.
 
         Empty documents are in train. Others by a hash of their text, so that a document stays in its split whatever is
-        added or reordered, and copies share one. With a tail split, the last documents of train are held out at the end
-        (tokens/prepare/token_writer.py).
+        added or reordered, and copies share one.
         """
         if self.split == TAIL or not self.held_out:
             return None

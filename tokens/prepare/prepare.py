@@ -1,7 +1,4 @@
-"""Preparation of token files from sources: plan, compute units, commit them in order, name the files.
-
-The same command resumes after any interruption.
-"""
+"""Preparation of token files from sources: plan, compute units, commit them in order, name the files."""
 
 import shutil
 from collections.abc import Iterator

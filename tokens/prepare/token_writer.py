@@ -133,10 +133,7 @@ class TokenWriter:
             self._move_full_shards(self._bucket)
 
     def finish(self) -> Manifest:
-        """Fill validation and test from the tail where needed, write headers, name the files, write the manifest.
-
-        Raises BadInput where a split cannot be filled.
-        """
+        """Fill missing splits from the tail, name the files, write the manifest. Raises BadInput for an empty one."""
         settings = self._plan.settings
         from_tail = list(missing_splits(settings, self.totals)) if settings.split == HASH else []
         if self._bucket is None:

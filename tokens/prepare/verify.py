@@ -62,10 +62,7 @@ def status(where: str) -> list[str]:
 
 
 def verify(where: str) -> list[str]:
-    """Check every token file of a folder or bucket against its manifest.
-
-    Raises BadInput naming what is damaged, and the sources of those tokens.
-    """
+    """Check the files of a folder or bucket against its manifest. Raises BadInput naming damaged ones and sources."""
     with _described(where) as directory:
         manifest = read_manifest(directory)
         if manifest is None:

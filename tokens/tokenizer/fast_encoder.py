@@ -79,10 +79,7 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
 
 
 def encoders(name: str, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that may match the tokenizer of that name, the fastest first, and itself last.
-
-    `recipe`: its tokenizer.json.
-    """
+    """Yield encoders that may match a tokenizer, the fastest first, itself last. `recipe`: its tokenizer.json."""
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     with suppress(ImportError):  # it is optional
         if recipe is not None:
