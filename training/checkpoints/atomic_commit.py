@@ -63,10 +63,7 @@ def partial_of(path: Path) -> Path:
 
 
 def create_partial(path: Path, files: Mapping[str, NewFile]) -> None:
-    """Create a hidden checkpoint, its files at their full size, so that every rank can write at its offsets.
-
-    What interrupted saves have left is removed.
-    """
+    """Create a hidden checkpoint, its files at full size, for all ranks to write into; remove what others have left."""
     _restore_replaced(path.parent)
     _remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)

@@ -101,10 +101,7 @@ class Uploader:
             yield self._outcomes.get()
 
     def finish(self, newest: Path | None) -> None:
-        """Wait until the newest checkpoint, and the best one, are uploaded, or have failed to be; end the lease.
-
-        Call it on every rank.
-        """
+        """Upload the newest and the best checkpoint, where missing; wait; end the lease. Call it on every rank."""
 
         def work() -> None:
             self._join()

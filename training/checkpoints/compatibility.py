@@ -92,10 +92,7 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
 
 
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
-    """Return the changes of the numerics since the checkpoint.
-
-    Raises BadInput when one breaks the promise of `determinism` and is not allowed.
-    """
+    """Return the changes of the numerics. Raises BadInput where one breaks `determinism` and is not allowed."""
     changes = drift(before.numerics, now.numerics)
     promised = {before.numerics["determinism"], now.numerics["determinism"]} - {"off"}
     if changes and promised and not allowed:

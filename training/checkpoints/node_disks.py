@@ -48,10 +48,7 @@ class NodeDisks:
         return self.ranks.coordinates if self.shared else self.ranks.node.rank == 0
 
     def on_each(self, work: Callable[[], Value]) -> list[Value]:
-        """Call `work` for each run directory, on the rank that keeps it; return the values on every rank.
-
-        Call it on every rank. Raises BadInput as `together` does.
-        """
+        """Call `work` on the rank that keeps each run directory; return the values on every rank, as `together`."""
         return together(self.ranks, work, only=self.keeps, group=self.ranks.download)
 
     @property

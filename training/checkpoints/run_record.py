@@ -174,10 +174,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
 def write_record(
     run_directory: Path, record: RunRecord, token_set: TokenSet, ranks: Ranks, price_per_hour: float | None
 ) -> None:
-    """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens.
-
-    Raises BadInput where that cannot be done.
-    """
+    """Write `resolved.json`, and the tokenizer's ranks, to read the run without its tokens. Raises BadInput."""
     directories = [str(directory.path.resolve()) for directory in token_set.directories]
     origin, tokenizer = token_set.tokenizer or (None, None)
     values = {

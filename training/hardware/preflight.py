@@ -122,10 +122,7 @@ def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
 
 
 def check_compiler() -> Check:
-    """Look for the C compiler with which Triton, the compiler of GPU kernels, compiles code that needs Python.h.
-
-    Without one, the first step would fail.
-    """
+    """Look for the C compiler and Python.h that Triton needs for GPU kernels, from the first step on."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     problem = "gcc is not found"
     if compiler is not None:
@@ -135,12 +132,11 @@ def check_compiler() -> Check:
         program = "#include <stdlib.h>\n#include <Python.h>\n"
         try:
             done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
-        except OSError as error:
-            problem = f"{compiler}: {error.strerror}"
-        else:
             if done.returncode == 0:
                 return Check("compiler", f"{compiler} and Python.h")
             problem = next((line for line in done.stderr.splitlines() if "error" in line), f"{compiler} fails")
+        except OSError as error:
+            problem = f"{compiler}: {error.strerror}"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = (
         "torch.compile, and determinism run or elastic on a GPU, need a C compiler and Python's headers: "
@@ -198,17 +194,16 @@ def check_shared_memory(ranks: int) -> Check:
 
 def check_open_files() -> Check:
     """Raise this process's limit of open files as far as the system allows; a warning where that stays low."""
-    unlimited = resource.RLIM_INFINITY
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raised = OPEN_FILES if hard == unlimited else min(hard, OPEN_FILES)
-    before = limit
-    if limit != unlimited and limit < raised:
+    if limit == resource.RLIM_INFINITY:
+        return Check("open files", "no limit")
+    before, raised = limit, OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if limit < raised:
         with suppress(OSError, ValueError):  # macOS has a limit beside the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             limit = raised
-    found = "no limit" if limit == unlimited else f"at most {limit:,}"
-    found += f", raised from {before:,}" if limit != before else ""
-    if limit == unlimited or limit >= FEW_FILES:
+    found = f"at most {limit:,}{f', raised from {before:,}' if limit != before else ''}"
+    if limit >= FEW_FILES:
         return Check("open files", found)
     advice = f"wanted {FEW_FILES:,}; raise the hard limit, as root: ulimit -Hn {OPEN_FILES}"
     return Check("open files", f"{found} open files; {advice}", "warning")

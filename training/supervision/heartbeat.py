@@ -110,7 +110,7 @@ class Heartbeat:
         self._departure = self._departure or "asked to stop"
         deadline = time.monotonic() + 3 * BEAT_SECONDS
         ranks = range(self.ranks.world_size)
-        try:
+        with suppress(dist.DistError):  # torchrun is gone
             self._publish(self._departure)
             before, _ = self._exchange.read(ranks)
             while time.monotonic() < deadline:
@@ -123,8 +123,6 @@ class Heartbeat:
                 if sum(alive) == self.ranks.world_size:
                     return LOST if "cut off" in departures else None
                 time.sleep(BEAT_SECONDS / 10)
-        except dist.DistError:  # torchrun is gone
-            pass
         return LOST
 
     def _run(self) -> None:

@@ -26,7 +26,7 @@ LOCK_CHARACTERS = 1 << 20  # more than is ever written there
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
 EXIT_FILE = "exit.json"
 ERROR = "error"
-LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well
+LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well: an outcome that is to be given
 OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped", EXIT_ERROR: ERROR, EXIT_USAGE: ERROR}
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 
@@ -51,10 +51,9 @@ class RunLock:
     @property
     def restarted(self) -> bool:
         """True if this rank's torchrun has restarted a group that held it, on as many nodes."""
-        before = self._before
-        if before is None or restarts() == 0:
+        if self._before is None or restarts() == 0:
             return False
-        return torchrun_identity() in before.torchruns and before.nodes == environment_nodes()
+        return torchrun_identity() in self._before.torchruns and self._before.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
         """Write the holder, once the ranks have met. `torchruns`: those that have started them."""
@@ -109,10 +108,7 @@ class ExitRecord:
                 path.unlink(missing_ok=True)
 
     def write(self, status: int, outcome: str | None = None, *, final: bool = True) -> None:
-        """Write how the job ends; the first call counts. Not `final`: a group of ranks that torchrun restarts goes on.
-
-        The outcome is the status's own, unless given: LOST has no status of its own.
-        """
+        """Write how the job ends; the first call counts. Not `final`: a group that torchrun restarts goes on."""
         paths, self._paths = self._paths, []
         record = {"status": status, "outcome": outcome or OUTCOMES[status], "final": final, "time": utc_now()}
         for path in paths:
