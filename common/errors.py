@@ -53,6 +53,15 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
 
 
 @contextmanager
+def refusing(where: object, advice: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Raise an error of the block, of these kinds, as BadInput: the place, the error's text, and what to do."""
+    try:
+        yield
+    except kinds as error:
+        raise BadInput(f"{where}: {error}" + (f"; {advice}" if advice else "")) from error
+
+
+@contextmanager
 def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
     """Context, or decorator, of work that informs: its exceptions, but `fatal` ones, are noted once and end nothing."""
     try:

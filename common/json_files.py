@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from common.errors import BadInput, quoted
+from common.errors import BadInput, quoted, refusing
 
 DEPTH = 100  # most levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
@@ -64,10 +64,8 @@ def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_by
     Raises BadInput, with `advice` at its end, for a file that is missing, unreadable, not regular, larger than
     `most_bytes`, or not such JSON.
     """
-    try:
+    with refusing(path, advice):
         return parse_json(_content(path, most_bytes, advice), kind)
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}{_suffix(advice)}") from error
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -164,10 +162,8 @@ def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
     """
     records = []
     for number, line in _lines(_content(path, LINES_BYTES, advice)):
-        try:
+        with refusing(f"{path}: line {number}", advice):
             records.append(parse_json(line))
-        except ValueError as error:
-            raise BadInput(f"{path}: line {number}: {error}{_suffix(advice)}") from error
     return records
 
 

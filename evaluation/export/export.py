@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, refusing
 from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
@@ -125,17 +125,14 @@ def _partial_directory(directory: Path) -> Iterator[Path]:
 
     Errors of the disk become BadInput.
     """
-    try:
-        with writing(directory):
-            if directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()  # a mount is refused: nothing can be renamed to it
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".partial-", dir=directory.parent, ignore_cleanup_errors=True) as folder:
-                partial = Path(folder) / directory.name
-                partial.mkdir()  # for all to read, as the folder around it is not
-                yield partial
-    except SafetensorError as error:
-        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    with refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)), writing(directory):
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()  # a mount is refused: nothing can be renamed to it
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".partial-", dir=directory.parent, ignore_cleanup_errors=True) as folder:
+            partial = Path(folder) / directory.name
+            partial.mkdir()  # for all to read, as the folder around it is not
+            yield partial
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.checks import structured
-from common.errors import BadInput, printable, quoted
+from common.errors import BadInput, printable, quoted, refusing
 from common.files import sha256
 from common.hub_client import download_snapshot
 from common.json_files import check_text, read_every_line
@@ -213,10 +213,8 @@ def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
 
 
 def _item(row: dict[str, Any], where: str) -> Item:
-    try:
+    with refusing(where):
         item = structured(row | {"label": str(row.get("label", ""))}, Item, unknown_keys=True)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}") from error
     for text in (item.ctx, *item.endings):
         check_text(text, where)
     if not item.ctx.strip():
@@ -233,10 +231,9 @@ def _parquet_rows(path: Path) -> list[Any]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
+    kinds = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+    with refusing(f"{path}: damaged", "download the file again", kinds):
         return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: damaged: {error}; download the file again") from error
 
 
 def _download(source: str) -> Path:

@@ -9,7 +9,7 @@ from itertools import chain, count
 
 import torch
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, refusing
 from common.installation import GuardedStream
 from common.json_files import FILE_BYTES, check_text
 from evaluation.command_line import SampleCommand
@@ -51,14 +51,12 @@ def read_prompt(given: str | None) -> str:
     if given is not None and not given.startswith(FILE):
         check_text(given, "--prompt")
         return given
-    try:
+    with refusing(f"{given or 'stdin'}: cannot be read as a prompt", kinds=(OSError, ValueError)):
         with open(given.removeprefix(FILE) if given else 0, "rb", closefd=given is not None) as file:
             data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
         if len(data) > FILE_BYTES:
             raise ValueError(f"got more than {FILE_BYTES:,} bytes")
         return data.decode().removesuffix("\n")
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{given or 'stdin'}: cannot be read as a prompt: {error}") from error
 
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, seed: int, *, typed: bool = False) -> None:

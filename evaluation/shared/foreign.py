@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadInput, printable, quoted
+from common.errors import BadInput, printable, quoted, refusing
 from common.json_files import read_json
 from model.config import GPT2, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, rows
 from model.gpt import GPT
@@ -75,11 +75,9 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     else:
         (where, values), weights = _read_config(path, run), _read_weights(path)
         if isinstance(kind := values.get("model_type"), str) and kind in ROTARY:
-            try:
+            with refusing(where):
                 config = config_of_stock(values, kind)
                 return with_parameters(config, from_stock(weights, config, kind))
-            except ValueError as error:
-                raise BadInput(f"{where}: {error}") from error
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
         raise BadInput(
@@ -88,7 +86,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     for key, wanted in ONLY_VALUES.items():
         if values.get(key, wanted[0]) not in wanted:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
-    try:
+    with refusing(path):
         # Hugging Face's GPT-2 is tied by default: a head beside the embedding is a copy.
         tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
         plain = to_plain(weights, tied=tied is True)
@@ -103,8 +101,6 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
             scale_attention_by_inverse_layer=values.get("scale_attn_by_inverse_layer_idx", False),
         )
         network = with_parameters(config, plain)
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}") from error
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
         print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
     return network

@@ -11,7 +11,7 @@ import attrs
 import torch
 from safetensors.torch import load_file
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, refusing
 from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
@@ -88,10 +88,8 @@ class Trained:
 
     def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
         """Yield new ids as model/generate.py does. Raises BadInput for logits that are not finite."""
-        try:
+        with refusing(self.place.path):
             yield from generate(self.network, prompt, count, sampling, stop)
-        except ValueError as error:
-            raise BadInput(f"{self.place.path}: {error}") from error
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:
@@ -147,10 +145,8 @@ def load_network(place: ModelLocation) -> GPT:
     if not place.is_own:
         return load_foreign(place.path, place.run)
     config = ModelConfig(**read_state(place.path).config.model)
-    try:
+    with refusing(place.path / WEIGHTS, kinds=(OSError, ValueError)):  # deleted a moment ago, for one
         return with_parameters(config, load_file(place.path / WEIGHTS))
-    except (OSError, ValueError) as error:  # deleted a moment ago, for one
-        raise BadInput(f"{place.path / WEIGHTS}: {error}") from error
 
 
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
@@ -109,10 +109,8 @@ def _home(path: Path, recorded: Any) -> Path | None:
 def _record(row: Any, where: str) -> Record:
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
-    try:
+    with refusing(where, "correct or remove the record"):
         record = structured(row, Record, unknown_keys=True)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}; correct or remove the record") from error
     for key in ("instruction", "output"):
         if not row[key].strip():
             raise BadInput(f"{where}: {key}: empty; correct or remove the record")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file, writing
 from experiments.ladder.forecast import target_tokens
 from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_batch, scaled_rate, size_name, stated
@@ -285,13 +285,11 @@ def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str,
 
 
 def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Plan:
-    try:
+    with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size, train):  # train.py would refuse it, with the trunk paid for
             raise ValueError(problem)
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
-    except (BadInput, ValueError) as error:
-        raise BadInput(f"{ladder.file}: {size_name(size)}: {error}") from error
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import attrs
 import numpy as np
 
-from common.errors import QUOTED_CHARACTERS, BadInput, quoted
+from common.errors import QUOTED_CHARACTERS, BadInput, quoted, refusing
 from common.json_files import FILE_BYTES, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
@@ -37,10 +37,8 @@ def read_header(path: Path) -> TokenFile:
         if not 2 <= length <= min(size - 8, FILE_BYTES):
             raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
         data = file.read(length)
-    try:
+    with refusing(f"{path}: not a safetensors file: its header"):
         header = parse_json(data)
-    except ValueError as error:
-        raise BadInput(f"{path}: not a safetensors file: its header: {error}") from error
     names = [name for name in header if name != "__metadata__"]
     if names != ["tokens"]:
         got = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

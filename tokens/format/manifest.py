@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from common.checks import structured
-from common.errors import BadInput, quoted
+from common.errors import BadInput, quoted, refusing
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
 from tokens.format.header import TokenFile, readable_tokens
@@ -105,10 +105,8 @@ def read_manifest(directory: Path) -> Manifest | None:
     with readable_tokens(path):
         if not path.exists() and not path.is_symlink():
             return None
-    try:
+    with refusing(f"{path}: damaged", advice(path), (OSError, ValueError)):
         manifest = parse_manifest(read_regular(path))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: damaged: {error}; {advice(path)}") from error
     if manifest is not None:
         _check_ranks(path, manifest.tokenizer)
     return manifest

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from common.bucket import Bucket, StoredObject, Taken
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file
 from common.json_files import read_regular
 from common.remote_files import THREADS
@@ -68,10 +68,8 @@ class BucketOutput:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
         if MANIFEST not in names:
             return None
-        try:
+        with refusing(f"{self.url}/{MANIFEST}: damaged", "begin anew in another --output"):
             manifest = parse_manifest(self._read(MANIFEST))
-        except ValueError as error:
-            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
         for name in () if manifest is None else manifest.files:
             if name not in names:
                 raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")

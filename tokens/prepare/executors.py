@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file
 from common.json_files import read_json
 from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
@@ -166,10 +166,8 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
 def _run_kept(job: EncodeJob, path: Path) -> Result:
     """Run the task of a file, and delete the file: a task that is submitted again is written again."""
     advice = "rerun the same command, which writes it anew"
-    try:
+    with refusing(f"{path}: damaged", advice):
         task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)
-    except ValueError as error:
-        raise BadInput(f"{path}: damaged: {error}; {advice}") from error
     result = run_unit(job, task)
     path.unlink(missing_ok=True)
     return result

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file, writing
 from common.json_files import read_json
 from tokens.format.manifest import RANKS_FILE
@@ -128,10 +128,8 @@ def with_stream_list(values: Any) -> Any:
 def read_record(directory: Path) -> RunRecord | None:
     """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
     file = directory / RESOLVED
-    try:
+    with refusing(f"{file}: damaged or edited", "copy it here again, or move it away"):
         return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
-    except ValueError as error:
-        raise BadInput(f"{file}: damaged or edited: {error}; copy it here again, or move it away") from error
 
 
 def files_read_before(directory: Path) -> list[list[str]]:

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, printable, quoted
+from common.errors import BadInput, printable, quoted, refusing
 from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.directory import (
@@ -85,13 +85,11 @@ def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> Sa
         raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
     values = read_json(file, advice=_ADVICE)
     check_format(values, str(file))
-    try:
+    with refusing(f"{file}: damaged or edited", _ADVICE):
         state = parse_state(values)
         if digests is not None:
             check_identity(checkpoint.name, state, digests)
         return state
-    except ValueError as error:
-        raise BadInput(f"{file}: damaged or edited: {error}; {_ADVICE}") from error
 
 
 def check_format(values: dict[str, Any], where: str) -> None:

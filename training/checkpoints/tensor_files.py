@@ -21,7 +21,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from model.axes import stored_rows
 from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
@@ -170,13 +170,11 @@ def load(checkpoint: Path, state: TrainState) -> None:
     with torch.no_grad():
         for name, tensors in _files(state):
             file = checkpoint / name
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    _check_tensors(file, opened, tensors)
-                    for stored in tensors:
-                        _read_rows(opened, stored)
-            except (OSError, SafetensorError) as error:
-                raise BadInput(f"{file}: cannot be read: {error}") from error
+            unreadable = refusing(f"{file}: cannot be read", kinds=(OSError, SafetensorError))
+            with unreadable, safe_open(file, framework="pt") as opened:
+                _check_tensors(file, opened, tensors)
+                for stored in tensors:
+                    _read_rows(opened, stored)
     state.optimizer.steps = saved.optimizer_steps
     state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
     state.position = saved.position

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 
 from common import checks
-from common.errors import BadInput, nearest, quoted
+from common.errors import BadInput, nearest, quoted, refusing
 from common.json_files import read_json
 
 Entry = TypeVar("Entry")
@@ -90,7 +90,5 @@ def named_gpus(device: str) -> list[Gpu]:
 
 def read_entry(kind: type[Entry], where: str, values: Any, **given: Any) -> Entry:
     """Return an attrs class from a JSON object, as `checked`. Raises BadInput."""
-    try:
+    with refusing(where):
         return checks.checked(kind, values, **given)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}") from error
