@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from common.checks import structured
 from common.errors import BadInput, printable, quoted, refusing
@@ -202,14 +203,10 @@ def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
 
 def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
     """Return the log-probabilities of the endings, fp64 (B,). Padding after the end of a row has no effect."""
-    shape = len(choices), len(choices[0].tokens)  # the longest comes first
-    tokens, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
-    for row, choice in enumerate(choices):
-        end = len(choice.tokens)
-        tokens[row, :end] = choice.tokens
-        counts[row, end - choice.scored : end] = True
-    losses = prediction_losses(trained.network, torch.from_numpy(tokens)).cpu().numpy()
-    return -(losses * counts[:, 1:]).sum(axis=1, dtype=np.float64)
+    tokens = [torch.from_numpy(choice.tokens.astype(np.int64)) for choice in choices]
+    losses = prediction_losses(trained.network, pad_sequence(tokens, batch_first=True)).double().cpu()
+    ended = [row[: len(choice.tokens) - 1] for row, choice in zip(losses, choices, strict=True)]
+    return np.array([-float(row[-choice.scored :].sum()) for row, choice in zip(ended, choices, strict=True)])
 
 
 def _item(row: dict[str, Any], where: str) -> Item:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import attrs
 
 import evaluate
-from evaluation.judging.prompt import Candidate, Grade, Panel, Prompt
+from evaluation.judging.prompt import Candidate, Panel
 from evaluation.judging.prompt import Judge as WhoIsAsked
 from evaluation.judging.store import Reply, VerdictStore
 from evaluation.shared.records import Answer, Answers, Record, write_answers
@@ -21,9 +21,6 @@ from tests.judge_server import Judge
 
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
-ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
-ODD = ["fenced", "odd choices", "numbers in strings", "error in 200", "halves", "repeated key"]
-REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less than a body"]
 OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
 PRICES = {
     "date": "2026-01-01",
@@ -149,8 +146,3 @@ def panel(models: int, questions: int, slots: int = 1) -> Panel:
         for m in range(models)
     ]
     return Panel(questions=records, candidates=candidates, slots=slots)
-
-
-def grades(prompt: Prompt, *scores: float) -> list[Grade]:
-    """Return the verdict on a prompt that scores each candidate, and last the reference."""
-    return [Grade(score=scores[answer], comment="") for answer in prompt.order]

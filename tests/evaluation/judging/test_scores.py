@@ -8,23 +8,17 @@ from typing import Any
 import pytest
 
 from evaluation.comparison.compare import compare
-from evaluation.judging.prompt import make_prompts
+from evaluation.judging.prompt import Grade, Prompt, make_prompts
 from evaluation.judging.scores import JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.evaluation.comparison.stored import judged, rows_of
-from tests.evaluation.judging.sessions import (
-    JUDGE,
-    ORDERS,
-    PROMPTS,
-    QUESTIONS,
-    Result,
-    Sessions,
-    grades,
-    panel,
-    quality,
-    write,
-)
+from tests.evaluation.judging.sessions import JUDGE, ORDERS, PROMPTS, QUESTIONS, Result, Sessions, panel, quality, write
 from tests.judge_server import Judge
+
+
+def grades(prompt: Prompt, *scores: float) -> list[Grade]:
+    """Return the verdict on a prompt that scores each candidate, and last the reference."""
+    return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
 def test_scores_are_those_that_the_judge_gave(faultless: Result) -> None:

@@ -9,19 +9,13 @@ from evaluation.judging.judgement import Judgement
 from evaluation.judging.store import StoreLine, VerdictStore
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import (
-    ANSWERED_AGAIN,
-    ODD,
-    PRICES,
-    PROMPTS,
-    REPEATED,
-    SILENT,
-    Result,
-    Sessions,
-    printed,
-)
+from tests.evaluation.judging.sessions import PRICES, PROMPTS, SILENT, Result, Sessions, printed
 from tests.judge_server import GATEWAY_FAULTS, WRONG_USAGES, Judge
 from tests.launch import wait_until
+
+ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
+ODD = ["fenced", "odd choices", "numbers in strings", "error in 200", "halves", "repeated key"]
+REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less than a body"]
 
 
 @pytest.mark.parametrize("faults", [REPEATED, ANSWERED_AGAIN, ODD], ids=["repeated", "answered again", "odd"])
