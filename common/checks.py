@@ -4,7 +4,7 @@ And JSON values as typed attrs classes, structured by cattrs without converting 
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
@@ -153,15 +153,12 @@ def _converter(unknown_keys: bool) -> "Converter":
         (cols.is_mapping, dict, cols.mapping_structure_factory),
         (attrs.has, dict, gen.make_dict_structure_fn),
     ):
-        converter.register_structure_hook_factory(matches, _container_factory(container, make))
+        converter.register_structure_hook_factory(matches, partial(_container_hook, container, make))
     return converter
 
 
-def _container_factory(container: type, make: Callable[..., Hook]) -> Callable[[Any, "Converter"], Hook]:
-    def factory(kind: Any, converter: "Converter") -> Hook:
-        return _checked((container,), _WANTED_CONTAINERS[container], make(kind, converter))
-
-    return factory
+def _container_hook(container: type, make: Callable[..., Hook], kind: Any, converter: "Converter") -> Hook:
+    return _checked((container,), _WANTED_CONTAINERS[container], make(kind, converter))
 
 
 def _checked(accepted: tuple[type, ...], wanted: str, structure: Hook) -> Hook:

@@ -132,8 +132,8 @@ def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
     """Fit without the size of most parameters, one of three or more, and predict its points. Raises BadInput."""
     sizes = {point.parameters for point in points}
     fit = fit_law([point for point in points if point.parameters < max(sizes)])
-    largest = mean_points([point for point in points if point.parameters == max(sizes)])
-    largest.sort(key=lambda point: point.tokens)
+    means = mean_points([point for point in points if point.parameters == max(sizes)])
+    largest = sorted(means, key=lambda point: point.tokens)
     predicted = tuple(fit.predict(point.parameters, point.tokens) for point in largest)
     return HeldOut(points=tuple(largest), predicted=predicted)
 

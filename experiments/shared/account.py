@@ -9,12 +9,12 @@ nothing and costs nothing: one that only shows results, or that finds the budget
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from common.checks import structured
+from common.checks import ValueCheck, number, optional, structured
 from common.errors import printable
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
@@ -25,37 +25,28 @@ from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import Spending, Spent
 
 ACCOUNT = "account.jsonl"
-MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
 CALL_SECONDS = 5.0  # between beats
 ORPHAN_SECONDS = 60.0
-JOB_KEYS = ("run", "job")  # that 2996586 wrote as well
+_AMOUNT = number(0, 1e15)  # seconds, Unix time or dollars of a line that is not damaged
+_TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent))), "totals of calls")
 
 
 @attrs.frozen(kw_only=True)
 class CallStart:
     """Start of a call of experiment.py."""
 
-    began: float  # Unix time
-    price_per_hour: float | None
-    earlier: Spent  # by the calls before
+    began: float = attrs.field(validator=_AMOUNT)  # Unix time
+    price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))
+    earlier: Spent = attrs.field(validator=_TOTALS)  # by the calls before
 
 
 @attrs.frozen(kw_only=True)
 class AccountLine:
     """A line of a call; a beat where it says nothing but its time."""
 
-    seconds: float  # age of the call
+    seconds: float = attrs.field(validator=_AMOUNT)  # age of the call
     call: CallStart | None = None  # the call begins
     ended: bool = False  # the call ends
-
-
-def _line(record: dict[str, Any]) -> AccountLine | None:
-    """Return a line; None, or ValueError, for a damaged one."""
-    line = structured({key: value for key, value in record.items() if key not in JOB_KEYS}, AccountLine)
-    call, numbers = line.call, [line.seconds]
-    if call is not None:
-        numbers += [call.began, call.price_per_hour or 0.0, *attrs.astuple(call.earlier)]
-    return line if all(0 <= one <= MOST for one in numbers) else None
 
 
 class Account(Spending):
@@ -63,7 +54,8 @@ class Account(Spending):
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        lines = read_json_lines(directory / ACCOUNT, _line)
+        # 2996586 wrote other keys as well
+        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine, unknown_keys=True))
         for note in lines.notes():
             print(printable(note), file=sys.stderr)
         self._directory, self._budget, age = directory, options.budget, job_seconds()

@@ -249,13 +249,12 @@ class RunPool:
     def _raise_stopped(self, missing: list[Target], count: int) -> None:
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
-        at = [f"{one.name} ({one.place()})" for one in missing]
-        lacks = f"{count - len(missing)} of {count} runs are done; missing: {', '.join(at)}"
-        spent = f"{self.account.describe()} spent"
+        left, more = max(0.0, self.account.seconds_left() or 0.0), " with a larger budget"
+        reason = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
         if self._signal is not None:
-            raise PoolStopped(
-                f"stopped by {signal.Signals(self._signal).name}: {lacks}; {spent}; the same command continues"
-            )
-        left = max(0.0, self.account.seconds_left() or 0.0)
-        rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
-        raise PoolStopped(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")
+            reason, more = f"stopped by {signal.Signals(self._signal).name}", ""
+        at = ", ".join(f"{one.name} ({one.place()})" for one in missing)
+        raise PoolStopped(
+            f"{reason}: {count - len(missing)} of {count} runs are done; missing: {at}; {self.account.describe()} "
+            f"spent; the same command{more} continues"
+        )
