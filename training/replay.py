@@ -68,10 +68,7 @@ def replay(
 
 
 def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
-    """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
-
-    Returns this job's record. Call it on every rank.
-    """
+    """Load the newest checkpoint before a step, or begin as the run did; return its record. Call it on every rank."""
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
         _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)

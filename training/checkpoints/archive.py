@@ -1,4 +1,7 @@
-"""Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted."""
+"""Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted.
+
+All of it raises BadInput where the run directory cannot be changed.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -34,8 +37,7 @@ def restore(run_directory: Path) -> list[str]:
 
     A copy that followed links (`cp -rL`, `zip`) has folders in the place of the links `latest` and `best`. An intact
     one whose step's name is free, or is a damaged checkpoint's, gets that name; a second copy goes to the archive. A
-    damaged one stays for `find` to refuse. Returns a line for each. Raises BadInput where the run directory
-    cannot be changed.
+    damaged one stays for `find` to refuse. Returns a line for each.
     """
     directory = checkpoints_of(run_directory)
     with _changing(run_directory):
@@ -44,10 +46,7 @@ def restore(run_directory: Path) -> list[str]:
 
 
 def archive_all(run_directory: Path) -> Path | None:
-    """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder.
-
-    Raises BadInput where the run directory cannot be changed.
-    """
+    """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder."""
     directory = checkpoints_of(run_directory)
     with _changing(run_directory):
         results = [path for name in RESULTS if _has_content(path := run_directory / name)]
@@ -74,7 +73,7 @@ def archive_after(checkpoint: Path) -> Path | None:
     """Make a checkpoint the newest: move later ones into `archive/<time>/`; return where they are, if there were any.
 
     A copy under another name gets its step's name; one of that name is moved as well, and so are damaged folders in
-    the place of links. Raises BadInput where the run directory cannot be changed.
+    the place of links.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)

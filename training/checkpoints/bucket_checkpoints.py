@@ -96,10 +96,7 @@ def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None
 
 
 def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
-    """Download a checkpoint to the disk, where no other has its name; return its damage, or None.
-
-    Raises BadInput where the bucket does not answer, or the disk is full.
-    """
+    """Download a checkpoint to the disk, where none has its name; return its damage, or None. Raises BadInput."""
     name, address = checkpoint.name, f"{bucket.url}/{checkpoint.name}"
     found = bucket.sizes(name)
     try:

@@ -50,10 +50,7 @@ class Uploader:
     """Uploads to one prefix. Every rank has one; rank 0's claims the prefix and uploads."""
 
     def __init__(self, url: str, run: Run, ranks: Ranks):
-        """Claim a prefix of a bucket for the run's checkpoints. Call it on every rank.
-
-        Raises BadInput where the bucket cannot be used, or another job uploads there.
-        """
+        """Claim a prefix of a bucket, on every rank. Raises BadInput where it cannot be used, or another job has it."""
         self.bucket, self._keep, self._ranks = Bucket(url), run.train.checkpoints.keep_checkpoints, ranks
         self._lease: BucketLease | None = None  # of rank 0
         self._thread: threading.Thread | None = None

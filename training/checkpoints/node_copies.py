@@ -7,15 +7,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
 
+from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import is_folder, write_error
 from training.checkpoints.atomic_commit import point, write_copy
+from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
@@ -32,9 +34,6 @@ from training.checkpoints.saved_state import find, read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 
-if TYPE_CHECKING:
-    from common.bucket import Bucket
-
 FILES = (*TENSOR_FILES, STATE, MANIFEST)
 BROADCAST_BYTES = 64 << 20
 
@@ -48,7 +47,7 @@ class HeldCheckpoints:
     problem: str | None  # why there is none
 
 
-def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: "Bucket | None") -> Path | None:
+def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bucket | None) -> Path | None:
     """Return the checkpoint to resume from, on this node's disk; None where no node and no bucket has any. See `find`.
 
     A newer one of the bucket is downloaded by each node. A node that has to be brought one by another puts into the
@@ -102,14 +101,12 @@ def _look(directory: Path, wanted: str) -> HeldCheckpoints:
 
 
 def _fetch_newer(
-    bucket: "Bucket", directory: Path, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]
+    bucket: Bucket, directory: Path, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]
 ) -> bool:
     """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether.
 
     A link that was wanted then refers to it. Raises BadInput where none is intact, here or there.
     """
-    from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
-
     held = max((node.found for node in on_nodes if node.found is not None), default=None)
     damaged: list[str] = []
     for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted), group=disks.ranks.download):

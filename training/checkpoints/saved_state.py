@@ -57,10 +57,7 @@ class SavedState:
 
 
 def parse_state(values: dict[str, Any]) -> SavedState:
-    """Return the state that the file's JSON holds.
-
-    Raises ValueError, "KEY: got ..., wanted ...", for a field that is missing, of a wrong type or out of range.
-    """
+    """Return the state of the file's JSON. Raises ValueError, "KEY: got ..., wanted ...", for a wrong field."""
     for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):  # their defaults are not for files
         if key not in values and key != "position":
             raise ValueError(f"{key}: missing")
