@@ -16,14 +16,13 @@ from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
+from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state
 from training.config.train_config import PLUMBING_KEYS, recipe
 from training.telemetry.metrics_log import EVALUATIONS
 
-# Keys of train.json whose resolved values are in the recipe instead: tokens, updates, sequences per update.
-RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")
 # Raised by a result of another form.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -61,7 +60,7 @@ def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
     results = [result for found in read_results(home, _structured) for result in found]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
-        results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
+        results = [result for result in results if result.model.endswith(f" {path.resolve().name}")]
     if not results:
         raise BadInput(
             f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: "
@@ -112,14 +111,9 @@ def _numbers(one: Measurement) -> list[float]:
     return [one.value, *(float(end) for end in (one.error, *(one.bounds or ()), *bounds) if end is not None)]
 
 
-def _checkpoint(title: str) -> str:
-    """Return the checkpoint in a title, which begins with the run's name."""
-    return title.rpartition(" ")[2]
-
-
 def _state(home: Path, title: str) -> SavedState | None:
     """Return `state.json` of a checkpoint, or None where it has been deleted."""
-    path = home / CHECKPOINTS / _checkpoint(title)
+    path = home / CHECKPOINTS / title.rpartition(" ")[2]  # begins with the run's name
     return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
 
 
@@ -137,7 +131,7 @@ def _position(home: Path, state: SavedState) -> int | str:
 def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingChange]) -> str:
     """Return all settings that change a result by more than rounding, except for the seed."""
     keys = recipe(config.model, config.train)
-    for key in RESOLVED_KEYS:
+    for key in (*RESOLVED_KEYS, "precision"):  # whose resolved values are in the recipe instead
         del keys["train"][key]
     precision = config.numerics.get("precision", config.train.get("precision"))
     tokens = [  # while they are being written, their plan

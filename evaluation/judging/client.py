@@ -142,7 +142,7 @@ class Asker:
         judgement = self._judgement
         asked, body = judgement.request(prompt)
         # A server that knows this header answers a repeated request with the reply that it has billed already.
-        key = f"{asked.key}-{len(judgement.history(prompt).replies)}-{asked.limit}"
+        key = f"{asked.key}-{len(judgement.store.prompts[prompt.key].replies)}-{asked.limit}"
         self._http.asked[key] = asked
         try:
             raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers={KEY: key})

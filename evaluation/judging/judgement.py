@@ -14,7 +14,6 @@ from evaluation.judging.store import (
     Asked,
     JudgeCost,
     Price,
-    PromptHistory,
     Reply,
     StoreLine,
     Usage,
@@ -70,21 +69,18 @@ class Judgement:
     def cost(self) -> JudgeCost:
         """Cost of all sessions of this judgement; requests without an outcome or a count count at their most."""
         counted, open = 0.0, []
-        for history in map(self.history, self.by_key.values()):
+        for history in (self.store.prompts[key] for key in self.by_key):
             uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
             open += [self.price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
             counted += sum(self.price.of(reply.usage) for reply in history.replies if reply.usage is not None)
         return JudgeCost(counted, open)
-
-    def history(self, prompt: Prompt) -> PromptHistory:
-        return self.store.prompts[prompt.key]
 
     def outstanding(self) -> list[Prompt]:
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def is_settled(self, prompt: Prompt) -> bool:
         """Tell whether nothing is left to ask: there is a verdict, a refusal, or too many invalid replies."""
-        history = self.history(prompt)
+        history = self.store.prompts[prompt.key]
         given_up = len(history.replies) >= self._tries[prompt.key]
         return given_up or history.refusal is not None or history.verdict(prompt.answers) is not None
 
@@ -110,7 +106,7 @@ class Judgement:
 
     def request(self, prompt: Prompt) -> tuple[Asked, dict[str, Any]]:
         """Return the record and the body of a request. A reply that was cut off gets twice the limit next time."""
-        cut = sum(reply.cut for reply in self.history(prompt).replies)
+        cut = sum(reply.cut for reply in self.store.prompts[prompt.key].replies)
         limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
         body = request_body(self.judge, prompt, limit)
         sent = len(json.dumps(body, ensure_ascii=False).encode())  # no tokenizer makes more than a token of each byte
@@ -155,11 +151,11 @@ class Judgement:
 
     def snapshots(self) -> list[str]:
         """Return the models that answered, by the server's name."""
-        replies = [reply for prompt in self.prompts for reply in self.history(prompt).replies]
+        replies = [reply for prompt in self.prompts for reply in self.store.prompts[prompt.key].replies]
         return sorted({reply.model for reply in replies if reply.model is not None})
 
     def _verdict(self, prompt: Prompt) -> PromptVerdict:
-        history = self.history(prompt)
+        history = self.store.prompts[prompt.key]
         grades = history.verdict(prompt.answers)
         if grades is not None:
             return PromptVerdict("judged", grades=grades)

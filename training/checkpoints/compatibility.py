@@ -19,7 +19,7 @@ _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
 )
-_RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")  # to shares and files, steps, sequences
+RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")  # to shares and files, steps, sequences
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # of the validation stream
 
 
@@ -64,7 +64,7 @@ def changed_settings(before: RunRecord, now: RunRecord, step: int) -> list[Setti
         | {"steps": record.steps, "precision": record.numerics.get("precision")}  # as resolved
         for record in (before, now)
     )
-    without = set(_RESOLVED_KEYS)
+    without = set(RESOLVED_KEYS)
     without |= set(_SCHEDULE_KEYS if _same_rates(before, now, step) else ())
     without |= set(_SLICE_KEYS if validates_alike(before, now) else ())
     changed = [key for key in new if key not in without and old[key] != new[key]]
