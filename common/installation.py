@@ -26,23 +26,15 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a paused terminal
 
 
-class Output(io.RawIOBase):
+class Output(io.FileIO):
     """Bytes of stdout or stderr. Writing never raises: lost bytes are noted once."""
 
     def __init__(self, name: str, number: int):
-        self.name, self._number = name, number
+        super().__init__(number, "w", closefd=False)
+        self._name = name
         self.problem: OSError | None = None  # the first
         self.patience_seconds: float | None = None  # with a reader that has stopped; None: no limit
         self._waits = True
-
-    def fileno(self) -> int:
-        return self._number
-
-    def isatty(self) -> bool:
-        return os.isatty(self._number)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         """Write all, or drop the rest."""
@@ -50,18 +42,18 @@ class Output(io.RawIOBase):
         try:
             while rest:
                 self._wait_for_room()
-                rest = rest[os.write(self._number, rest[: select.PIPE_BUF]) :]
+                rest = rest[os.write(self.fileno(), rest[: select.PIPE_BUF]) :]
         except OSError as error:
             self.problem = self.problem or error
-            drop(self.name, error.strerror or str(error))
+            drop(self._name, error.strerror or str(error))
         return memoryview(data).nbytes
 
     def _wait_for_room(self) -> None:
         """Wait until the reader of a pipe or terminal leaves room for PIPE_BUF bytes; once it has stopped, no more."""
-        if fcntl.fcntl(self._number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:  # a file of ours, say a checkpoint, has it now
+        if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:  # a file of ours, say a checkpoint, has it now
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         room = select.poll()
-        room.register(self._number, select.POLLOUT)
+        room.register(self.fileno(), select.POLLOUT)
         patience = self.patience_seconds
         if not room.poll(None if patience is None else patience * 1000 * self._waits):
             self._waits = False

@@ -104,13 +104,10 @@ def explaining_laws(observed: Observations) -> Laws:
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return laws (SHARED, pairs, DRAWS, columns of Laws) and their weights, flat, the largest 1 or less."""
     generator = np.random.default_rng(0)
-    drawn, logarithms = [], []
-    for shared, weight in SHARED.items():
-        laws, logarithm = _draw_given(observed, exponents, shared, generator)
-        drawn.append(laws)
-        logarithms.append(logarithm + math.log(weight))
-    logarithm = np.concatenate(logarithms).ravel()
-    return np.stack(drawn), np.exp(logarithm - max(logarithm.max(), LEAST_LOGARITHM))
+    drawn = [_draw_given(observed, exponents, shared, generator) for shared in SHARED]
+    weights = map(math.log, SHARED.values())
+    logarithm = np.concatenate([own + weight for (_, own), weight in zip(drawn, weights, strict=True)]).ravel()
+    return np.stack([laws for laws, _ in drawn]), np.exp(logarithm - max(logarithm.max(), LEAST_LOGARITHM))
 
 
 def _draw_given(

@@ -253,7 +253,7 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
     whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
     speeds = [
         speed * flops_per_token(trunk.size)
-        for trunk in {trunk.directory: trunk for trunk in [*tried, *trunks]}.values()
+        for trunk in (*tried, *trunks[1:])
         if (speed := measured_speed(trunk.directory)) is not None
     ]
     return [
