@@ -72,8 +72,9 @@ class Problems:
     def __init__(self) -> None:
         self.lost_documents = 0
         self.lost_bytes = 0
-        self._counts: Counter[tuple[bool, str]] = Counter()  # by whether nothing is lost, and kind
-        self._examples: dict[tuple[bool, str], list[str]] = {}
+        self._counts: Counter[str] = Counter()  # by kind
+        self._examples: dict[str, list[str]] = {}
+        self._losses: set[str] = set()  # kinds by which something was lost
 
     def add(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         """Count a problem.
@@ -81,24 +82,21 @@ class Problems:
         `kind`: one or two words; `where`: file and line, row or byte; `documents`: that are lost; `lost_bytes`: of
         input, where documents cannot be counted.
         """
-        key = (documents + lost_bytes == 0, kind)
         self.lost_documents += documents
         self.lost_bytes += lost_bytes
-        self._counts[key] += max(1, documents)
-        examples = self._examples.setdefault(key, [])
+        self._losses |= {kind} if documents + lost_bytes else set()
+        self._counts[kind] += max(1, documents)
+        examples = self._examples.setdefault(kind, [])
         if len(examples) < EXAMPLES:
             first_line = (detail.splitlines() or [""])[0]
             examples.append(f"{where}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""
-        problems: Counter[str] = Counter()
-        examples: dict[str, list[str]] = {}
-        for key in sorted(self._counts, key=lambda key: key[0]):
-            problems[key[1]] += self._counts[key]
-            examples[key[1]] = (examples.get(key[1], []) + self._examples[key])[:EXAMPLES]
+        kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         lost = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
-        return {"problems": dict(problems), **lost, "examples": examples}
+        problems, examples = ({kind: found[kind] for kind in kinds} for found in (self._counts, self._examples))
+        return {"problems": problems, **lost, "examples": examples}
 
 
 def look_up(path: str) -> Input:

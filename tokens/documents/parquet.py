@@ -28,14 +28,13 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> 
     names = [field.name for field in schema if _is_text(field.type)]
     if name in names:
         return
-    has = f"it has {', '.join(schema.names)}"
-    what = f"no column '{name}'"
+    what, has = f"no column '{name}'", f"columns of text: {', '.join(names) or 'none'}"
     if name in schema.names:
         what = f"column '{name}' is {schema.types[schema.names.index(name)]}, not text"
-        has = f"columns of text: {', '.join(names) or 'none'}"
     elif name in (metadata.schema.column(index).path for index in range(metadata.num_columns)):
         what = f"'{name}' is a part of a column, which cannot be named"
-        has = f"columns of text: {', '.join(names) or 'none'}"
+    else:
+        has = f"it has {', '.join(schema.names)}"
     raise BadInput(f"{path}: {what}; {has}: pass --text-field")
 
 

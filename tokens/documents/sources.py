@@ -51,6 +51,13 @@ def resolve_sources(
     """
     sources = [Source(name, tuple(_resolve(name, kept, say, order))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
+    for path in counts:
+        if path.endswith(".bin"):
+            raise BadInput(
+                f"{path}: unknown kind of document: .bin, as of nanoGPT's tokens, is not read; name their text"
+            )
+        if not path.endswith(SUFFIXES):
+            raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
     twice = [path for path, count in counts.items() if count > 1]
     if twice:
         say(f"NOTE: named twice, so prepared twice: {_first(twice)}")
@@ -90,8 +97,6 @@ def _local_files(name: str) -> tuple[list[Path], list[str]]:
     found = [file for file in found if file.is_file()]
     if not found:
         raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
-    for file in found:
-        _check_kind(str(file))
     return found, []
 
 
@@ -148,8 +153,6 @@ def _remote_files(name: str) -> tuple[list[Input], list[str]]:
             del found[url]
     if not found:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
-    for url in found:
-        _check_kind(url)
     return [remote_input(file) for file in found.values()], others
 
 
@@ -169,8 +172,6 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
-    for item in inputs:
-        _check_kind(item.path)
     return inputs
 
 
@@ -183,13 +184,6 @@ def _standard_library() -> list[Path]:
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files = [file for file in root.rglob("*.py") if not skipped.intersection(file.relative_to(root).parts)]
     return sorted(files, key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest())
-
-
-def _check_kind(path: str) -> None:
-    if path.endswith(".bin"):
-        raise BadInput(f"{path}: unknown kind of document: .bin, as of nanoGPT's tokens, is not read; name their text")
-    if not path.endswith(SUFFIXES):
-        raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
 
 
 def _first(paths: list[str]) -> str:

@@ -47,8 +47,7 @@ class UnitProgress:
             self._bar.set_postfix_str(rates, refresh=False)
             self._bar.update(done_bytes - self._bar.n)
         else:
-            left = seconds * (total_bytes - done_bytes) / new_bytes if new_bytes else None
-            eta = "" if left is None else f", ETA {left:.0f} s"
+            eta = f", ETA {seconds * (total_bytes - done_bytes) / new_bytes:.0f} s" if new_bytes else ""
             print(f"{done_bytes / max(1, total_bytes):.0%}, {rates}{eta}", file=sys.stderr)
 
     def close(self) -> None:
