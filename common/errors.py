@@ -53,12 +53,13 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
 
 
 @contextmanager
-def refusing(where: object, advice: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
     """Raise an error of the block, of these kinds, as BadInput: the place, the error's text, and what to do."""
     try:
         yield
     except kinds as error:
-        raise BadInput(f"{where}: {error}" + (f"; {advice}" if advice else "")) from error
+        text = str(error) or type(error).__name__
+        raise BadInput(f"{where}: {text}" + (f"; {advice}" if advice else "")) from error
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""Sections of a report on checkpoints: continuations of prompts, and the heat map of a held-out text.
-
-The heat map has the log-probability of each token, of one checkpoint and against another.
-"""
+"""Sections of a report on checkpoints: continuations of prompts, and the heat map of a held-out text."""
 
 import math
 import unicodedata

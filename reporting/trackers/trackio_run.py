@@ -1,14 +1,16 @@
 """trackio: its SQLite database on this machine, in TRACKIO_DIR or its default place; nothing is sent anywhere."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
+
+# SQLite has its own errors for a full disk
+FAILURES = ("trackio", "fix this, then rerun the same command", (Exception,))
 
 
 class TrackioRun(Store):
@@ -18,19 +20,19 @@ class TrackioRun(Store):
         self._run, self._name = run, f"{run.name}-{run.identity}"
 
     def held(self) -> Any:
-        with _failures():
+        with refusing(*FAILURES):
             return SQLiteStorage.get_log_count(self._run.project, self._name, run_id=self._run.identity)
 
     def begin(self, version: int) -> None:
         if self.held():
-            with _failures():
+            with refusing(*FAILURES):
                 deleted = SQLiteStorage.delete_run(self._run.project, self._name, run_id=self._run.identity)
             if not deleted:
                 raise BadInput(f"trackio: the earlier replay of {self._name} cannot be deleted; rerun")
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
         events = [{"events": "; ".join(row.events)} if row.events else {} for row in rows]
-        with _failures():
+        with refusing(*FAILURES):
             SQLiteStorage.bulk_log(
                 self._run.project,
                 self._name,
@@ -40,12 +42,3 @@ class TrackioRun(Store):
                 config=self._run.config or None,
                 run_id=self._run.identity,
             )
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Raise what the database raises as BadInput: SQLite has its own errors for a full disk."""
-    try:
-        yield
-    except Exception as error:
-        raise BadInput(f"trackio: {error or type(error).__name__}; fix this, then rerun the same command") from error

@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, refusing
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
+ADVICE = "rerun the same command when it answers, or set WANDB_MODE=offline"
 SETTLE_SECONDS = 30.0  # for the server to show what it has taken
 
 
@@ -65,14 +66,12 @@ class WandbRun(Store):
     def append(self, rows: Sequence[TrackedRow]) -> None:
         opened = self._opened()
         first = int(opened.starting_step)  # 0 in a new run
-        try:
+        with refusing("W&B", ADVICE, (Exception,)):
             for row in rows:
                 times = {} if row.time is None else {"_timestamp": row.time}
                 events = {"events": "\n".join(row.events)} if row.events else {}
                 if row.step >= first:
                     opened.log({**row.values, **events, **times}, step=row.step)
-        except Exception as error:
-            raise _failure(error) from error
         self._last_step = rows[-1].step
 
     def close(self) -> None:
@@ -84,12 +83,10 @@ class WandbRun(Store):
         opened, self._open = self._open, None
         if opened is not None:
             WandbRun._count_open -= 1
-            try:
+            with refusing("W&B", ADVICE, (BaseException,)):
                 opened.finish()
                 if not WandbRun._count_open:  # W&B's own process, which serves all runs
                     self._wandb.teardown()
-            except BaseException as error:
-                raise _failure(error) from error
             if not self._offline:
                 self._check_arrival()
 
@@ -103,18 +100,19 @@ class WandbRun(Store):
 
     def _step_there(self) -> int:
         """Return the last step that the server has; -1 without one."""
-        try:
+        with refusing("W&B", ADVICE, (Exception,)):
             api = self._wandb.Api(timeout=int(SECONDS["init_timeout"]))
-            return int(api.run(f"{self._run.project}/{self._id}").lastHistoryStep)
-        except Exception as error:
-            if "could not find run" in str(error).lower():
-                return -1
-            raise _failure(error) from error
+            try:
+                return int(api.run(f"{self._run.project}/{self._id}").lastHistoryStep)
+            except Exception as error:
+                if "could not find run" in str(error).lower():
+                    return -1
+                raise
 
     def _opened(self) -> Any:
         if self._open is None:
             limits = {name: value for name, value in SECONDS.items() if f"WANDB_{name.upper()}" not in os.environ}
-            try:
+            with refusing("W&B", ADVICE, (Exception,)):
                 self._open = self._wandb.init(
                     project=self._run.project,
                     name=self._run.name,
@@ -138,20 +136,15 @@ class WandbRun(Store):
                         silent=True,
                     ),
                 )
-            except Exception as error:
-                raise _failure(error) from error
             WandbRun._count_open += 1
         return self._open
 
 
 def _has_key(wandb: Any) -> bool:
     """Tell whether W&B knows an access key, without asking for one."""
-    try:
+    with refusing("W&B", ADVICE, (Exception,)):
         return os.environ.get("WANDB_MODE") != "offline" and bool(wandb.login(prompt=False))
-    except Exception as error:
-        raise _failure(error) from error
 
 
-def _failure(error: BaseException | str) -> BadInput:
-    reason = str(error) or type(error).__name__
-    return BadInput(f"W&B: {reason}; rerun the same command when it answers, or set WANDB_MODE=offline")
+def _failure(reason: str) -> BadInput:
+    return BadInput(f"W&B: {reason}; {ADVICE}")
