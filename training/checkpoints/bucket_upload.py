@@ -56,7 +56,6 @@ class Uploader:
         self._thread: threading.Thread | None = None
         self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # not reported yet
         self._complete: str | None = None  # newest checkpoint of this job in the bucket
-        self._under_way: str | None = None
         self.failed = False  # the last upload of this rank
 
         def claim() -> None:
@@ -69,12 +68,12 @@ class Uploader:
         if self._lease is None:
             return
         if self._thread is not None and self._thread.is_alive():
-            problem = f"{self._under_way} is still under way: the bucket is slow"
+            problem = f"{self._thread.name} is still under way: the bucket is slow"
             self._outcomes.put(UploadOutcome(checkpoint.name, problem, 0.0))
             return
-        self._under_way, opened = checkpoint.name, threading.Event()
+        opened = threading.Event()
         arguments = [self._lease, checkpoint, opened]
-        self._thread = threading.Thread(target=self._run, args=arguments, name="uploader", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=arguments, name=checkpoint.name, daemon=True)
         self._thread.start()
         opened.wait()
 

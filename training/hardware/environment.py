@@ -22,8 +22,7 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     from training.hardware.gpus import named_gpus
 
-    gpus = named_gpus(torch.cuda.get_device_name(device))
-    return gpus[0].peak_flops if gpus else None
+    return next((gpu.peak_flops for gpu in named_gpus(torch.cuda.get_device_name(device))), None)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

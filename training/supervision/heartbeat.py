@@ -56,7 +56,6 @@ class Heartbeat:
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
         self._count = 0  # own beats
-        self._polls = 0  # begun ones
         self._stopped_polls = 0  # since another rank was asked to stop
         self._step: int | None = None  # that training is at
         self._seconds = StepSeconds()  # of the steps before
@@ -152,8 +151,7 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """Read the others' beats; end this process where one is lost, or was asked to stop."""
-        timing = self.ranks.coordinates and self._polls % TIMED_POLLS == 0
-        self._polls += 1
+        timing = self.ranks.coordinates and (self._count - 1) % TIMED_POLLS == 0
         self._exchange.poll(everyone=timing)
         if self.beats.departed("asked to stop"):
             self._stopped_polls += 1
@@ -174,8 +172,8 @@ class Heartbeat:
         patience = max(self._patience, STORE_POLLS)
         seen, silent = 0, 0
         while not self._ending.wait(BEAT_SECONDS):
-            silent = silent + 1 if self._polls == seen else 0
-            seen = self._polls
+            silent = silent + 1 if self._count == seen else 0
+            seen = self._count
             if silent >= patience:
                 if self.ranks.node.rank == 0:
                     seconds = silent * BEAT_SECONDS
