@@ -116,10 +116,7 @@ def discard(path: Path) -> None:
 
 
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
-    """Write a checkpoint that comes from elsewhere, and publish it where it is intact; return its damage, or None.
-
-    `files`: (offset in bytes, content) pairs of each.
-    """
+    """Write a checkpoint of (offset in bytes, content) pairs; publish it if it is intact, else return its damage."""
     partial = partial_of(path)
     try:
         create_partial(path, dict.fromkeys(files, NewFile(b"", 0)))

@@ -162,10 +162,7 @@ def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
 
 
 def load(checkpoint: Path, state: TrainState) -> None:
-    """Load a checkpoint into the training state, each rank the rows it holds. Call it on every rank.
-
-    Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
-    """
+    """Load a checkpoint, on every rank the rows it holds. Raises BadInput for a missing one, or another model's."""
     saved = read_state(checkpoint)
     with torch.no_grad():
         for name, tensors in _files(state):
