@@ -9,7 +9,7 @@ import numpy as np
 from evaluation.comparison.rows import Row, read_rows
 from evaluation.shared.results import EvaluationResult, Measurement, append_result
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, one_line
 
 JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}
 RANGE = {"tokens": "token_files/fineweb", "sha256": "s", "split": "validation", "start": 0, "count": 10}
@@ -23,10 +23,7 @@ def evaluate(*arguments: str | Path, ranks: int = 1, environment: dict[str, str]
 
 def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
     """Return the one line by which evaluate.py refuses."""
-    done = evaluate(*arguments, "--device", "cpu", ranks=ranks, environment=environment)
-    assert done.returncode == 1
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
-    return str(line)
+    return one_line(evaluate(*arguments, "--device", "cpu", ranks=ranks, environment=environment))
 
 
 def said(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
