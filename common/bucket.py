@@ -107,7 +107,6 @@ class Bucket:
         return {name: found.size_bytes for name, found in self.objects(prefix).items()}
 
     def look_up(self, name: str) -> StoredObject:
-        """Return an object's entry."""
         try:
             return self._ask(name, "read", lambda: _as_stored(self._client.head(self._store, name)))
         except BadInput as error:

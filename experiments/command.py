@@ -104,7 +104,7 @@ class LadderCommand(ExperimentCommand):
         from experiments.ladder.ladder_table import show_ladder
         from experiments.ladder.loss_law import NoForecast
         from experiments.ladder.trunk import describe_plan, train_ladder
-        from experiments.shared.experiment_files import check_results, missing_tokens, remove_results
+        from experiments.shared.experiment_files import check_results, missing_tokens, write_results
 
         ladder = read_ladder(self.file, self.output, self.pool.ranks)
         missing = missing_tokens(self.file, ladder.target.train)
@@ -120,5 +120,5 @@ class LadderCommand(ExperimentCommand):
             )
         except NoForecast:  # those of an earlier call hold no more
             write_forecast(ladder.target.directory, None)
-            remove_results(ladder.output, "ladder")
+            write_results(ladder.output, "ladder", None, None)
             raise

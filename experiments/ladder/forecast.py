@@ -6,16 +6,17 @@ The best size: of a family of shapes, the one whose loss is lowest on the tokens
 import json
 import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from common.files import check_replaceable, replace_file, writing
+from common.files import check_replaceable
+from common.json_files import utc_now
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
+from experiments.shared.experiment_files import write_or_remove
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
 from training.config.batch_plan import make_plan
@@ -84,7 +85,7 @@ def forecast_record(forecast: Forecast, commit: str | None) -> dict[str, Any]:
     """Return the content of forecast.json, to be written beside the target's train.json."""
     held_out = forecast.held_out
     return {
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": utc_now()[:10],
         "commit": commit,
         "target": {
             "parameters": forecast.parameters,
@@ -115,13 +116,9 @@ def check_forecast(target: Path) -> None:
 
 def write_forecast(target: Path, forecast: Forecast | None) -> None:
     """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it."""
-    path = target / FORECAST
     check_forecast(target)
-    with writing(path):
-        if forecast is None:
-            path.unlink(missing_ok=True)
-        else:
-            replace_file(path, json.dumps(forecast_record(forecast, git_commit()), indent=2) + "\n", durable=True)
+    text = None if forecast is None else json.dumps(forecast_record(forecast, git_commit()), indent=2)
+    write_or_remove(target / FORECAST, text)
 
 
 @attrs.frozen

@@ -63,14 +63,21 @@ def check_results(output: Path, name: str) -> None:
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
 
 
-def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]) -> Path:
-    """Write NAME.md and NAME.json; return the path of the first. Raises BadInput where that fails."""
+def write_results(output: Path, name: str, markdown: str | None, record: dict[str, Any] | None) -> Path:
+    """Write NAME.md and NAME.json, None: remove those of an earlier call; return the path of the first."""
     check_results(output, name)
-    for suffix, text in (("md", markdown), ("json", json.dumps(record, indent=2))):
-        path = output / f"{name}.{suffix}"
-        with writing(path):
-            replace_file(path, f"{text}\n", durable=True)
+    write_or_remove(output / f"{name}.md", markdown)
+    write_or_remove(output / f"{name}.json", None if record is None else json.dumps(record, indent=2))
     return output / f"{name}.md"
+
+
+def write_or_remove(path: Path, text: str | None) -> None:
+    """Write a result, None: remove that of an earlier call, which holds no more. Raises BadInput where that fails."""
+    with writing(path):
+        if text is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, f"{text}\n", durable=True)
 
 
 def show_results(text: str, write: Callable[[], str]) -> None:
@@ -80,14 +87,6 @@ def show_results(text: str, write: Callable[[], str]) -> None:
     finally:
         print(printable_lines(text), flush=True)
     print(printable_lines(f"\n{written}"), flush=True)
-
-
-def remove_results(output: Path, name: str) -> None:
-    """Remove NAME.md and NAME.json of an earlier call, which no longer hold."""
-    check_results(output, name)
-    with writing(output):
-        for suffix in ("md", "json"):
-            (output / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 BUCKET = "checkpoints"  # key of train.json that no run of an experiment has: all would share the bucket

@@ -59,7 +59,6 @@ class PoolDisplay:
         tqdm.write(printable(f"{line} ({text})"), file=sys.stderr)
 
     def show(self) -> None:
-        """Update the bar."""
         if self._bar.disable or time.monotonic() - self._shown < SHOW_SECONDS:
             return
         self._shown = time.monotonic()

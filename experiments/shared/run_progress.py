@@ -108,7 +108,6 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Name of the run directory."""
         return self.directory.name
 
     def end(self, progress: RunProgress) -> str | None:
