@@ -58,7 +58,7 @@ def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], 
     try:
         yield
     except kinds as error:
-        text = str(error) or type(error).__name__
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise BadInput(f"{where}: {text}" + (f"; {advice}" if advice else "")) from error
 
 

@@ -125,10 +125,8 @@ def home_of(reference: str) -> Path:
     Raises BadInput for a name that no file can have.
     """
     path = Path(reference)
-    try:
+    with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
-    except OSError as error:
-        raise BadInput(f"{reference}: cannot be read: {error.strerror or error}") from error
     if not is_folder:
         return Path("runs") / reference.replace("/", "--")  # of the hub
     return _run_of(path) or path

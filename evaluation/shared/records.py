@@ -58,11 +58,9 @@ def read_records(path: Path) -> list[Record]:
 
 def check_folder(folder: Path, option: str = "--output") -> None:
     """Make the output folder of an option, before anything is trained. Raises BadInput where it is not writable."""
-    try:
+    with refusing(f"{folder}: cannot be written", f"pass another {option}", (OSError,)):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; pass another {option}") from error
 
 
 def write_answers(path: Path, answers: Answers) -> None:
@@ -121,10 +119,8 @@ def _record(row: Any, where: str) -> Record:
 
 def _rows(path: Path) -> list[Any]:
     """Return the elements of a JSON array; of JSON Lines if the file begins with an object."""
-    try:
+    with refusing(f"{path}: cannot be read", kinds=(OSError,)):
         lines = read_regular(path, MOST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
     return (
         read_every_line(path, advice=WANTED) if lines else read_json(path, list, most_bytes=MOST_BYTES, advice=WANTED)
     )

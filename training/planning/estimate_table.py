@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from common.errors import BadInput, printable, quoted
+from common.errors import printable, quoted, refusing
 from common.json_files import read_json
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
@@ -124,7 +124,8 @@ def describe_forecast_file(run: Run) -> list[str]:
     if not path.exists():
         return []
     advice = f"move it away, or {_AGAIN}"
-    try:
+    kinds = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+    with refusing(f"{path}: not a ladder's forecast", advice, kinds):
         record = read_json(path, advice=advice)
         if changed := _changed_key(recipe_of(run), record["recipe"]):
             return [f"forecast     not for this run: {changed}; {_AGAIN}"]
@@ -135,8 +136,6 @@ def describe_forecast_file(run: Run) -> list[str]:
             f"             ladder of {points} runs, {record['date']}, commit {record['commit']}: its largest size, "
             f"held out, was missed by {missed:.1f} % on average",
         ]
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: not a ladder's forecast: {error}; {advice}") from None
 
 
 def _table(rows: list[list[str]]) -> list[str]:
