@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import MakeRun, complete, metrics, train
+from tests.conftest import MakeRun, complete, metrics, one_line, train
 from tests.evaluation.comparison.stored import evaluate
-from tests.test_train import one_line
 
 # What describes the same network.
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}

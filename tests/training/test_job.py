@@ -12,8 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, in_terminal, train, train_command
-from tests.test_train import one_line
+from tests.conftest import ROOT, MakeRun, complete, in_terminal, one_line, train, train_command
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from reporting.report_page import facts
 from reporting.run_history import read_history
-from tests.conftest import MakeRun, complete, metrics, seal_again, train
+from tests.conftest import MakeRun, complete, metrics, one_line, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
-from tests.test_train import one_line
 from tests.training.supervision.runs import assert_same_weights
 from tests.walks import events
 from training.checkpoints.saved_state import verify

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY_MODEL, TINY_TRAIN
-from tests.training.config.test_train_config import run_directory
+from tests.conftest import write_run
 from training.config.batch_plan import make_plan
 from training.config.dataset_config import read_parts, shares
 from training.config.train_config import load_run
@@ -53,7 +52,7 @@ def test_a_wrong_dataset_is_one_line(value: Any, message: str) -> None:
 
 def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
     parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
+    run = load_run(write_run(tmp_path / "r", Path("x"), dataset=parts), [])
     assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
     plan = make_plan(run.train, run.model.context_length, 1)
     assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage

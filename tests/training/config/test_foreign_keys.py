@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import TINY_MODEL, TINY_TRAIN
-from tests.training.config.test_train_config import run_directory
+from tests.conftest import write_run
 from training.config.foreign_keys import FOREIGN_KEYS
 from training.config.train_config import KEYS, load_run
 
@@ -18,10 +17,8 @@ def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: 
     if ours:
         section, _, name = ours.partition(".")
         assert name in KEYS[section]
-    files = {"model": TINY_MODEL, "train": {"dataset": "x"} | TINY_TRAIN}
-    for number, changed in enumerate(({}, {"model": {key: 1}}, {"train": {key: 1}})):
-        model, train = (files[name] | changed.get(name, {}) for name in files)
-        directory = run_directory(tmp_path / str(number), model, train)
+    for number, (model, train) in enumerate((({}, {}), ({key: 1}, {}), ({}, {key: 1}))):
+        directory = write_run(tmp_path / str(number), Path("x"), model, **train)
         with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
-            load_run(directory, [] if changed else [f"{key}=1"])
+            load_run(directory, [] if number else [f"{key}=1"])
         assert (ours or "there is no such key").rpartition(".")[2] in str(raised.value)

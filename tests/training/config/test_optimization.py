@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY_MODEL, TINY_TRAIN
-from tests.training.config.test_train_config import run_directory
+from tests.conftest import write_run
 from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
@@ -51,14 +50,9 @@ def test_each_schedule_in_numbers_and_in_words(
     assert describe_schedule(schedule) == words
 
 
-def test_the_two_spellings_of_a_schedule_are_one_recipe() -> None:
-    for name, scheduled in (("cosine", True), ("constant", False)):
-        assert OptimizationOptions(schedule_learning_rate=name) == OptimizationOptions(schedule_learning_rate=scheduled)
-
-
 def test_rates_by_group_are_listed_beside_the_schedule(tmp_path: Path) -> None:
-    keys = {"matrix_learning_rate": 0.02, "vector_learning_rate": 0.3}
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN | keys), [])
+    keys: dict[str, Any] = {"matrix_learning_rate": 0.02, "vector_learning_rate": 0.3}
+    run = load_run(write_run(tmp_path / "r", Path("x"), **keys), [])
     lines = describe(run.model, run.train, make_plan(run.train, run.model.context_length, 1))
     assert "rates        matrix 0.02, vector 0.3, all else 0.01; one schedule" in lines
     assert describe_group_rates(OptimizationOptions()) is None

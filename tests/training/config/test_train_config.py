@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput, either
-from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
+from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN, write_run
 from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import OPTIMIZERS, ExecutionOptions, MemoryOptions
 from training.config.train_config import GOOD_RECIPE, KEYS, TrainConfig, load_run, one_form, resolve_key
@@ -182,7 +182,7 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
 
 
 def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
-    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    directory = write_run(tmp_path / "r", Path("x"))
     run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "n_layers=3", "dataset=a/b"])
     assert (run.train.optimization.learning_rate, run.train.execution.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
     assert run.train.data.dataset == "a/b"
@@ -214,7 +214,7 @@ def test_no_key_is_one_of_both_files() -> None:
 
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
-    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    directory = write_run(tmp_path / "r", Path("x"))
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0 up to 1e\+30$"):
         load_run(directory, ["learning_rate=fast"])
     with pytest.raises(BadInput, match=r"^--set: era_tokens: got 1000, wanted null, or shuffle true"):
@@ -256,7 +256,7 @@ ODD = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, True, None, "x", [], {}, 1e308, 5e-324,
 def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
     tmp_path: Path, section: str, key: str
 ) -> None:
-    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    directory = write_run(tmp_path / "r", Path("x"))
     kind = KEYS[section][key].type
     for value in ODD:
         try:
@@ -278,6 +278,7 @@ def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
         ("model", {"mlp_width": 128, "n_kv_heads": 2}, {}),
         ("train", {"weight_decay": 1, "adam_beta1": 0}, {"weight_decay": 1.0, "adam_beta1": -0.0}),
         ("train", {"schedule_learning_rate": "cosine", "final_learning_rate_percent": 10}, {}),
+        ("train", {"schedule_learning_rate": "constant"}, {"schedule_learning_rate": False}),
         (
             "train",
             {"dataset": [{"dataset": "x", "weight": 1}, {"dataset": "y", "weight": 2.0}]},

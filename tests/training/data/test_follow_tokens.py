@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, metrics, train
-from tests.test_train import one_line
+from tests.conftest import ROOT, MakeRun, complete, metrics, one_line, train
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
 from tests.tokens.preparing import run as command
 from tests.training.supervision.runs import assert_same_weights

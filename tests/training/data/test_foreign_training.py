@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.conftest import complete, metrics, train, write_run
-from tests.test_train import one_line
+from tests.conftest import MakeRun, complete, metrics, one_line, train, write_run
 from tests.tokens.format.token_directory import write_llm_c, write_nanogpt
 from tokens.format.token_file import open_split
 
-Make = Callable[..., Path]
 KEYS: dict[str, Any] = {"min_train_tokens": 2 * 8 * 32, "shuffle": True}  # two steps
 CUTS = (100, 4_000, 4_001)  # where shards end
 # Name of a split's file, writer, type, and whether the tokens are cut into shards.
@@ -34,13 +32,15 @@ def tokens(token_files: Path) -> dict[str, np.ndarray]:
     return {word: stream.read(0, stream.length) for word, stream in streams.items()}
 
 
-def write(directory: Path, token_files: Path, name: str) -> None:
-    """Write the tokens of a directory in another format."""
+def written(place: Path, token_files: Path, name: str) -> Path:
+    """Return a directory with the tokens of another one in another format."""
     pattern, write_file, kind, in_shards = FORMATS[name]
+    (directory := place / "tokens").mkdir()
     for split, ids in tokens(token_files).items():
         word = "validation" if name == "safetensors" and split == "val" else split
         for number, part in enumerate(np.split(ids.astype(kind), CUTS if in_shards else [])):
             write_file(directory / pattern.format(word, number), part)
+    return directory
 
 
 def outcome(run: Path) -> tuple[dict[int, float], dict[int, float]]:
@@ -56,22 +56,17 @@ def prepared(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_tokens_in_any_format_give_the_same_bits(
-    make_run: Make, token_files: Path, tmp_path: Path, prepared: object, name: str
+    make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: object, name: str
 ) -> None:
-    directory = tmp_path / "tokens"
-    directory.mkdir()
-    write(directory, token_files, name)
-    found = outcome(make_run(dataset=str(directory), **KEYS))
+    found = outcome(make_run(dataset=str(written(tmp_path, token_files, name)), **KEYS))
     assert found == prepared
     assert len(found[0]) == 2 and len(found[1]) == 2
 
 
 def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
-    make_run: Make, token_files: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "tokens"
-    directory.mkdir()
-    write(directory, token_files, "llm.c version 1 in shards")
+    directory = written(tmp_path, token_files, "llm.c version 1 in shards")
     run = make_run(dataset=str(directory), **KEYS)
     shard = directory / "tiny_train_000003.bin"
     good = shard.read_bytes()
@@ -86,11 +81,9 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
 
 
 def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
-    make_run: Make, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
+    make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
 ) -> None:
-    directory = tmp_path / "tokens"
-    directory.mkdir()
-    write(directory, token_files, "npy in shards")
+    directory = written(tmp_path, token_files, "npy in shards")
     run = make_run(dataset=str(directory), **KEYS)
     complete(run, "--max-steps", "1")
     shard = directory / "tiny_train_000002.npy"

@@ -1,6 +1,5 @@
 """Locations of token files: local directories first, then datasets of the hub."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +7,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from tests.conftest import MakeRun
+from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import DOWNLOADS, lengths_at_hand, locate_tokens
 
-Make = Callable[..., Path]
 
-
-def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: Make, token_files: Path) -> None:
+def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: MakeRun, token_files: Path) -> None:
     [local] = locate_tokens(load_run(make_run(), []).train, None)
     assert (local.directory, local.remote) == (token_files, False)
     [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
@@ -22,16 +21,16 @@ def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: Make, token_
 
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])
-def test_a_dataset_that_is_nowhere_is_refused(make_run: Make, dataset: str) -> None:
+def test_a_dataset_that_is_nowhere_is_refused(make_run: MakeRun, dataset: str) -> None:
     with pytest.raises(BadInput, match=f"run/train.json: dataset: {dataset} is no directory here; prepare it with"):
         locate_tokens(load_run(make_run(dataset=dataset), []).train, None)
 
 
-def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: Make, tmp_path: Path) -> None:
+def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: MakeRun, tmp_path: Path) -> None:
     run = load_run(make_run(dataset="someone/dataset"), [])
     assert lengths_at_hand(run.train, None) == {"someone/dataset": None}
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
     assert lengths_at_hand(run.train, tmp_path) == {str(tmp_path): 99}
     every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
-    with pytest.raises(BadInput, match="or set min_train_tokens: null, all tokens, needs them to count steps"):
-        lengths_at_hand(every.train, None)
+    with pytest.raises(BadInput, match="the number of steps needs all token files of someone/dataset"):
+        make_plan(every.train, 32, 1, lengths_at_hand(every.train, None))

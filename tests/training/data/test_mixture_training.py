@@ -2,17 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import complete, metrics, train
-from tests.test_train import one_line
+from tests.conftest import MakeRun, complete, metrics, one_line, train
 from tests.tokens.format.token_directory import write_llm_c
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
-
-Make = Callable[..., Path]
 
 
 def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
@@ -25,7 +21,7 @@ def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_files: Path, few: Path) -> None:
+def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token_files: Path, few: Path) -> None:
     run = make_run(**mixture(token_files, few))
     planned = train(run, "--dry-run")
     done = complete(run)
@@ -45,7 +41,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_fi
 
 
 def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
-    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -79,7 +75,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
 
 
 def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
-    make_run: Make, token_files: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -95,7 +91,7 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in one_line(train(run, "--resume", "never"))
 
 
-def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: Make, few: Path) -> None:
+def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: MakeRun, few: Path) -> None:
     run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
     done = complete(run)
     assert len(metrics(run, "train_loss")) == 33 * 3 // 8
@@ -103,7 +99,7 @@ def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run:
 
 
 def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
-    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     run = make_run(**mixture(token_files, few))
     complete(run, "--max-steps", "2")
@@ -130,7 +126,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
 
 
 def test_mixtures_that_cannot_be_are_refused_in_a_line(
-    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+    make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(few, other)
@@ -155,7 +151,7 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
         assert line in one_line(train(refused, *options, ranks=ranks))
 
 
-def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: Make, few: Path) -> None:
+def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: MakeRun, few: Path) -> None:
     done = train(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout

@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, TINY_MODEL, complete, train
-from tests.test_train import one_line
+from tests.conftest import ROOT, complete, one_line, train
+from tests.training.config.test_train_config import GPT2_124M, PUBLIC, run_directory
 from training.build import make_intervals
 from training.command import Options
 from training.config.train_config import load_run
@@ -30,23 +30,12 @@ SEED = {
 }
 
 
-SEED_MODEL = TINY_MODEL | {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12}
-
-
 @pytest.mark.parametrize("name", SEED)
 def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name: str) -> None:
     size, whole, without_validation, printed = SEED[name]
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "model.json").write_text(
-        json.dumps(SEED_MODEL | {"drop_rate": 0.1, "qkv_bias": False, "tie_weights": False})
-    )
     batches = {"microbatch_size": size, "validation_interval": 617, "validation_batches": 300}
-    data = {"dataset": "gpjt/fineweb-gpt2-tokens", "min_train_tokens": 3260190720}
-    (run / "train.json").write_text(json.dumps(batches | data))
-    seed = load_run(run, [])
-    prices = read_machines(MACHINES, [name])
-    estimate = make_estimate(seed, prices, LENGTHS)
+    run = run_directory(tmp_path / "run", GPT2_124M | {"tie_weights": False}, PUBLIC | batches)
+    estimate = make_estimate(load_run(run, []), read_machines(MACHINES, [name]), LENGTHS)
     [offer] = estimate.offers
     assert offer.plan is not None
     assert 3600 * offer.hours(printed) == pytest.approx(whole, rel=0.1)

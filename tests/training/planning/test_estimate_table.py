@@ -211,10 +211,6 @@ def test_a_key_that_the_forecast_does_not_know_had_its_default(run: Path) -> Non
     assert len(describe_forecast_file(load_run(run, ["validation_sequences=64"]))) == 2
 
 
-def test_a_run_without_a_file_has_no_forecast() -> None:
-    assert describe_forecast_file(load_run(ROOT / "runs" / "quickstart", [])) == []
-
-
 DAMAGED = ["{", "[]", "{}", '{"recipe": 3}', "\0"]
 WRONG: list[dict[str, Any]] = [{"target": {"loss": "x"}}, {"points": 3}, {"held_out": []}, {"target": None}]
 

@@ -37,12 +37,6 @@ def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLA
     return batch.kept + batch.head.copies
 
 
-def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:
-    models = (MemoryModel(model=attrs.evolve(TINY, context_length=tokens)) for tokens in (256, 512))
-    short, long = (memory.predict(1).parts["activations"] for memory in models)
-    assert long == 2 * short
-
-
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("size", GPT2_SIZES)
 def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
@@ -52,13 +46,6 @@ def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
         assert memory.predict((fits or 0) + 1).total > gpu_bytes(gpu)
         if fits is not None:
             assert memory.predict(fits).total <= gpu_bytes(gpu)
-
-
-def test_shards_take_less_where_there_are_more_ranks() -> None:
-    few, many = (MemoryModel(model=GPT2_SIZES["1.5B"], world_size=ranks) for ranks in (2, 8))
-    assert many.predict(1) == few.predict(1)
-    few, many = (attrs.evolve(memory, parallel="fsdp") for memory in (few, many))
-    assert many.predict(1).allocated < few.predict(1).allocated
 
 
 def network(config: ModelConfig, **options: Any) -> NextTokenLoss:
@@ -125,16 +112,6 @@ def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.
     made.network.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(held[0].expired()))
     made(inputs, targets).backward()
     assert left == [True]
-
-
-def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:
-    sizes = [
-        MemoryModel(model=GPT2_SIZES["124M"], options=options).largest_microbatch(
-            gpu_bytes(known_gpus()["rtx3090-24gb"])
-        )
-        for options in (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
-    ]
-    assert sizes == sorted(set(sizes))
 
 
 ELASTIC = {"world_size": 8, "determinism": "elastic"}

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import MakeRun, train
-from tests.test_train import one_line
+from tests.conftest import MakeRun, one_line, train
 from tests.training.conftest import ledger_of
 from tests.training.supervision.runs import SLOW, outcome
 from training.telemetry.budget import Budget
