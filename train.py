@@ -32,7 +32,6 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
     command = parse_command()
     supervision = supervise(command)
     from training.command import describe_error  # torch takes seconds

@@ -38,10 +38,10 @@ class Diverged(Exception):
     """Training produced a loss or gradient that is not finite. The message names the step."""
 
 
-def check_all(*checks: Callable[[], Any]) -> list[Any]:
-    """Return the values of all checks; raise one BadInput with the problems of those that raise it."""
+def check_all(*checks: Callable[[], Any], known: Iterable[str] = ()) -> list[Any]:
+    """Return the values of all checks; raise one BadInput with the known problems and those of checks that raise it."""
     values: list[Any] = []
-    problems: list[str] = []
+    problems = [*known]
     for check in checks:
         try:
             values.append(check())

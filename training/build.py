@@ -70,7 +70,6 @@ class OpenJob:
 
 
 def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Intervals:
-    """Return the steps after which a job logs, validates, saves and ends."""
     return Intervals(
         log=train.log_interval,
         checkpoint=train.checkpoints.checkpoint_interval,
@@ -109,10 +108,7 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
 
 
 def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
-    """Make a network and wrap it for all ranks; return it with its optimizer, before step 0. Call it on every rank.
-
-    Its weights have no values yet: see training/initial_weights.py.
-    """
+    """Return a wrapped network, its weights without values, and its optimizer, at step 0. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     if ranks.device.type == "cuda":  # torch has one fused kernel on a CPU, and unfused attention for dropout

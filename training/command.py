@@ -1,7 +1,4 @@
-"""Command lines of train.py and find_batch_size.py: the options of a launch, which the run directory does not hold.
-
-Beside them: errors of a launch as lines.
-"""
+"""Command lines of train.py and find_batch_size.py: options of a launch, and its errors as lines."""
 
 import time
 from pathlib import Path
@@ -182,24 +179,21 @@ class TrainCommand:
     html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
-        if self.write and not self.find_max_microbatch:
-            raise UsageError("--write goes with --find-max-microbatch")
-        if self.world_size is not None and not self.dry_run:
-            raise UsageError("--world-size goes with --dry-run; torchrun sets the world size of a run")
-        if (self.machines is not None or self.machine) and not self.plan:
-            raise UsageError("--machines and --machine go with --plan")
-        if self.options.then is not None and not self.trains:
-            raise UsageError("--then goes with training")
-        if self.preemptions is not None and not self.plan:
-            raise UsageError("--preemptions goes with --plan")
-        if self.nodes > 1 and not self.plan:
-            raise UsageError("--nodes goes with --plan; torchrun sets the nodes of a run")
-        if (self.nodes > 1) != (self.node_link is not None):
-            raise UsageError("--nodes and --node-link go together")
-        if self.look is None and (self.rank is not None or self.html is not None):
-            raise UsageError("--rank and --html go with --look")
-        if self.options.budget.max_usd is not None and self.options.price_per_hour is None:
-            raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
+        options, budget = self.options, self.options.budget
+        for given, holds, problem in (
+            (self.write, self.find_max_microbatch, "--write goes with --find-max-microbatch"),
+            (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
+            (self.machines or self.machine, self.plan, "--machines and --machine go with --plan"),
+            (options.then is not None, self.trains, "--then goes with training"),
+            (self.preemptions is not None, self.plan, "--preemptions goes with --plan"),
+            (self.nodes > 1, self.plan, "--nodes goes with --plan; torchrun sets the nodes of a run"),
+            (self.nodes > 1, self.node_link, "--nodes and --node-link go together"),
+            (self.node_link, self.nodes > 1, "--nodes and --node-link go together"),
+            (self.rank is not None or self.html, self.look, "--rank and --html go with --look"),
+            (budget.max_usd, options.price_per_hour, "--max-usd needs --price-per-hour, the price of the machine"),
+        ):
+            if given and not holds:
+                raise UsageError(problem)
 
     @property
     def trains(self) -> bool:

@@ -41,10 +41,7 @@ def start_random(state: TrainState, seed: int) -> None:
 
 
 def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
-    """Set the weights of a state at step 0. Call it on every rank.
-
-    Raises BadInput for a model that cannot be read, or is another network than that of `model_file`.
-    """
+    """Set the weights of a state at step 0. Call it on every rank. Raises BadInput, as `check_network` does, too."""
     given: dict[str, Tensor] = {}  # on rank 0, so that no other holds a whole network
 
     def load() -> str:

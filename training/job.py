@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -35,10 +36,7 @@ from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
 
 def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int | None:
-    """Check run and machine before the process group starts; return the status of a command that does not train.
-
-    Raises BadInput.
-    """
+    """Check run and machine, before the process group; return the status of a command without it. Raises BadInput."""
     if command.dry_run or command.plan:
         from training.planning.estimate_table import dry_run
 
@@ -84,18 +82,12 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
         yield
     except BadInput as error:
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
-        try:
-            check_all(*[lambda: enforce(needs, quiet=True), check_dataset] if command.trains else [])
-        except BadInput as others:
-            raise BadInput(*error.problems, *others.problems, alone=error.alone) from None
-        raise
+        others = [partial(enforce, needs, quiet=True), check_dataset] if command.trains else []
+        check_all(*others, known=error.problems)
 
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:
-    """Train the run, from random or other initial weights, and return the exit status.
-
-    Call it on every rank. Raises BadInput and Diverged.
-    """
+    """Train the run; return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
         ledger = TimeLedger(options.began, options.price_per_hour)
         with ledger.start_up():
@@ -217,7 +209,6 @@ def _is_done(job: OpenJob, position: Position) -> bool:
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:
-    """Run the self-test where it is wanted; print and return its outcome."""
     if not wants_self_test(settings, job.ranks):
         return None
     from training.self_test import describe, self_test

@@ -53,7 +53,6 @@ def is_first_on_machine() -> bool:
 
 
 def environment_local_world_size() -> int:
-    """Return the number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -139,10 +138,7 @@ def torchrun_identity() -> str | None:
 
 
 def job_seconds() -> float:
-    """Return the age of the job: of this process, or of the torchrun that started it for the first time.
-
-    0.0 where the system does not tell (it is read from Linux's /proc).
-    """
+    """Return the age of this process, or of the torchrun that has first started it; 0.0 without Linux's /proc."""
     launcher = torchrun_process() if restarts() == 0 else None
     try:
         ticks = _started_ticks(os.getpid() if launcher is None else launcher)

@@ -157,7 +157,6 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
 
 
 def factors(layout: Layout) -> str:
-    """Return the factors of a global batch."""
     size, ranks = layout.microbatch_size, layout.data_parallel_size
     if layout.even:
         return f"micro-batch {size} x accumulation {layout.accumulation} x world size {ranks}"
@@ -227,11 +226,11 @@ def _count_steps(
     if data.min_train_tokens is not None:
         steps = -(-data.min_train_tokens // tokens_per_step)
     else:
-        [tokens], [available] = lengths.values(), windows.values()
+        [(dataset, tokens)], [available] = lengths.items(), windows.values()
         if available is None:
             raise BadInput(
-                f"{train.file}: min_train_tokens is null (all tokens), so the number of steps needs the token files; "
-                "pass --token-files DIR or set min_train_tokens"
+                f"{train.file}: min_train_tokens is null (all tokens), so the number of steps needs all token files of "
+                f"{dataset}; bring them here, pass --token-files DIR or set min_train_tokens"
             )
         steps = available * data.max_epochs // layout.global_batch_size
         if steps == 0:

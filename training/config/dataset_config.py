@@ -83,10 +83,7 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
 
 
 def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first step, each part's share in whole numbers) wherever a weight changes.
-
-    Raises ValueError where they are all 0, or too fine.
-    """
+    """Return (first step, shares in whole numbers) wherever a weight changes. Raises ValueError: all 0, too fine."""
     found = []
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):
         weights = [[weight for first_step, weight in part.weights if first_step <= step][-1] for part in parts]

@@ -48,7 +48,6 @@ def _dataset(_: Any, __: Any, value: Any) -> None:
         raise ValueError(f"dataset: {error}") from error
 
 
-_OPTIMIZER = ValueCheck(lambda value: value in list(OPTIMIZERS), either(f'"{name}"' for name in OPTIMIZERS))
 _BUCKET = ValueCheck(
     lambda value: value is None or (isinstance(value, str) and is_bucket(value)),
     f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials; they are on the "
@@ -70,7 +69,6 @@ class DataOptions:
 
     @property
     def parts(self) -> tuple[DatasetPart, ...]:
-        """The datasets and their weights."""
         return read_parts(self.dataset)
 
 
@@ -87,7 +85,7 @@ class BatchOptions:
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
-    optimizer: str = define(_OPTIMIZER, "adamw")
+    optimizer: str = define(one_of(*OPTIMIZERS), "adamw")
     learning_rate: float = define(number(0.0, LARGEST_RATE, above=True), 4e-4)  # the schedule's peak
     # peaks of groups of parameters; null: learning_rate. Of the blocks' matrices:
     matrix_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
@@ -131,7 +129,6 @@ class OptimizationOptions:
 
     @property
     def first_momentum(self) -> float:
-        """The momentum of Muon at the first step of a warm-up."""
         return FIRST_MOMENTUM if self.muon_first_momentum is None else self.muon_first_momentum
 
     @property

@@ -92,7 +92,6 @@ def describe_group_rates(options: OptimizationOptions) -> str | None:
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Return the schedule in words."""
     if schedule.decay is None:
         return f"constant learning rate {schedule.peak:g}"
     warmup = f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "

@@ -78,17 +78,11 @@ class TrainConfig:
         return TrainConfig.from_keys(self.flat() | values, self.file)
 
 
-def train_keys() -> dict[str, Any]:
-    """Return the attrs definition of each flat key, in the order of their definition."""
-    keys: dict[str, Any] = {}
-    for field in attrs.fields(TrainConfig):
-        kind: Any = field.type
-        keys |= attrs.fields_dict(kind) if attrs.has(kind) else {field.name: field}
-    del keys["file"]
-    return keys
-
-
-KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig)), "train": train_keys()}
+# The attrs definition of each flat key, in the order of their definition
+KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig)), "train": {}}
+for _field in attrs.fields(TrainConfig):
+    KEYS["train"] |= attrs.fields_dict(_field.type) if attrs.has(_field.type) else {_field.name: _field}
+del KEYS["train"]["file"]
 PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field.metadata["plumbing"])
 
 

@@ -43,25 +43,12 @@ def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = Tr
 
 
 def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
-    """Return the tokens of each dataset's train stream, None where its files are not here, by dataset.
-
-    Raises BadInput for damaged files, and for missing ones where the number of steps depends on them.
-    """
-    data = train.data
-    if data.min_train_tokens is not None and given is None:
-        here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in data.parts}
-        whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
-        return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
-    try:
-        locations = locate_tokens(train, given)
-        begun = next((each.directory for each in locations if each.remote and _is_begun(each.directory)), None)
-        if begun is not None:
-            raise BadInput(f"{begun}: holds the first shards only, which another run reads")
-        return {location.dataset: open_split(location.directory, "train").length for location in locations}
-    except BadInput as error:
-        if data.min_train_tokens is not None:
-            raise
-        raise BadInput(f"{error}; or set min_train_tokens: null, all tokens, needs them to count steps") from error
+    """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
+    if given is not None:
+        return {each.dataset: open_split(each.directory, "train").length for each in locate_tokens(train, given)}
+    here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in train.data.parts}
+    whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
+    return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
 
 
 def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:

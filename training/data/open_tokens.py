@@ -44,7 +44,6 @@ class TokenDirectory:
 
     @property
     def streams(self) -> list[TokenStream]:
-        """The streams that the run reads."""
         return [self.train] if self.validation is None else [self.train, self.validation]
 
     @property

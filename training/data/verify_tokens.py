@@ -93,7 +93,6 @@ def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> d
 
 
 def _files(directory: TokenDirectory) -> list[TokenFile]:
-    """Return the files to be read through before the first step."""
     return [] if directory.growing is not None else [file for stream in directory.streams for file in stream.files]
 
 
@@ -139,7 +138,6 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 
 
 def _check_length(stream: TokenStream, train: TrainConfig, context_length: int) -> None:
-    """Raise BadInput for a validation stream that is too short."""
     begin, sequences = train.validation.start_val_token, train.validation.validation_sequences
     wanted = begin + sequences * context_length + 1
     if stream.length < wanted:

@@ -53,14 +53,10 @@ class Offer:
 
     @property
     def fits(self) -> bool:
-        """True where the run's own micro-batch fits."""
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
     def hours(self, tokens_per_second: float | None = None) -> float:
-        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training.
-
-        At the fastest of its throughputs, unless one is given.
-        """
+        """Return the wall clock of the whole run, saves overlapping; at the fastest throughput unless one is given."""
         work = self.token_equivalents / (tokens_per_second or self.throughputs[-1].tokens_per_second)
         if self.preemptions is not None:
             return self.preemptions.seconds(self.start_up_seconds, work) / 3600

@@ -186,7 +186,6 @@ def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
         return []
     train, plan, speed = estimate.run.train, offer.plan, offer.throughputs[-1].tokens_per_second
     validated = len(plan.sources) * plan.validation_sequences * plan.layout.context_length  # with each checkpoint
-    validated *= train.validation.validation_interval is not None
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [

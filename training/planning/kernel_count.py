@@ -187,9 +187,8 @@ class Kernels(TorchDispatchMode):
             self._move(value, value.in_block)
 
     def _move(self, value: _Value, in_block: bool) -> None:
-        self.moved["fused"] += (
-            value.bytes * (in_block and value.of_tokens) * (value.tensor.shape[-1:] != (1,))
-        )  # no statistics
+        if in_block and value.of_tokens and value.tensor.shape[-1:] != (1,):  # no statistics
+            self.moved["fused"] += value.bytes
 
     def _save(self, value: _Value, follows: str) -> None:
         statistic = value.tensor.dim() == 4 and value.tensor.shape[-1] == 1
@@ -197,7 +196,6 @@ class Kernels(TorchDispatchMode):
             self.saved["block" if value.in_block else "outer", follows] += value.bytes
 
     def _first(self, value: _Value, use: Any) -> bool:
-        """Tell whether this use of a value is the first."""
         first = (id(value), use) not in self._seen
         self._seen.add((id(value), use))
         return first
@@ -257,5 +255,4 @@ class _AsOnAGpu(TorchFunctionMode):
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the identity of a tensor's memory."""
     return tensor.untyped_storage()._cdata

@@ -164,7 +164,6 @@ class MemoryModel:
 
     @classmethod
     def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":
-        """Return the memory model of a run on so many ranks."""
         return cls(
             model=model,
             parallel=train.execution.parallel,
@@ -236,7 +235,6 @@ class MemoryModel:
         return STATE_BYTES * saved.outer_parameters + 2 * HALF_BYTES * self._group_parameters(saved) * again
 
     def _group_parameters(self, saved: NetworkSizes) -> int:
-        """Return the parameters of a group of blocks that FSDP gathers together."""
         return saved.block_parameters * group_length(saved.block_parameters, self.model.n_layers)
 
     def _holds_gradients(self, accumulation: int, moment: Moment) -> bool:

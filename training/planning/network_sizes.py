@@ -36,7 +36,6 @@ class NetworkSizes:
         return sum(math.prod(axes.shape) for axes in self.block.values())
 
     def parameters(self, layers: int) -> int:
-        """Return the parameters of the whole network."""
         return self.outer_parameters + layers * self.block_parameters
 
     def state_bytes(self, optimizer: str, layers: int) -> int:

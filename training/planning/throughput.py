@@ -10,6 +10,7 @@ from model.config import GPT2_SMALL, ModelConfig, attention_window
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
 from training.hardware.gpus import Gpu
+from training.initial_weights import FREE_KEYS
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine
 
@@ -22,10 +23,7 @@ SIMULATION = "simulation"  # of several nodes, from one's
 # take most of the time of smaller ones, and no roofline knows how much.
 LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 # Options of the network that change its speed little or not at all.
-SAME_SPEED = {
-    *("drop_rate", "qkv_bias", "tie_weights", "norm_eps", "rope_base"),
-    *("zero_init_projections", "zero_init_head"),
-}
+SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
 # Bytes that our compiled kernels move per token. Of a block: those of network_sizes.py with everything fused, and this
 # share of those with a kernel for each operator. benchmarks/kernel_bytes.py counts 136.6 to 145 for each layer and C of
