@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import attrs
@@ -81,9 +80,10 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
     try:
         yield
     except BadInput as error:
+        if not command.trains:
+            raise
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
-        others = [partial(enforce, needs, quiet=True), check_dataset] if command.trains else []
-        check_all(*others, known=error.problems)
+        check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error.problems)
 
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:

@@ -81,7 +81,8 @@ class TrainConfig:
 # The attrs definition of each flat key, in the order of their definition
 KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig)), "train": {}}
 for _field in attrs.fields(TrainConfig):
-    KEYS["train"] |= attrs.fields_dict(_field.type) if attrs.has(_field.type) else {_field.name: _field}
+    _kind: Any = _field.type
+    KEYS["train"] |= attrs.fields_dict(_kind) if attrs.has(_kind) else {_field.name: _field}
 del KEYS["train"]["file"]
 PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field.metadata["plumbing"])
 
