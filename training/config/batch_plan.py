@@ -228,7 +228,7 @@ def _count_steps(
         if available is None:
             raise BadInput(
                 f"{train.file}: min_train_tokens is null (all tokens), so the number of steps needs all token files of "
-                f"{dataset}; bring them here, pass --token-files DIR or set min_train_tokens"
+                f"{dataset}; prepare or download them, pass --token-files DIR or set min_train_tokens"
             )
         steps = available * data.max_epochs // layout.global_batch_size
         if steps == 0:
