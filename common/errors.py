@@ -54,7 +54,7 @@ def check_all(*checks: Callable[[], Any], known: Iterable[str] = ()) -> list[Any
 
 @contextmanager
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
-    """Raise an error of the block, of these kinds, as BadInput: the place, the error's text, and what to do."""
+    """Raise an error of the block, of these kinds, as BadInput: the place, the error's text, and advice."""
     try:
         yield
     except kinds as error:
