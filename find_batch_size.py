@@ -38,9 +38,9 @@ def find(command: "FindCommand") -> None:
         gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
         print("\n".join(prediction_table(run.model, run.train, gpus, command.world_size or 1)))
     elif command.probe is not None:
-        from training.batch_finder.probe import ProbeSettings, run_probe
+        from training.batch_finder.probe import run_probe
 
-        run_probe(run, command.device, ProbeSettings(**json.loads(command.probe)))
+        run_probe(run, command.device, **json.loads(command.probe))
     else:
         from training.batch_finder.finder import report_largest
 

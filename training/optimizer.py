@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.update_rule import RATE_FACTOR, Placement, StateTensor, rules_of
+from training.optimizers.update_rule import RATE_FACTOR, Placement, StateTensor, rules_of, state_bytes
 from training.parallel.mesh import local_parameter, local_tensor
 from training.parallel.process_group import ALONE, RankGroup
 
@@ -32,6 +32,7 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         self._name, rules = options.optimizer, rules_of(options.optimizer)
+        self.state_bytes = state_bytes(rules, axes.values())  # on all ranks together
         taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, takers in taken.items():
             if len(takers) != 1:
@@ -98,12 +99,6 @@ class Optimizer:
         for _, local in self._shards:
             local.grad = None
         self._checked = True
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all state tensors, on all ranks together."""
-        tensors = (tensor for own in self.state_tensors.values() for tensor in own.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     @property
     def steps(self) -> int:

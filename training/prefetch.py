@@ -18,10 +18,6 @@ MICROBATCHES_AHEAD = 4
 REMIND_SECONDS = 60.0  # between two log lines while waiting for them
 
 
-class _Closed(Exception):
-    """The feed was closed while its thread waited for tokens."""
-
-
 class Feed:
     """Yields the micro-batches of some steps, micro-step by micro-step. Close it to end the thread."""
 
@@ -87,11 +83,12 @@ class Feed:
             except queue.Empty:
                 self._thread.join(timeout=0.01)
 
-    def _wait_for(self, step: int) -> None:
-        while not self._closed.is_set() and not ready(self._reading, step):
-            self._closed.wait(TOKEN_POLL_SECONDS)
-        if self._closed.is_set():
-            raise _Closed
+    def _wait_for(self, step: int) -> bool:
+        """Wait until a step's tokens are ready; return False when the feed was closed meanwhile."""
+        while not ready(self._reading, step):
+            if self._closed.wait(TOKEN_POLL_SECONDS):
+                return False
+        return True
 
     def _read(self, steps: range) -> None:
         try:
@@ -101,8 +98,6 @@ class Feed:
                 if self._closed.is_set():
                     return
                 self._ready.put(pinned(batch, self._device))
-        except _Closed:
-            return
         except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
             self._ready.put(error)
 

@@ -38,9 +38,9 @@ class Schedule:
 
 def agree(one: Schedule, other: Schedule, steps: int) -> bool:
     """Tell whether two schedules have the same learning rates in the first steps of a run."""
-    if steps > min(one.total_steps, other.total_steps):
+    if one == other or steps > min(one.total_steps, other.total_steps):
         return one == other
-    return one == other or all(learning_rate(one, step) == learning_rate(other, step) for step in range(steps))
+    return all(learning_rate(one, step) == learning_rate(other, step) for step in range(steps))
 
 
 def learning_rate(schedule: Schedule, step: int) -> float:

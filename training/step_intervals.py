@@ -46,10 +46,9 @@ class Intervals:
     @advisory("remaining time")
     def remaining(self, step: int) -> Remaining:
         """Return the work of this job from a step on, its own validation and checkpoint included."""
-        intervals = (self.checkpoint,) if self.validation is None else (self.checkpoint, self.validation)
         return Remaining(
             steps=self.last_step - step,
-            validations=0 if self.validation is None else count_due(step, self.last_step, *intervals),
+            validations=count_due(step, self.last_step, self.checkpoint, self.validation) if self.validation else 0,
             checkpoints=count_due(step, self.last_step, self.checkpoint),
         )
 
@@ -84,8 +83,6 @@ class StopRequest:
 
     def limit_reached(self) -> bool:
         """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
-        if self.budget.seconds_left(self.ledger) is None:
-            return False
         seconds = self.saving.seconds_to_stop
         if self.intervals.validation_due(self.state.position.step + 1):
             expected = self.validation_steps * self.ledger.longest_step_seconds()

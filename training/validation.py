@@ -39,21 +39,16 @@ class Validation:
             if stopping():
                 model.train()
                 return None
-            own = range(first + part.rank * layout.microbatch_size, first + (part.rank + 1) * layout.microbatch_size)
+            own = first + part.rank * layout.microbatch_size
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
-            windows = [min(window, self._sequences - 1) for window in own]
+            windows = [min(own + row, self._sequences - 1) for row in range(layout.microbatch_size)]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
             batch = pinned(MicroBatch.of_windows(read_windows(parts, layout.context_length)), ranks.device)
             batch = on_device(batch, ranks.device)
             with autocast(settings.numerics.precision, ranks.device):
-                pending.append((own, model(batch.inputs, batch.targets, by_sequence=True)))
+                values = model(batch.inputs, batch.targets, by_sequence=True)
+            pending.append(values[: max(0, self._sequences - own)])
         model.train()
-        own_losses = [
-            loss
-            for own, values in pending
-            for window, loss in zip(own, values.tolist(), strict=True)
-            if window < self._sequences
-        ]
-        losses = [loss for part_losses in gather_parts(ranks, own_losses) for loss in part_losses]
+        losses = [loss for own_losses in gather_parts(ranks, torch.cat(pending).tolist()) for loss in own_losses]
         assert len(losses) == self._sequences
         return math.fsum(losses) / self._sequences

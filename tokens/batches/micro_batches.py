@@ -101,18 +101,18 @@ class Reading:
 
 
 def micro_batches(
-    reading: Reading, rank: int, steps: range, wait_for: Callable[[int], None] | None = None
+    reading: Reading, rank: int, steps: range, wait_for: Callable[[int], bool] | None = None
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a data-parallel rank's micro-steps in some steps.
 
-    `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`. Raises BadInput for
-    an id that is not below the vocabulary size.
+    `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`, or False to end.
+    Raises BadInput for an id that is not below the vocabulary size.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
     for first in steps[::ahead]:
-        if reading.growing and wait_for is not None:
-            wait_for(first)
+        if reading.growing and wait_for is not None and not wait_for(first):
+            return
         windows = locate(reading, rank_samples(layout, first, min(ahead, steps.stop - first), rank).ravel())
         for index in range(len(windows) // size):
             parts = windows[index * size : (index + 1) * size]

@@ -101,14 +101,14 @@ def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]
 
 def predicted_largest(memory: MemoryModel, reports: list[Report], size: int) -> int | None:
     """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
-    usable = [report.usable for report in reports if report.usable is not None]
+    usable = min(report.usable for report in reports)
     if not usable:
         return None
     accumulation = 2 if memory.determinism != "elastic" else max(2, memory.accumulation_at(size))  # a probe's
     probed = attrs.evolve(memory, accumulation=accumulation, global_batch_size=None)
-    scale = max(report.allocated or 0 for report in reports) / probed.predict(size).allocated
+    scale = max(report.allocated for report in reports) / probed.predict(size).allocated
     # What is outside torch's allocator is held already where memory was measured.
-    return memory.largest_microbatch(int(min(usable) / scale) + outside_bytes(memory.world_size)) or 1
+    return memory.largest_microbatch(int(usable / scale) + outside_bytes(memory.world_size)) or 1
 
 
 def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
@@ -174,11 +174,9 @@ def _describe(verdict: Verdict, reports: list[Report]) -> str:
     if verdict.outcome == "late":
         return f"{verdict.reason}; no larger one is tried"
     if not reports:
-        return f"does not fit on rank {verdict.rank}: {verdict.reason}"
-    rank, report = max(enumerate(reports), key=lambda pair: pair[1].allocated or 0)
-    if report.allocated is None:
+        return f"does not fit on {verdict.reason}"
+    rank, report = max(enumerate(reports), key=lambda pair: pair[1].allocated)
+    if not report.allocated:
         return "fits"
-    allocated, reserved, usable = (
-        f"{(size or 0) / GIB:.2f}" for size in (report.allocated, report.reserved, report.usable)
-    )
+    allocated, reserved, usable = (f"{size / GIB:.2f}" for size in attrs.astuple(report))
     return f"fits, at its peak {allocated} GiB allocated, {reserved} reserved of {usable} (rank {rank})"

@@ -45,11 +45,11 @@ STORE_POLL_SECONDS = 0.05
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """Memory of one rank in a probe, in bytes; None on a CPU."""
+    """Memory of one rank in a probe, in bytes; 0 on a CPU, where it is not measured."""
 
-    allocated: int | None = None  # peak
-    reserved: int | None = None  # peak, the allocator's cache included
-    usable: int | None = None  # by torch's allocator: less headroom and the memory of other processes
+    allocated: int = 0  # peak
+    reserved: int = 0  # peak, the allocator's cache included
+    usable: int = 0  # by torch's allocator: less headroom and the memory of other processes
 
 
 @attrs.frozen(kw_only=True)
@@ -57,17 +57,7 @@ class Verdict:
     """Outcome of a probe, one for all ranks: the first that was proposed."""
 
     outcome: str  # "fits", "memory", "late" or "error"
-    rank: int | None = None  # that did not fit
-    reason: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class ProbeSettings:
-    """Settings of a probe's process."""
-
-    prefix: str  # of the probe's keys in the store
-    microbatch_size: int
-    parent_pid: int
+    reason: str = ""  # begins with the rank that failed
 
 
 class Prober:
@@ -107,10 +97,9 @@ class Prober:
         Raises BadInput for a failure other than memory or time.
         """
         prefix = f"finder {restarts()}: probe {self._number}"
-        settings = ProbeSettings(prefix=prefix, microbatch_size=size, parent_pid=os.getpid())
         store = PrefixStore(prefix, self._store)
         try:
-            self._start(settings)
+            self._start(prefix, size)
             verdict = self._wait(store)
             reports = range(self.world_size) if verdict.outcome == "fits" else ()
             found = [Report(**json.loads(store.get(f"report {rank}"))) for rank in reports]
@@ -118,8 +107,7 @@ class Prober:
             self.kill()
         self._number += 1
         if verdict.outcome == "error":
-            where = "" if verdict.rank is None else f"rank {verdict.rank}: "
-            raise BadInput(f"micro-batch {size}: {where}{verdict.reason}")
+            raise BadInput(f"micro-batch {size}: {verdict.reason}")
         return verdict, found
 
     def kill(self) -> None:
@@ -131,8 +119,9 @@ class Prober:
             process.wait()
         self._processes = []
 
-    def _start(self, settings: ProbeSettings) -> None:
-        command = [sys.executable, *self._command, "--probe", json.dumps(attrs.asdict(settings))]
+    def _start(self, prefix: str, size: int) -> None:
+        settings = {"prefix": prefix, "microbatch_size": size, "parent_pid": os.getpid()}
+        command = [sys.executable, *self._command, "--probe", json.dumps(settings)]
         # The ranks meet under a number of their own, as those that torchrun has started anew; not under its watch.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
         environment.pop("TORCHELASTIC_RUN_ID", None)
@@ -144,8 +133,8 @@ class Prober:
         while not store.check(["verdict"]):
             for rank, process in zip(self._places, self._processes, strict=True):
                 if process.poll() is not None:
-                    ended = f"its process ended with status {process.returncode}"
-                    _vote(store, Verdict(outcome="error", rank=rank, reason=ended))
+                    ended = f"rank {rank}: its process ended with status {process.returncode}"
+                    _vote(store, Verdict(outcome="error", reason=ended))
             if time.monotonic() > deadline:
                 silence = f"not all ranks have answered within {PROBE_SECONDS:.0f} s"
                 _vote(store, Verdict(outcome="late", reason=silence))
@@ -153,15 +142,14 @@ class Prober:
         return Verdict(**json.loads(store.get("verdict")))
 
 
-def run_probe(run: Run, device: str | None, settings: ProbeSettings) -> NoReturn:
-    """Take a probe's steps as one of its ranks, report, and wait to be killed."""
-    threading.Thread(target=_end_with, args=(settings.parent_pid,), daemon=True).start()
-    store = PrefixStore(settings.prefix, torchrun_store())
+def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, parent_pid: int) -> NoReturn:
+    """Take a probe's steps as one of its ranks, report under `prefix` in the store, and wait to be killed."""
+    threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
+    store = PrefixStore(prefix, torchrun_store())
     with suppress(dist.DistError):  # the store's owner was killed, and so will be this process
         try:
             ranks = start(device, run.train.timeout_seconds)
-            state, step_settings = _prepare(run, settings.microbatch_size, ranks)
-            report = _measure(state, step_settings, ranks)
+            report = _measure(*_prepare(run, microbatch_size, ranks), ranks)
             store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
             if store.add("fitting", 1) == ranks.world_size:
                 _vote(store, Verdict(outcome="fits"))
@@ -230,7 +218,7 @@ def _report_error(store: Any, error: Exception) -> None:
         time.sleep(SPEAKER_SECONDS)  # perhaps only a collective that lost its peer: the peer's parent reports the cause
         if not isinstance(error, BadInput) and not store.check(["verdict"]):
             traceback.print_exception(error)
-    _vote(store, Verdict(outcome="memory" if memory else "error", rank=environment_rank(), reason=reason))
+    _vote(store, Verdict(outcome="memory" if memory else "error", reason=f"rank {environment_rank()}: {reason}"))
 
 
 def _vote(store: Any, verdict: Verdict) -> None:

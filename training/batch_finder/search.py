@@ -5,9 +5,9 @@ import math
 import attrs
 from tabulate import tabulate
 
-from common.errors import BadInput, printable
+from common.errors import printable
 from model.config import ModelConfig
-from training.config.batch_plan import microbatch_sizes
+from training.config.batch_plan import derive_layout, microbatch_sizes
 from training.config.key_groups import BatchOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
@@ -37,17 +37,8 @@ def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None)
 
 def check_world_size(train: TrainConfig, world_size: int) -> None:
     """Raise BadInput when no micro-batch spreads the run's global batch over so many ranks."""
-    batch = train.batch.global_batch_size
-    if batch is not None and batch < world_size:
-        raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, wanted at least the world size, {world_size}; use fewer "
-            "ranks"
-        )
-    if batch is not None and batch % world_size and train.execution.determinism == "run":
-        raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, wanted a multiple of the world size, {world_size}, for "
-            "determinism run; use a number of ranks that divides it, or determinism elastic"
-        )
+    finest = train.replace(microbatch_size=1, gradient_accumulation_steps=None)
+    derive_layout(finest, 1, world_size)  # at whatever context length
 
 
 def candidates(train: TrainConfig, world_size: int) -> list[int]:

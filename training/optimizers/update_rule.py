@@ -1,6 +1,7 @@
 """Update rules: the torch optimizers of an optimizer of train.json, and the state of each per parameter."""
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -59,9 +60,8 @@ def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
 
 def state_bytes(rules: Iterable[UpdateRule], parameters: Iterable[Axes]) -> int:
     """Return the bytes of all state tensors for parameters of these axes."""
-    taken = [(rule, axes.shape) for axes in parameters for rule in rules if rule.takes(axes)]
-    tensors = [tensor for rule, shape in taken for tensor in rule.state(shape).values()]
-    return sum(torch.Size(tensor.shape).numel() * tensor.dtype.itemsize for tensor in tensors)
+    taken = [rule.state(axes.shape) for axes in parameters for rule in rules if rule.takes(axes)]
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for state in taken for tensor in state.values())
 
 
 def rate_group(axes: Axes) -> str:

@@ -14,7 +14,7 @@ from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT, MakeRun
 from training.batch_finder import finder
-from training.batch_finder.probe import HEADROOM, Prober, ProbeSettings, Report, usable_bytes
+from training.batch_finder.probe import HEADROOM, Prober, Report, usable_bytes
 from training.config.train_config import load_run
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
@@ -74,7 +74,7 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None
 def test_ranks_can_be_killed_as_soon_as_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     prober = Prober([str(SHORT)], 2)
-    prober._start(ProbeSettings(prefix="probe", microbatch_size=1, parent_pid=os.getpid()))
+    prober._start("probe", 1)
     processes = list(prober._processes)
     assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
     prober.kill()  # a killpg before setsid would reach nobody, and the wait after it have no end
@@ -135,11 +135,11 @@ def test_bad_input_is_one_line(make_run: MakeRun) -> None:
     for directory, options, line in (
         (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
-        (run, ("--device", "cpu", "--world-size", "9"), "got 8, wanted at least the world size, 9; use fewer"),
+        (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, which world size 9 exceeds; start 8"),
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            "got 8, wanted a multiple of the world size, 3, for determinism run; use a number",
+            "which world size 3 does not divide, as determinism run wants; set it to elastic",
         ),
         (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
         (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),
