@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import attrs
 
@@ -40,16 +39,13 @@ class Saving:
     ):
         """`expected_seconds`: of the first save."""
         self._writer, self._state, self._ledger, self._reporter = writer, state, ledger, reporter
+        self.directory = writer.directory
         self._seconds = expected_seconds  # duration of the last save; of the first one, as expected
         self._thread: threading.Thread | None = None
         self._outcome: Saved | Exception | None = None
         self.newest = state.position.step or None  # step of the newest checkpoint, in flight or on the disk
         self._best = state.position.best_step, state.position.best_validation_loss  # best checkpoint on the disk
         self._reported: int | None = None  # step of the last save whose outcome was reported
-
-    @property
-    def directory(self) -> Path:
-        return self._writer.directory
 
     @property
     def seconds_to_stop(self) -> float:

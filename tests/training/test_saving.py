@@ -22,7 +22,7 @@ def saving_of(problem: str | None = None) -> tuple[Saving, Any, Any, Any]:
     state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
     writer, reporter = create_autospec(CheckpointWriter, instance=True), create_autospec(Reporter, instance=True)
     writer.uploader, writer.may_end = create_autospec(Uploader, instance=True), threading.Event()
-    writer.uploader.ended.return_value = []
+    writer.uploader.ended.return_value, writer.directory = [], None
     writer.stage.side_effect = lambda: SimpleNamespace(position=state.position)
 
     def write(_: object) -> tuple[bool, str | None]:

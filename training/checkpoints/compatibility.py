@@ -137,16 +137,14 @@ def _reads_once_in_order(record: RunRecord, number: int) -> bool:
 
 def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Path) -> str | None:
     """Return why a stream is not the one that the checkpoint was made with, or None: other windows follow."""
+    its = f"{new.directory}: its"
     if None in (old.tokens, new.tokens):  # still being prepared, then or now
-        if old.plan is not None and old.plan == new.plan:
-            return None
-        return f"{new.directory}: its {split} tokens were prepared differently from those of {checkpoint}"
+        same = old.plan is not None and old.plan == new.plan
+        return None if same else f"{its} {split} tokens were prepared differently from those of {checkpoint}"
     if old.tokens != new.tokens:
-        tokens = f"its {new.tokens:,} {split} tokens are not the {old.tokens:,} that {checkpoint} was made with"
-        return f"{new.directory}: {tokens}"
+        return f"{its} {new.tokens:,} {split} tokens are not the {old.tokens:,} that {checkpoint} was made with"
     if len(old.sha256) != len(new.sha256):
-        where = f"{new.directory}: its {split} tokens"
-        return f"{where} are split into other files than those that {checkpoint} was made with"
+        return f"{its} {split} tokens are split into other files than those that {checkpoint} was made with"
     for name, was, now in zip(new.files, old.sha256, new.sha256, strict=True):
         if was != now:
             return (
