@@ -211,16 +211,13 @@ def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str
 def read_content(file: TokenFile) -> Content:
     """Read a whole token file; return its content. Raises BadInput when it cannot be read."""
     digest, largest = hashlib.sha256(), 0
-    try:
-        with file.path.open("rb") as opened:
-            digest.update(opened.read(file.offset_bytes))
-            while data := opened.read(BLOCK_BYTES):
-                digest.update(data)
-                largest = max(largest, int(np.frombuffer(data, file.dtype).max()))
-            size = opened.tell()
-    except OSError as error:
-        said = error.strerror or error
-        raise BadInput(f"{file.path}: cannot be read: {said}; prepare or download it again") from error
+    unreadable = refusing(f"{file.path}: cannot be read", "prepare or download it again", (OSError,))
+    with unreadable, file.path.open("rb") as opened:
+        digest.update(opened.read(file.offset_bytes))
+        while data := opened.read(BLOCK_BYTES):
+            digest.update(data)
+            largest = max(largest, int(np.frombuffer(data, file.dtype).max()))
+        size = opened.tell()
     return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
 
 
