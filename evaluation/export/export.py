@@ -2,11 +2,11 @@
 
 import filecmp
 import json
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput, printable, refusing
-from common.files import replace_file, writing
+from common.files import lock, replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand
@@ -80,7 +80,7 @@ def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]
     with _partial_directory(directory) as partial:
         _write_model(trained, partial)
         replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
-        before = directory.with_name(f".partial-{directory.name}-before")
+        before = partial.with_name(f"{partial.name}-before")
         with suppress(FileNotFoundError):
             directory.rename(before)
         partial.rename(directory)
@@ -121,18 +121,39 @@ def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
 
 @contextmanager
 def _partial_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory on the disk of the final one, of this process alone; delete it unless it is renamed.
+    """Yield an empty directory beside the final one, and delete it at the end; one process at a time has it.
 
     Errors of the disk become BadInput.
     """
-    with refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)), writing(directory):
+    partial = directory.with_name(f".partial-{directory.name}")
+    with (
+        refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),
+        writing(directory),
+        ExitStack() as stack,
+    ):
         if directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()  # a mount is refused: nothing can be renamed to it
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".partial-", dir=directory.parent, ignore_cleanup_errors=True) as folder:
-            partial = Path(folder) / directory.name
-            partial.mkdir()  # for all to read, as the folder around it is not
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        overtaken = f"{directory}: another export writes it; pass another folder"
+        lock(descriptor, partial, overtaken)
+        if not _is_there(partial, descriptor):
+            raise BadInput(overtaken)  # and has renamed it before it was locked here
+        try:
+            for left in partial.iterdir():  # by an export that was killed
+                left.unlink()
             yield partial
+        finally:
+            if _is_there(partial, descriptor):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_there(partial: Path, descriptor: int) -> bool:
+    """Return whether the open directory still has this name; the name may be another export's by now."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), partial.lstat())
+    return False
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:
