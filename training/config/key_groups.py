@@ -48,6 +48,8 @@ def _dataset(_: Any, __: Any, value: Any) -> None:
         raise ValueError(f"dataset: {error}") from error
 
 
+# Not one_of: a program may register an optimizer of its own after the import.
+_OPTIMIZER = ValueCheck(lambda value: value in list(OPTIMIZERS), either(f'"{name}"' for name in OPTIMIZERS))
 _BUCKET = ValueCheck(
     lambda value: value is None or (isinstance(value, str) and is_bucket(value)),
     f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in BUCKET_SCHEMES)} without credentials; they are on the "
@@ -85,7 +87,7 @@ class BatchOptions:
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
-    optimizer: str = define(one_of(*OPTIMIZERS), "adamw")
+    optimizer: str = define(_OPTIMIZER, "adamw")
     learning_rate: float = define(number(0.0, LARGEST_RATE, above=True), 4e-4)  # the schedule's peak
     # peaks of groups of parameters; null: learning_rate. Of the blocks' matrices:
     matrix_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
