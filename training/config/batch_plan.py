@@ -71,9 +71,11 @@ class Plan:
 def make_plan(
     train: TrainConfig, context_length: int, world_size: int, lengths: Mapping[str, int | None] | None = None
 ) -> Plan:
-    """Derive accumulation, steps and schedule. Raises BadInput for a run that cannot be.
+    """Derive accumulation, steps and schedule.
 
-    `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known.
+    `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known. Raises
+    BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
+    for one step, for more steps than a checkpoint's name can tell, and for more than `max_epochs` of a dataset.
     """
     layout, data = derive_layout(train, context_length, world_size), train.data
     batch = layout.global_batch_size

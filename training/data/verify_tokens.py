@@ -31,7 +31,10 @@ TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
-    """Return the token set with its files' contents, read once per machine. Call it on every rank. Raises BadInput."""
+    """Return the token set with the contents of its files, read once per machine. Call it on every rank.
+
+    Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
+    """
     begin = train.validation.start_val_token
     directories = _with_enough_validation(token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
@@ -175,7 +178,10 @@ class TokenWatch:
         self._hashing: dict[Path, tuple[Version, Future[str]]] = {}  # with the version before it was read
 
     def check(self, *, wait: bool) -> list[Path]:
-        """Return touched files; `wait`: for all hashes. Raises BadInput, on this rank alone, for a changed content."""
+        """Return files whose modification time changed, but not their content; `wait`: for the hash of every one.
+
+        Raises BadInput, on this rank alone, for a file whose content changed.
+        """
         touched = []
         for path, before in self._versions.items():
             now = version_of(path)

@@ -208,13 +208,17 @@ def _offer(
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
-    """Return the tokens that all GPUs together could train on in the run's time, validations included."""
+    """Return the tokens that all GPUs together could train on in the run's time, validations included.
+
+    Those are at intervals, and before the first step; each is on all datasets of a mixture: at most, as one may have no
+    validation tokens.
+    """
     trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval
     if interval is None:
         return trained
-    validations = 1 + count_due(1, plan.steps, train.checkpoints.checkpoint_interval, interval)  # 1: before step 1
-    sequences = validations * len(plan.sources) * plan.validation_sequences  # at most: some may hold nothing out
+    validations = 1 + count_due(1, plan.steps, train.checkpoints.checkpoint_interval, interval)
+    sequences = validations * len(plan.sources) * plan.validation_sequences
     return trained + VALIDATION_SHARE * sequences * plan.layout.context_length
 
 
