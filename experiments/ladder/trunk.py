@@ -287,7 +287,9 @@ def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str,
 def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Plan:
     with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
-        for problem in contradictions(size, train):  # train.py would refuse it, with the trunk paid for
+        for problem in contradictions(
+            size.context_length, size.tie_weights, train
+        ):  # train.py would refuse it, with the trunk paid for
             raise ValueError(problem)
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
 

@@ -182,9 +182,10 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     if problems:
         raise BadInput(*problems)
     train = TrainConfig.from_keys(values["train"], files["train"])
+    tied = values["model"].get("tie_weights", KEYS["model"]["tie_weights"].default)
+    problems += [located("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
         model = ModelConfig(**values["model"])
-        problems += [located("train", problem) for problem in contradictions(model, train)]
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:
@@ -252,23 +253,23 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> set
     return overridden
 
 
-def contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together."""
+def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[str]:
+    """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together. `tied`: tie_weights."""
     data, batch, parallel = train.data, train.batch, train.execution.parallel
     if batch.global_batch_size is not None and batch.global_batch_size % batch.microbatch_size:
         yield (
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
             f"{batch.microbatch_size}"
         )
-    yield from optimization_problems(train.optimization, tied=model.tie_weights)
+    yield from optimization_problems(train.optimization, tied=tied)
     if data.min_train_tokens is None and not isinstance(data.dataset, str):
         yield (
             "min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources end at "
             "different times; set min_train_tokens"
         )
-    if data.era_tokens is not None and data.era_tokens < model.context_length:
+    if data.era_tokens is not None and data.era_tokens < context_length:
         yield (
-            f"era_tokens: got {data.era_tokens}, wanted at least context_length {model.context_length}, better some "
+            f"era_tokens: got {data.era_tokens}, wanted at least context_length {context_length}, better some "
             "thousand times as many: windows are shuffled inside an era"
         )
     if train.execution.compile == "model" and parallel != "ddp":

@@ -206,6 +206,8 @@ def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     ):
         assert told.pop(0).startswith(start)
     assert told == []
+    with pytest.raises(BadInput, match=r"--set: era_tokens: .*\n.*emb_dim: got 32, wanted a multiple of n_heads, 5"):
+        load_run(write_run(tmp_path / "s", Path("x"), model=TINY_MODEL | {"n_heads": 5}), ["era_tokens=1000"])
 
 
 def test_no_key_is_one_of_both_files() -> None:
