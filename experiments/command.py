@@ -26,9 +26,12 @@ class ExperimentCommand:
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
 
     def execute(
-        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], None]"
+        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], Callable[[], None]]"
     ) -> int | None:
-        """Train, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+        """Train and show, as `train` returns it, or print the plan; return the exit status.
+
+        `missing`: one line where tokens are nowhere.
+        """
         from common.files import writing
         from experiments.shared.run_pool import PoolStopped, RunPool
 
@@ -41,10 +44,11 @@ class ExperimentCommand:
             output.mkdir(parents=True, exist_ok=True)
         try:
             with RunPool(output, self.pool) as pool:
-                train(pool)
+                show = train(pool)
         except PoolStopped as stopped:
             print(printable_lines(f"\nexperiment.py: {stopped}"))
             return EXIT_STOPPED
+        show()  # now Ctrl-C interrupts
         return None
 
 
@@ -116,7 +120,7 @@ class LadderCommand(ExperimentCommand):
                 ladder.output,
                 plan,
                 missing,
-                lambda pool: show_ladder(ladder, self.best_for, train_ladder(pool, ladder)),
+                lambda pool: partial(show_ladder, ladder, self.best_for, train_ladder(pool, ladder)),
             )
         except NoForecast:  # those of an earlier call hold no more
             write_forecast(ladder.target.directory, None)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from common.arguments import option, parse, refuse
 from common.checks import integer
@@ -58,18 +59,19 @@ Directory = Annotated[str, option("token directory", name="DIR", check=_local_fo
 Lines = Callable[[], list[str]]  # does the work of a command; returns lines to print
 
 
+def _call(module: str, name: str, *arguments: Any, **options: Any) -> list[str]:
+    """Call a function; its module is imported now, when Ctrl-C is one line."""
+    return cast(list[str], getattr(import_module(module), name)(*arguments, **options))
+
+
 def status_command(directory: BucketOrDirectory) -> Lines:
     """Progress of a preparation."""
-    from tokens.prepare.verify import status
-
-    return partial(status, directory)
+    return partial(_call, "tokens.prepare.verify", "status", directory)
 
 
 def verify_command(directory: BucketOrDirectory) -> Lines:
     """Check every token file against its manifest."""
-    from tokens.prepare.verify import verify
-
-    return partial(verify, directory)
+    return partial(_call, "tokens.prepare.verify", "verify", directory)
 
 
 def stats_command(
@@ -81,9 +83,7 @@ def stats_command(
     ] = None,
 ) -> Lines:
     """Document lengths, also as a chart, duplicates and contamination."""
-    from tokens.stats.stats import stats
-
-    return partial(stats, Path(directory), end_of_text)
+    return partial(_call, "tokens.stats.stats", "stats", Path(directory), end_of_text)
 
 
 def push_command(
@@ -96,9 +96,9 @@ def push_command(
     ] = None,
 ) -> Lines:
     """Upload to the Hugging Face hub, as a dataset."""
-    from tokens.hub.upload import push
-
-    return partial(push, Path(directory), repository, private=private, license_name=license)
+    return partial(
+        _call, "tokens.hub.upload", "push", Path(directory), repository, private=private, license_name=license
+    )
 
 
 COMMANDS = {"status": status_command, "verify": verify_command, "stats": stats_command, "push": push_command}

@@ -4,7 +4,8 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -138,8 +139,8 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
         write_run_directory(run.directory, run.sections)
 
 
-def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
-    """Train all runs to their ends, but for those that the rule stops, and show the results.
+def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> Callable[[], None]:
+    """Train all runs to their ends, but for those that the rule stops; return a function that shows the results.
 
     Raises as RunPool.train; where it was stopped, the results so far are shown.
     """
@@ -152,7 +153,7 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output:
     except PoolStopped:
         show_sweep(sweep, runs, output)
         raise
-    show_sweep(sweep, runs, output)
+    return partial(show_sweep, sweep, runs, output)
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:

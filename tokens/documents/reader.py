@@ -48,7 +48,6 @@ TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one rec
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
 HEAD_CHARACTERS = HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
 WRONG_ENCODING = "wrong encoding"  # documents that are lost to it
-JSON = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 4300 else float(digits))  # int's limit
 SEPARATES = f"it is ordinary text; if it separates documents, begin anew with --separator '{END_OF_TEXT}'"
 
 
@@ -180,7 +179,7 @@ class Reader:
             self.problems.add(WRONG_ENCODING, where, NUL)
             return
         try:
-            record = JSON.decode(decoded)
+            record = _parse(decoded)
         except (ValueError, RecursionError) as error:
             self.problems.add("not JSON", where, str(error))
             return
@@ -271,3 +270,12 @@ class Reader:
 
     def _empty(self, item: Input) -> None:
         self.problems.add("empty file", item.path, "it holds no record", documents=0)
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits

@@ -163,13 +163,18 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     for file in stream.files:
         if file.path.name not in manifest.files:
             raise BadInput(f"{file.path}: not listed in {MANIFEST}; {advice(directory / MANIFEST)}")
-        got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
-        if got != wanted:
-            raise BadInput(
-                f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; the file or the manifest is from "
-                "another preparation: prepare or download both again"
-            )
+        check_size(file, manifest)
     return stream
+
+
+def check_size(file: TokenFile, manifest: Manifest) -> None:
+    """Raise BadInput unless a file has the size of its manifest entry."""
+    got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
+    if got != wanted:
+        raise BadInput(
+            f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; the file or the manifest is from "
+            "another preparation: prepare or download both again"
+        )
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
@@ -241,4 +246,4 @@ def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
     if not ranks.is_file():
         raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {advice(path)}")
     with readable_tokens(ranks):
-        check_sha256(ranks, got := sha256(ranks), wanted or got)
+        check_sha256(ranks, got := sha256(ranks), got if wanted is None else wanted)

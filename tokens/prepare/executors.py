@@ -164,10 +164,15 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
 
 
 def _run_kept(job: EncodeJob, path: Path) -> Result:
-    """Run the task of a file, and delete the file: a task that is submitted again is written again."""
+    """Run the task of a file, and delete the file: a task that is submitted again is written again.
+
+    Raises BadInput for a file that is damaged, or another unit's.
+    """
     advice = "rerun the same command, which writes it anew"
     with refusing(f"{path}: damaged", advice):
         task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)
+        if f"{task.index:08d}" != path.stem:
+            raise ValueError(f"index: got {task.index}, wanted {int(path.stem)}")
     result = run_unit(job, task)
     path.unlink(missing_ok=True)
     return result

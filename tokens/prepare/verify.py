@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from common.bucket import Bucket
 from common.errors import BadInput
-from common.files import BLOCK_BYTES, sha256
+from common.files import BLOCK_BYTES
 from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
-from tokens.format.header import HEADER_BYTES, readable_tokens
+from tokens.format.header import HEADER_BYTES, read_header, readable_tokens
 from tokens.format.manifest import (
     MANIFEST,
     PLAN,
@@ -22,6 +22,8 @@ from tokens.format.manifest import (
     Manifest,
     advice,
     check_sha256,
+    check_size,
+    read_contents,
     read_manifest,
     split_of,
 )
@@ -109,11 +111,14 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
         if name not in manifest.files:
             return f"{path}: not listed in {MANIFEST}; {advice(directory / MANIFEST)}"
         try:
+            if bucket is not None:
+                check_sha256(f"{bucket.url}/{name}", bucket.sha256(name), manifest.files[name].sha256)
+                return None
             with readable_tokens(path):
-                if bucket is None and not path.is_file():
+                if not path.is_file():
                     return f"{path}: missing, but {MANIFEST} lists it; prepare or download it again"
-                got = sha256(path) if bucket is None else bucket.sha256(name)
-            check_sha256(path if bucket is None else f"{bucket.url}/{name}", got, manifest.files[name].sha256)
+            check_size(file := read_header(path), manifest)
+            read_contents([file], manifest)
         except BadInput as error:
             return str(error)
         return None

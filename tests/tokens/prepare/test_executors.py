@@ -126,7 +126,13 @@ NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, "problems": {}, "exa
 NOTHING |= {"lost_documents": 0, "lost_bytes": 0}
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
+OF_ANOTHER_UNIT = '{"index": 7, "extents": [], "inputs": []}'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: "), (OF_ANOTHER_UNIT, "index: got 7, wanted 0")],
+)
 def test_a_damaged_task_file_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
