@@ -58,7 +58,9 @@ def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], 
     try:
         yield
     except kinds as error:
-        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        text, file = (getattr(error, name, None) for name in ("strerror", "filename"))  # of an OSError
+        text = text or str(error) or type(error).__name__
+        text += f": {file}" if file and str(file) not in str(where) else ""
         raise BadInput(f"{where}: {text}" + (f"; {advice}" if advice else "")) from error
 
 

@@ -186,6 +186,12 @@ def one_line(done: Any) -> str:
     return lines[0]
 
 
+def only_line(done: Any) -> str:
+    """Return the refusal of a command of one process, all that it writes to stderr."""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return one_line(done)
+
+
 def start_training(
     run: Path,
     *options: str,

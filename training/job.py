@@ -83,7 +83,10 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
         if not command.trains:
             raise
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
-        check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error.problems)
+        try:
+            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error.problems)
+        except BadInput as all_of_them:
+            raise BadInput(*all_of_them.problems, alone=error.alone) from error
 
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:

@@ -83,6 +83,8 @@ class StopRequest:
 
     def limit_reached(self) -> bool:
         """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
+        if self.budget.seconds_left(self.ledger) is None:
+            return False  # whatever becomes of what is measured for a limit
         seconds = self.saving.seconds_to_stop
         if self.intervals.validation_due(self.state.position.step + 1):
             expected = self.validation_steps * self.ledger.longest_step_seconds()

@@ -104,6 +104,8 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
         if size % NANOGPT.itemsize:
             raise BadInput(f"{path}: got {size} bytes, wanted an even number: uint16 tokens; copy it again")
         return TokenFile(path, NANOGPT, 0, size // NANOGPT.itemsize)
+    if len(header) < LLM_C_HEADER_BYTES:
+        raise BadInput(f"{path}: cut short: got {size} bytes, wanted a header of {LLM_C_HEADER_BYTES}; copy it again")
     version, count = (int.from_bytes(header[at : at + 4], "little", signed=True) for at in (4, 8))
     wanted_version, dtype = LLM_C[magic]
     if version != wanted_version:

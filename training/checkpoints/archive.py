@@ -1,6 +1,6 @@
 """Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted.
 
-All of it raises BadInput where the run directory cannot be changed.
+What moves files raises BadInput where the run directory cannot be changed.
 """
 
 import shutil

@@ -104,8 +104,10 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         contents = {file: version.content for file, version in small.items() if version is not None}
         wanted, state = manifest_entries(contents[MANIFEST]), contents[STATE]
         check_format(values := parse_json(state), f"{address}/{STATE}")
-        # its own sha256 may be newer than the manifest's: see `complete_upload`
-        check_identity(name, parse_state(values), {file: wanted[file].sha256 for file in TENSOR_FILES})
+        try:  # its own sha256 may be newer than the manifest's: see `complete_upload`
+            check_identity(name, parse_state(values), {file: wanted[file].sha256 for file in TENSOR_FILES})
+        except ValueError as error:
+            raise ValueError(f"{STATE}: {error}") from error
         pieces = {file: bucket.pieces(f"{name}/{file}", found[f"{name}/{file}"]) for file in TENSOR_FILES}
     except (ValueError, KeyError, TypeError) as error:
         return f"{address}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"

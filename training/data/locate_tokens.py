@@ -44,8 +44,12 @@ def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = Tr
 
 def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
     """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
-    if given is not None:
-        return {each.dataset: open_split(each.directory, "train").length for each in locate_tokens(train, given)}
+    if given is not None or train.data.min_train_tokens is None:  # which counts the steps by them
+        lengths: dict[str, int | None] = {}
+        for each in locate_tokens(train, given):
+            absent = each.remote and (not has_split(each.directory) or _is_begun(each.directory))
+            lengths[each.dataset] = None if absent else open_split(each.directory, "train").length
+        return lengths
     here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in train.data.parts}
     whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
     return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}

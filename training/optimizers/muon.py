@@ -19,7 +19,6 @@ from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import Placement, StateTensor, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
-from training.parallel.process_group import ALONE
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
@@ -112,8 +111,10 @@ class Muon(torch.optim.Optimizer):
 
     def _rows(self, matrix: Matrix, held: Tensor) -> Tensor:
         """Return the rows of a matrix in what this rank holds of its parameter."""
-        holders = self._placement.ranks if self._placement.sharded else ALONE
-        rows, shard = matrix.rows_on(holders.rank, holders), holders.first_row(matrix.parameter_rows)
+        if not self._placement.sharded:
+            return held[matrix.first_row : matrix.first_row + matrix.rows]
+        ranks = self._placement.ranks
+        rows, shard = matrix.rows_on(ranks.rank, ranks), ranks.first_row(matrix.parameter_rows)
         return held[rows.start - shard : rows.stop - shard]
 
 

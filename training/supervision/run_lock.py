@@ -26,7 +26,7 @@ LOCK_CHARACTERS = 1 << 20  # more than is ever written there
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
 EXIT_FILE = "exit.json"
 ERROR = "error"
-LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well: an outcome that is to be given
+LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well, so `write` has to be given it
 OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped", EXIT_ERROR: ERROR, EXIT_USAGE: ERROR}
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 

@@ -17,6 +17,7 @@ class ProgressBar:
         self._steps = steps
         self._last_line = 0.0
         self._warnings: dict[str, str] = {}  # by topic
+        tqdm.monitor_interval = 0  # it would watch bars from a thread of its own
         self._bar = tqdm(
             total=steps,
             initial=first_step,

@@ -7,7 +7,7 @@ from pathlib import Path
 from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare
 from evaluation.loss.loss_measures import GPJT_RANGE
 from tests import launch
-from tests.conftest import one_line
+from tests.conftest import one_line, only_line
 from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, judged, kept, losses_on, rows_of
 
 
@@ -166,7 +166,7 @@ def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
     def refused(*arguments: str | Path) -> str:
-        return one_line(evaluate("compare", *arguments))
+        return only_line(evaluate("compare", *arguments))
 
     a = hellaswag(tmp_path / "a", {1})
     broken = tmp_path / "broken"

@@ -10,7 +10,7 @@ from evaluation.comparison.compare import compare
 from evaluation.harness.harness import REQUIREMENT, harness_model
 from evaluation.shared.load import load, locate
 from tests import launch
-from tests.conftest import ROOT, complete, one_line, write_run
+from tests.conftest import ROOT, complete, only_line, write_run
 from tests.evaluation.comparison.stored import refused, results, rows_of, said, write
 from tests.evaluation.hellaswag.written_items import write_items
 
@@ -118,7 +118,7 @@ def test_what_the_harness_cannot_run_is_one_line(trained: Path, tasks: Path) -> 
 def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None:
     script = tmp_path / "without.py"
     script.write_text("import sys\nsys.modules['lm_eval'] = None\nimport evaluate\nsys.exit(evaluate.main())\n")
-    said = one_line(launch.run(script, "harness", "hellaswag", "runs/quickstart"))
+    said = only_line(launch.run(script, "harness", "hellaswag", "runs/quickstart"))
     assert said.startswith("evaluate.py: lm-evaluation-harness is not installed (")
     assert said.endswith(f'): pip install "{REQUIREMENT}"')
 

@@ -8,7 +8,7 @@ import pytest
 from evaluation.judging.judgement import Judgement
 from evaluation.judging.store import StoreLine, VerdictStore
 from tests import launch
-from tests.conftest import ROOT, one_line
+from tests.conftest import ROOT, one_line, only_line
 from tests.evaluation.judging.sessions import PRICES, PROMPTS, SILENT, Result, Sessions, printed
 from tests.judge_server import GATEWAY_FAULTS, WRONG_USAGES, Judge
 from tests.launch import wait_until
@@ -144,7 +144,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
     server: Judge, sessions: Sessions, faultless: Result
 ) -> None:
     full = launch.run(ROOT / "evaluate.py", *sessions.command(), file_bytes=4000)
-    assert "verdicts.jsonl: cannot be written" in one_line(full)
+    assert "verdicts.jsonl: cannot be written" in only_line(full)
     assert 0 < len(server.said) < PROMPTS
     sessions.said()
     assert sessions.result() == faultless

@@ -21,6 +21,9 @@ from tests.tokens.format.token_directory import write_llm_c
 
 def test_every_name_of_the_option_has_its_range() -> None:
     assert set(NAMED_RANGES) == set(get_args(RangeName))
+    gpjt = NAMED_RANGES["gpjt-test"]
+    assert (gpjt.dataset, gpjt.split) == ("gpjt/fineweb-gpt2-tokens", "validation")
+    assert (gpjt.start, gpjt.count) == (50_000_000, 19_660_800)
 
 
 def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
 from evaluation.shared.load import home_of, load, locate
-from tests.conftest import TINY_MODEL, one_line
+from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     good, tensors = config.read_text(), load_file(weights)
 
     def refused(*arguments: str | Path) -> str:
-        return one_line(evaluate(*(arguments or ("smoke", exported))))
+        return only_line(evaluate(*(arguments or ("smoke", exported))))
 
     assert f"{exported}: exists; pass another folder" in refused("export", run, exported)
     assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")

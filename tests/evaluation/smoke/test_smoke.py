@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, one_line, seal_again, shared
+from tests.conftest import ROOT, MakeRun, complete, one_line, only_line, seal_again, shared
 from tests.evaluation.comparison.stored import evaluate, results
 from training.checkpoints.directory import WEIGHTS
 
@@ -50,7 +50,7 @@ def test_the_gallery_is_the_same_on_any_number_of_ranks(copied: Path) -> None:
 
 def test_what_is_no_output_is_one_line(copied: Path) -> None:
     def refused(run: Path | str, *options: str) -> str:
-        return one_line(smoke(Path(run), *options))
+        return only_line(smoke(Path(run), *options))
 
     assert "best" in refused(copied, "--checkpoint", "absent")
     assert "no such directory" in refused("runs/absent")

@@ -177,7 +177,10 @@ def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_ne
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     other = blank(run, "other")
     done = succeed(other, "--resume", "latest")
-    assert f"{url('named')}/step-00000014: damaged: step: got 12, wanted 14 by the folder's name" in done.stderr
+    assert (
+        f"{url('named')}/step-00000014: damaged: state.json: step: got 12, wanted 14 by the folder's name"
+        in done.stderr
+    )
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
     assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
     assert final_hash(other) == straight
