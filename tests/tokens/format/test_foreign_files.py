@@ -65,7 +65,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (llm_c(count=5), "cut short or damaged: got 1032 bytes, wanted 1034 for its 5 tokens; download or"),
         (llm_c(count=3), "cut short or damaged: got 1032 bytes, wanted 1030 for its 3 tokens"),
         (llm_c(count=-4), "cut short or damaged: got 1032 bytes, wanted 1024 for its -4 tokens"),
-        (llm_c()[:100], "cut short or damaged: got 100 bytes, wanted 1032 for its 4 tokens; download or copy"),
+        (llm_c()[:100], "cut short: got 100 bytes, wanted a header of 1024; copy it again"),
     ],
     "train.bin": [(FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number: uint16 tokens; copy it again")],
     "train.npy": [
