@@ -26,6 +26,7 @@ from tests.model.test_naming import TOKENS, network
 from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import load_tokenizer
+from training.config.train_config import load_run
 
 CPU = torch.device("cpu")
 
@@ -138,6 +139,10 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hu
     where = at_hub(hub)
     here, there = (said("smoke", model, "--prompt", "def", environment=where) for model in (copied, "owner/model"))
     assert there.split(":\n", 1)[1] == here.split(":\n", 1)[1]
+    run, tokens = tmp_path / "new", load_run(copied, []).train.data.dataset
+    options = ("--like", "hf:owner/model", "--init-from", "owner/model", "--set", f"dataset={tokens}")
+    complete(run, *options, "--max-steps", "1", environment=where)
+    assert load_run(run, []).model == load_run(copied, []).model
     said(*push, environment=at_hub(hub))  # again, as after a push that failed
     other = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert "You don't have the rights" in one_line(other)
