@@ -82,7 +82,7 @@ class EmulatedSteps:
     kernels: dict[str, int]  # launches by name, most first
     first_peak: int  # bytes allocated, in the first step
     later_peak: int
-    last_peak: int  # of the last step alone
+    peaks: list[int]  # of each step
     reserved_peak: int
     predicted: int  # bytes allocated
     predicted_reserved: int
@@ -180,7 +180,7 @@ def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
         kernels=dict(recording.kernels.most_common()),
         first_peak=costs[0].peak,
         later_peak=max(cost.peak for cost in [*costs[1:], last]),
-        last_peak=last.peak,
+        peaks=[cost.peak for cost in [*costs, last]],
         reserved_peak=torch.cuda.max_memory_reserved(),
         predicted=predicted.allocated,
         predicted_reserved=predicted.reserved,

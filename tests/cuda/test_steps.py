@@ -9,7 +9,7 @@ import pytest
 from model.config import GPT2_SIZES
 from tests.conftest import ROOT
 from tests.cuda.emulated import atomic_kernels, cache_of, compiled_for, disturbed, finished, run
-from tests.cuda.measured import EIGHT_RANKS, SIZES, Layout, case, measure
+from tests.cuda.measured import EIGHT_RANKS, SIZES, STEPS, Layout, case, measure
 from training.planning.throughput import LAYER_BYTES, LOSS_BYTES
 
 KERNEL_BYTES = ROOT / "benchmarks" / "kernel_bytes.py"
@@ -76,8 +76,8 @@ def test_muon_never_waits_shared_among_ranks_or_not(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in EIGHT_RANKS if layout.size == "124M"])
 def test_memory_does_not_grow_over_steps(layout: Layout) -> None:
-    short, long = measure(layout), measure(layout, 40)
-    assert long.last_peak == short.last_peak and long.reserved_peak <= short.reserved_peak
+    short, long = measure(layout), measure(layout, 40)  # two processes may time another attention as the fastest
+    assert len({*long.peaks[STEPS:]}) == 1 and long.reserved_peak <= short.reserved_peak
     assert long.pinned_growth == 0
 
 
