@@ -2,8 +2,8 @@
 
 What a command did with a bad input, in a damaged copy of a folder of good ones:
 
-    clear      refused in one line with a non-zero status, or survived with the result of good input
-    traceback  a Python traceback, a death by a signal, or an error that is no single printable line
+    clear      refused in a line for each problem with a non-zero status, or survived with the result of good input
+    traceback  a Python traceback, a death by a signal, or an error of no printable line, or of one twice
     hang       no end within HANG_SECONDS
     silent     status 0 although the input is bad, or another result than that of good input
     lost       a checkpoint, token file or answer that was there before is nowhere afterwards
@@ -165,13 +165,13 @@ def _is_small(path: Path) -> bool:
 
 
 def _is_clear(script: str, status: int, output: str, errors: str) -> bool:
-    """Tell whether a command ended as promised: no traceback, no control characters, and one line that says why."""
+    """Tell whether a command ended as promised: no traceback, no control characters, and lines that say why."""
     if status < 0 or "Traceback" in output + errors or CONTROL.search(output + errors):
         return False
     if status == 0:
         return True
     reasons = [line for line in errors.splitlines() if line.startswith(f"{script}: ") or ": error: " in line]
-    return len(reasons) == 1
+    return 0 < len(reasons) == len({*reasons})
 
 
 def _run(script: str, *arguments: str) -> None:
