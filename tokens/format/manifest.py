@@ -155,16 +155,23 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     if manifest is None:
         return open_split(directory, split)
     for name in manifest.files:
-        with readable_tokens(directory / name):
-            missing = split_of(name) == split and not (directory / name).is_file()
-        if missing:
-            raise BadInput(f"{directory / name}: missing, but {MANIFEST} lists it; prepare or download it again")
+        if split_of(name) == split:
+            check_listed(directory / name, manifest)
     stream = open_split(directory, split)
     for file in stream.files:
-        if file.path.name not in manifest.files:
-            raise BadInput(f"{file.path}: not listed in {MANIFEST}; {advice(directory / MANIFEST)}")
+        check_listed(file.path, manifest)
         check_size(file, manifest)
     return stream
+
+
+def check_listed(path: Path, manifest: Manifest) -> None:
+    """Raise BadInput unless a file is there, and has a manifest entry."""
+    with readable_tokens(path):
+        missing = not path.is_file()
+    if path.name not in manifest.files:
+        raise BadInput(f"{path}: not listed in {MANIFEST}; {advice(path.with_name(MANIFEST))}")
+    if missing:
+        raise BadInput(f"{path}: missing, but {MANIFEST} lists it; prepare or download it again")
 
 
 def check_size(file: TokenFile, manifest: Manifest) -> None:

@@ -14,13 +14,13 @@ from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
-from tokens.format.header import HEADER_BYTES, read_header, readable_tokens
+from tokens.format.header import HEADER_BYTES, read_header
 from tokens.format.manifest import (
     MANIFEST,
     PLAN,
     SPLITS,
     Manifest,
-    advice,
+    check_listed,
     check_sha256,
     check_size,
     read_contents,
@@ -108,15 +108,11 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
     def problem(name: str) -> str | None:
         path = directory / name
-        if name not in manifest.files:
-            return f"{path}: not listed in {MANIFEST}; {advice(directory / MANIFEST)}"
         try:
             if bucket is not None:
                 check_sha256(f"{bucket.url}/{name}", bucket.sha256(name), manifest.files[name].sha256)
                 return None
-            with readable_tokens(path):
-                if not path.is_file():
-                    return f"{path}: missing, but {MANIFEST} lists it; prepare or download it again"
+            check_listed(path, manifest)
             check_size(file := read_header(path), manifest)
             read_contents([file], manifest)
         except BadInput as error:
