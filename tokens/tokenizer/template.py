@@ -1,0 +1,130 @@
+"""Conversation template: messages as the text that a model continues, as token ids, and the ids that count in the loss.
+
+A template is a Jinja text as Hugging Face's tokenizers have one (`chat_template`), so other programs render the same.
+It is rendered with a placeholder for each content: what a message says is ordinary text and never becomes a turn token.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import attrs
+
+from common.errors import refusing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jinja2 import Template as JinjaTemplate
+
+    from tokens.tokenizer.tokenizer import Tokenizer
+
+ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+PLACE = "\ue000{}\ue001"  # in place of the content of a message, with its number
+TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of TURNS
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str  # one of ROLES
+    content: str
+
+
+@attrs.frozen
+class Template:
+    """A conversation template."""
+
+    text: str  # Jinja
+    turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer must have for it
+
+    def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Return a conversation as token ids, and the weight of each in the loss.
+
+        Weights are 1 for what the assistant says and the special token that ends its turn, and 0 for all else. Raises
+        BadInput where the template refuses the messages.
+        """
+        return self._encode(tokenizer, messages, begins_answer=False)
+
+    def prompt(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation, and of the beginning of an answer to it. Raises BadInput as `encode`."""
+        return self._encode(tokenizer, messages, begins_answer=True)[0]
+
+    def stop_ids(self, tokenizer: "Tokenizer") -> frozenset[int]:
+        """Return the ids that end an answer: of the end of a turn, and of a text."""
+        ids, weights = self.encode(tokenizer, [Message(USER, " "), Message(ASSISTANT, "")])
+        return frozenset(
+            {tokenizer.end_of_text_id, *(token for token, weight in zip(ids, weights, strict=True) if weight)}
+        )
+
+    def _encode(
+        self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool
+    ) -> tuple[list[int], list[int]]:
+        ids, weights = list[int](), list[int]()
+
+        def add(new: "Sequence[int] | np.ndarray", weight: int) -> None:
+            ids.extend(int(token) for token in new)
+            weights.extend([weight] * len(new))
+
+        text, answered = "", False  # not encoded yet; whether an answer comes right before the next part
+        special = "|".join(re.escape(token) for token in sorted(tokenizer.special_tokens, key=len, reverse=True))
+        rendered = self._render(tokenizer, messages, begins_answer)
+        for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered):
+            is_place = part[:1] == PLACE[0] and part[-1:] == PLACE[-1]
+            message = messages[int(part[1:-1])] if is_place else None
+            if message is None and part not in tokenizer.special_tokens:
+                text, answered = text + part, answered and not part
+            elif message is not None and message.role != ASSISTANT:
+                text += message.content  # one text with what stands around it, as other programs encode it
+            else:
+                add(tokenizer.encode(text), 0)
+                own = [tokenizer.special_tokens[part]] if message is None else tokenizer.encode(message.content)
+                add(own, int(answered or message is not None))
+                text, answered = "", message is not None
+        add(tokenizer.encode(text), 0)
+        return ids, weights
+
+    def _render(self, tokenizer: "Tokenizer", messages: Sequence[Message], begins_answer: bool) -> str:
+        from jinja2 import TemplateError
+
+        named = [{"role": each.role, "content": PLACE.format(number)} for number, each in enumerate(messages)]
+        with refusing("the conversation template", kinds=(TemplateError, TypeError, ValueError)):
+            return _compiled(self.text).render(
+                messages=named,
+                add_generation_prompt=begins_answer,
+                eos_token=tokenizer.end_of_text,
+                bos_token=tokenizer.end_of_text,
+            )
+
+
+@functools.lru_cache
+def _compiled(text: str) -> "JinjaTemplate":
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(problem: str) -> None:
+        raise ValueError(problem)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(text)
+
+
+# By the name that prepare_data.py --template takes.
+TEMPLATES = {
+    "turns": Template(
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
+        TURN_TOKENS,
+    ),
+    # Stanford's Alpaca (Taori et al. 2023), as gpjt's comparisons use; a system message replaces its first sentence
+    "alpaca": Template(
+        "{% if messages and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% else %}Below is an "
+        "instruction that describes a task. Write a response that appropriately completes the request.{% endif %}"
+        "{% for message in messages %}"
+        "{% if message['role'] == 'user' %}{{ '\n\n### Instruction:\n' + message['content'] }}"
+        "{% elif message['role'] == 'assistant' %}"
+        "{{ '\n\n### Response:\n' + message['content'] + eos_token }}"
+        "{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '\n\n### Response:\n' }}{% endif %}"
+    ),
+}
