@@ -1,4 +1,8 @@
-"""Safetensors header of a token file: one 1-D tensor `tokens`, uint16 or uint32."""
+"""Safetensors header of a token file: a 1-D tensor `tokens`, uint16 or uint32, and of conversations its `weights`.
+
+`weights` follows `tokens`, one uint8 each: 1 where the token counts as a target, else 0. The metadata then has the
+`context_length` T of the rows into which the conversations are packed: row r is tokens r T to (r + 1) T.
+"""
 
 import json
 import os
@@ -16,6 +20,8 @@ from common.json_files import FILE_BYTES, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 
+WEIGHT = np.dtype("u1")  # of a token
+
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
 
 
@@ -27,10 +33,12 @@ class TokenFile:
     dtype: np.dtype
     offset_bytes: int
     length: int  # tokens
+    weights_offset_bytes: int | None = None  # None where all tokens count alike
+    context_length: int | None = None  # tokens of a row, where there are weights
 
 
 def read_header(path: Path) -> TokenFile:
-    """Return the token file behind a path. Raises BadInput unless it holds exactly one such tensor."""
+    """Return the token file behind a path. Raises BadInput unless it holds exactly such tensors."""
     with regular_file(path) as (file, size):
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -40,35 +48,52 @@ def read_header(path: Path) -> TokenFile:
     with refusing(f"{path}: not a safetensors file: its header"):
         header = parse_json(data)
     names = [name for name in header if name != "__metadata__"]
-    if names != ["tokens"]:
+    if sorted(names) not in (["tokens"], ["tokens", "weights"]):
         got = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-        raise BadInput(f"{path}: got tensors {got or 'none'}, wanted one named 'tokens'")
-    match header["tokens"]:
-        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-            pass
-        case _:
-            raise BadInput(f"{path}: not a safetensors file: its header does not describe its tokens")
+        raise BadInput(f"{path}: got tensors {got or 'none'}, wanted one named 'tokens', at most 'weights' beside it")
+    weighted, start = "weights" in names, 8 + length
+    kind, shape, offsets = _described(path, header["tokens"])
     if kind not in _DTYPES or len(shape) != 1 or not isinstance(shape[0], int):
         raise BadInput(
             f"{path}: got dtype {kind[:QUOTED_CHARACTERS]} and shape {quoted(shape)}, wanted U16 or U32 and one "
             "dimension"
         )
     dtype, count = _DTYPES[kind], shape[0]
-    if begin != 0 or end != count * dtype.itemsize or 8 + length + end != size:
+    end = count * dtype.itemsize
+    data_end = end + count * WEIGHT.itemsize * weighted
+    if weighted and _described(path, header["weights"]) != ("U8", [count], [end, data_end]):
+        raise BadInput(f"{path}: weights: got {quoted(header['weights'])}, wanted U8, one for each token, after them")
+    if offsets != [0, end] or start + data_end != size:
         raise BadInput(
-            f"{path}: cut short or damaged: got {size} bytes, wanted {8 + length + count * dtype.itemsize} "
+            f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end} "
             f"for its {count} tokens; prepare or download it again"
         )
-    return TokenFile(path, dtype, 8 + length, count)
+    if not weighted:
+        return TokenFile(path, dtype, start, count)
+    return TokenFile(path, dtype, start, count, start + end, _row_length(path, header.get("__metadata__")))
 
 
-def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
-    """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them."""
-    names = {value: name for name, value in _DTYPES.items()}
-    tensor = {"dtype": names[dtype], "shape": [length], "data_offsets": [0, length * dtype.itemsize]}
-    header = json.dumps({"tokens": tensor}).encode().ljust(HEADER_BYTES - 8)
+def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:
+    """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them.
+
+    `context_length`: of the rows of a file with weights, which follow all tokens, None of another.
+    """
+    names, end = {value: name for name, value in _DTYPES.items()}, length * dtype.itemsize
+    header: dict[str, Any] = {"tokens": {"dtype": names[dtype], "shape": [length], "data_offsets": [0, end]}}
+    if context_length is not None:
+        header["weights"] = {"dtype": "U8", "shape": [length], "data_offsets": [end, end + length * WEIGHT.itemsize]}
+        header["__metadata__"] = {"context_length": str(context_length)}
+    data = json.dumps(header).encode().ljust(HEADER_BYTES - 8)
     file.seek(0)
-    file.write(struct.pack("<Q", len(header)) + header)
+    file.write(struct.pack("<Q", len(data)) + data)
+
+
+def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_length: int) -> None:
+    """Write a token file with weights: 1-D arrays of one length, ids of the file's type and 0 or 1 for each."""
+    assert tokens.shape == weights.shape, (tokens.shape, weights.shape)
+    with path.open("wb") as file:
+        write_header(file, tokens.dtype, len(tokens), context_length)
+        file.write(tokens.tobytes() + weights.astype(WEIGHT).tobytes())
 
 
 @contextmanager
@@ -94,3 +119,21 @@ def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             raise BadInput(f"{path}: no regular file; move it away")
         with path.open("rb") as file:
             yield file, os.fstat(file.fileno()).st_size
+
+
+def _described(path: Path, tensor: object) -> tuple[str, list[Any], list[int]]:
+    """Return type, shape and place of a tensor in a header. Raises BadInput for another description."""
+    match tensor:
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            return kind, shape, [begin, end]
+        case _:
+            raise BadInput(f"{path}: not a safetensors file: its header does not describe its tokens")
+
+
+def _row_length(path: Path, metadata: object) -> int:
+    """Return the context length in the metadata of a file with weights. Raises BadInput without one."""
+    match metadata:
+        case {"context_length": str(text)} if text.isascii() and text.isdecimal() and int(text[:9]) > 0:
+            return int(text[:9])
+        case _:
+            raise BadInput(f"{path}: has weights, but no context_length in its metadata; prepare it again")

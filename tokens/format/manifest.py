@@ -18,7 +18,7 @@ from common.checks import structured
 from common.errors import BadInput, quoted, refusing
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
-from tokens.format.header import TokenFile, readable_tokens
+from tokens.format.header import WEIGHT, TokenFile, readable_tokens
 from tokens.format.token_file import TokenStream, open_split
 
 SPLITS = ("train", "validation", "test")
@@ -221,15 +221,20 @@ def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str
 
 
 def read_content(file: TokenFile) -> Content:
-    """Read a whole token file; return its content. Raises BadInput when it cannot be read."""
-    digest, largest = hashlib.sha256(), 0
+    """Read a whole token file; return its content. Raises BadInput when it cannot be read, or for a wrong weight."""
+    digest, largest, heaviest, left = hashlib.sha256(), 0, 0, file.length * file.dtype.itemsize  # bytes of tokens
     unreadable = refusing(f"{file.path}: cannot be read", "prepare or download it again", (OSError,))
     with unreadable, file.path.open("rb") as opened:
         digest.update(opened.read(file.offset_bytes))
         while data := opened.read(BLOCK_BYTES):
             digest.update(data)
-            largest = max(largest, int(np.frombuffer(data, file.dtype).max()))
+            ids, weights = data[:left], data[left:]
+            largest = max(largest, int(np.frombuffer(ids, file.dtype).max(initial=0)))
+            heaviest = max(heaviest, int(np.frombuffer(weights, WEIGHT).max(initial=0)))
+            left -= len(ids)
         size = opened.tell()
+    if heaviest > 1:
+        raise BadInput(f"{file.path}: damaged: got a weight of {heaviest}, wanted 0 or 1; prepare it again")
     return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
-from tokens.format.header import TokenFile, read_header, readable_tokens
+from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 
 OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
 SCAN_TOKENS = 1 << 24  # read at a time when ids are checked
@@ -37,6 +37,16 @@ class TokenStream:
         # of the files when the stream was opened, to notice a change; none for files that still grow
         self.versions: dict[Path, Version | None] = {file.path: version_of(file.path) for file in files}
 
+    @property
+    def weighted(self) -> bool:
+        """True if tokens count differently as targets: conversations, in rows of `context_length` tokens."""
+        return any(file.weights_offset_bytes is not None for file in self.files)
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a row, None where there are no weights."""
+        return next((file.context_length for file in self.files), None)
+
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D. Raises BadInput for a file that cannot be read any more."""
         tokens = np.empty(count, self.dtype)
@@ -45,23 +55,36 @@ class TokenStream:
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:
         """Fill a contiguous 1-D array of the stream's dtype with the tokens from `start` on. Raises as `read`."""
-        assert start >= 0 and start + len(tokens) <= self.length, (start, len(tokens), self.length)
-        while len(tokens):
+        self._fill(tokens, start, weights=False)
+
+    def read_weights_into(self, weights: np.ndarray, start: int) -> None:
+        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, 1 where there are none."""
+        if self.weighted:
+            self._fill(weights, start, weights=True)
+        else:
+            weights.fill(1)
+
+    def _fill(self, values: np.ndarray, start: int, *, weights: bool) -> None:
+        """Fill a contiguous 1-D array with tokens, or with their weights. Raises as `read`."""
+        assert start >= 0 and start + len(values) <= self.length, (start, len(values), self.length)
+        size = WEIGHT.itemsize if weights else self.dtype.itemsize
+        while len(values):
             number = bisect.bisect_right(self._starts, start) - 1
             file, offset = self.files[number], start - self._starts[number]
-            part = tokens[: file.length - offset] if len(tokens) > file.length - offset else tokens
-            descriptor, place = self._descriptor(number), file.offset_bytes + offset * self.dtype.itemsize
+            part = values[: file.length - offset] if len(values) > file.length - offset else values
+            first = file.weights_offset_bytes if weights else file.offset_bytes
+            descriptor, place = self._descriptor(number), (first or 0) + offset * size
             try:
                 # Returns bytes; Linux reads at most 2 GiB at once.
                 count = os.preadv(descriptor.number, (part,), place)  # type: ignore[arg-type]  # an array is a buffer
             except OSError as error:
                 raise _unreadable(file.path, error.strerror) from error
-            if count < self.dtype.itemsize:
+            if count < size:
                 raise _unreadable(file.path, "it was cut short")
-            read = count // self.dtype.itemsize
-            if read == len(tokens):  # nearly always
+            read = count // size
+            if read == len(values):  # nearly always
                 return
-            tokens, start = tokens[read:], start + read
+            values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
         """Raise BadInput naming file and offset of the first id in the range that is not below the vocabulary size."""
@@ -167,10 +190,14 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput unless all files hold ids of one type, all with a header, or all without."""
+    """Raise BadInput unless all files hold ids of one type, weights of one context length, and a header, or none."""
     for file in files:
         if file.dtype != files[0].dtype:
             raise BadInput(f"{file.path}: got {file.dtype}, wanted {files[0].dtype} as in {files[0].path.name}")
+        if file.context_length != files[0].context_length:
+            lengths = (f"weights of context_length {each.context_length}" for each in (file, files[0]))
+            got, wanted = (text.replace("weights of context_length None", "no weights") for text in lengths)
+            raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
         if (file.offset_bytes == 0) != (files[0].offset_bytes == 0):
             got, wanted = ("no header", "one") if file.offset_bytes == 0 else ("a header", "none")
             raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")

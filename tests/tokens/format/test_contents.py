@@ -13,7 +13,9 @@ from safetensors.numpy import save_file
 from common.errors import BadInput
 from tests.tokens.documents.reading import flipped
 from tests.tokens.format.token_directory import SHARDS, check, prepared
-from tokens.format.manifest import has_split, open_listed, read_contents, read_manifest
+from tokens.format import manifest
+from tokens.format.header import read_header, write_weighted
+from tokens.format.manifest import has_split, open_listed, read_content, read_contents, read_manifest
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (
@@ -53,6 +55,20 @@ def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id of {SHARDS[0]} is not 256"):
         check(tmp_path)
+
+
+def test_the_largest_id_is_one_of_the_tokens_and_a_weight_is_0_or_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 16)
+    path, weights = tmp_path / "train.safetensors", np.ones(100)
+    write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
+    content = read_content(read_header(path))
+    assert (content.max_id, content.sha256) == (3, hashlib.sha256(path.read_bytes()).hexdigest())
+    weights[77] = 2
+    write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
+    with pytest.raises(BadInput, match=f"{path}: damaged: got a weight of 2, wanted 0 or 1; prepare it again"):
+        read_content(read_header(path))
 
 
 def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -13,7 +14,7 @@ import safetensors.numpy
 from common.errors import BadInput
 from tests.tokens.format.token_directory import check_flips, save, write_llm_c
 from tokens.format import token_file
-from tokens.format.header import HEADER_BYTES, TokenFile, read_header, write_header
+from tokens.format.header import HEADER_BYTES, TokenFile, read_header, write_header, write_weighted
 from tokens.format.token_file import open_split
 
 
@@ -168,6 +169,36 @@ def test_what_is_written_is_read_back_by_us_and_by_safetensors(tmp_path: Path, k
     assert safetensors.numpy.load_file(path)["tokens"].tolist() == values.tolist()
 
 
+def test_weights_are_read_by_position_across_shards_and_by_safetensors(tmp_path: Path) -> None:
+    tokens, weights = np.arange(41, dtype="<u4"), np.arange(41) % 3 == 0
+    for index, (begin, end) in enumerate([(0, 7), (7, 7), (7, 41)]):
+        path = tmp_path / f"train-{index:05d}-of-00003.safetensors"
+        write_weighted(path, tokens[begin:end], weights[begin:end], 10)
+        assert safetensors.numpy.load_file(path)["weights"].tolist() == weights[begin:end].tolist()
+    stream, got = open_split(tmp_path, "train"), np.empty(30, np.uint8)
+    stream.read_weights_into(got, 5)
+    assert (got == weights[5:35]).all() and (stream.read(5, 30) == tokens[5:35]).all()
+    assert (stream.weighted, stream.context_length) == (True, 10)
+    save(tmp_path / "test.safetensors", tokens)
+    plain = open_split(tmp_path, "test")
+    plain.read_weights_into(got, 5)
+    assert got.all() and (plain.weighted, plain.context_length) == (False, None)
+    write_weighted(tmp_path / "train-00001-of-00003.safetensors", tokens[7:7], weights[7:7], 20)
+    with pytest.raises(BadInput, match=r"00001.*: got weights of context_length 20, wanted weights of .* 10 as in"):
+        open_split(tmp_path, "train")
+
+
+def test_one_flipped_bit_in_a_header_of_weights_is_refused_or_changes_but_the_context_length(tmp_path: Path) -> None:
+    write_weighted(path := tmp_path / "train.safetensors", np.arange(100, dtype="<u2"), np.ones(100), 10)
+    check_flips(
+        path, range(8 * path.read_bytes().index(b"  ")), lambda: attrs.evolve(read_header(path), context_length=None)
+    )
+
+
+def of_weights(weights: np.ndarray, metadata: dict[str, str] | None) -> bytes:
+    return safetensors.numpy.save({"tokens": np.arange(100, dtype=np.uint16), "weights": weights}, metadata)
+
+
 def of_other_tensors(values: np.ndarray, name: str = "tokens") -> bytes:
     return safetensors.numpy.save({name: values})
 
@@ -177,6 +208,10 @@ WRONG: list[tuple[bytes, str]] = [
     (of_other_tensors(np.arange(4, dtype=np.int64)), "got dtype I64"),
     (of_other_tensors(np.zeros((2, 2), np.uint16)), r"shape \[2, 2\], wanted U16 or U32 and one dimension"),
     (of_other_tensors(np.arange(4, dtype=np.uint16), "ids"), "got tensors ids, wanted one named 'tokens'"),
+    (of_weights(np.ones(100, np.uint8), None), "has weights, but no context_length"),
+    (of_weights(np.ones(100, np.uint8), {"context_length": "-9"}), "has weights, but no context_length"),
+    (of_weights(np.ones(99, np.uint8), {"context_length": "9"}), "weights: got .*, wanted U8, one for each token"),
+    (of_weights(np.ones(100, np.float32), {"context_length": "9"}), "weights: got .*, wanted U8, one for each token"),
     *((GOOD[:kept], "cut short") for kept in (0, 5, 40, 150)),
     *(
         (len(header).to_bytes(8, "little") + header, "not a safetensors file|got tensors none")
