@@ -1,7 +1,8 @@
 """Text generation: sampling one token at a time with a key-value cache."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -35,31 +36,66 @@ def lay_out_for_generation(model: GPT) -> None:
             weight.data = weight.data.t().contiguous().t()
 
 
+class Prefix:
+    """Tokens of a text with their keys and values, kept between calls of `draw`: a text that begins alike reuses them.
+
+    Any interrupted call leaves it valid. For one text at a time.
+    """
+
+    def __init__(self, model: GPT):
+        self.model = model
+        self.cache = KeyValueCache(model.config, batch_size=1, device=model.token_embedding.weight.device)
+        self.tokens: list[int] = []  # the first `cache.length` have keys and values
+
+    def reuse(self, tokens: list[int]) -> list[int]:
+        """Keep the longest common beginning with `tokens`, but their last one; return the rest, to be computed."""
+        known = zip(self.tokens[: self.cache.length], tokens[:-1], strict=False)
+        self.cache.length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
+        self.tokens = [*tokens]
+        return tokens[self.cache.length :]
+
+
+class Drawn(NamedTuple):
+    """A new token, and the logits that it was drawn from."""
+
+    token: int
+    logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
+
+
 @torch.inference_mode()
-def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
-    """Yield `count` new token ids after `prompt`, or fewer up to a `stop` token, which is left out.
+def draw(
+    prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
+) -> Iterator[Drawn]:
+    """Yield `count` new tokens after `prompt`, or fewer up to a token of `stop`, which is left out.
 
     The network sees the last `context_length` tokens, as in nanoGPT: beyond that, each token computes all of them.
+    With a used prefix, logits equal those of a new one up to rounding, as sums are taken in another order.
     Raises ValueError when the prompt is empty, or the logits are not finite.
     """
     if not prompt:
         raise ValueError("the prompt has no tokens")
-    model.eval()
-    device = model.token_embedding.weight.device
+    model, cache = prefix.model.eval(), prefix.cache
+    device, context = model.token_embedding.weight.device, model.config.context_length
     generator = torch.Generator(device).manual_seed(sampling.seed)
-    cache = KeyValueCache(model.config, batch_size=1, device=device)
-    window = deque(prompt, model.config.context_length)
-    new = [*window]
+    new = prefix.reuse(prompt[-context:])
     for _ in range(count):
-        if cache.length + len(new) > model.config.context_length:
-            cache.length, new = 0, [*window]
-        logits = model(torch.tensor([new], device=device), cache)[:, -1]  # (1, V)
-        token = int(choose(logits.float(), sampling, generator))
-        if token == stop:
+        if len(prefix.tokens) > context:
+            cache.length = 0  # each token has another position now
+            new = prefix.reuse(prefix.tokens[-context:])
+        logits = model(torch.tensor([new], device=device), cache)[:, -1].float()  # (1, V)
+        token = int(choose(logits, sampling, generator))
+        if token in stop:
             return
-        yield token
-        window.append(token)
+        yield Drawn(token, logits[0])
+        prefix.tokens.append(token)
         new = [token]
+
+
+def generate(
+    model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
+) -> Iterator[int]:
+    """Yield the ids that `draw` draws with a new prefix. Raises ValueError as it does."""
+    return (drawn.token for drawn in draw(Prefix(model), prompt, count, sampling, stop))
 
 
 def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:

@@ -72,14 +72,15 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
     ) -> Float[Tensor, "B T C"]:
         queries, keys, values = self.split(self.qkv(x), rotation)
-        causal = True
+        causal, mask = True, None
         if cache is not None:
             causal = cache.length == 0
-            assert causal or x.shape[1] == 1  # without a mask only a single new token attends correctly
             keys, values = cache.extend(self.layer, keys, values)
+            if not causal and x.shape[1] > 1:  # is_causal would have the first new token see the first one alone
+                mask = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device).tril(cache.length)
         keys, values = repeat_heads(keys, self.heads[0]), repeat_heads(values, self.heads[0])
         drop_rate = self.drop_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, dropout_p=drop_rate)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, mask, drop_rate, causal)
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
     def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:

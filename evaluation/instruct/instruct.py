@@ -183,7 +183,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
 
     def answer(record: Record) -> str:
         prompt = trained.tokenizer.encode(prompt_text(record)).tolist()[-max(1, context - longest) :]
-        chosen = trained.generate(prompt, longest, Sampling(temperature=0), trained.tokenizer.end_of_text_id)
+        chosen = trained.generate(prompt, longest, Sampling(temperature=0), [trained.tokenizer.end_of_text_id])
         return trained.decode([*chosen]).strip()
 
     texts = share(ranks, records, answer, "answer")

@@ -61,7 +61,7 @@ def read_prompt(given: str | None) -> str:
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, seed: int, *, typed: bool = False) -> None:
     """Print samples as they are generated, until the reader is gone; `typed`: without the prompt, to a text's end."""
-    ids, end = trained.encode(prompt), trained.tokenizer.end_of_text_id if typed else None
+    ids, end = trained.encode(prompt), [trained.tokenizer.end_of_text_id] if typed else []
     for number in range(seed, seed + command.samples):
         print("-" * 15 + "\n" if number > seed else "", end="")  # as between nanoGPT's
         sampling = Sampling(temperature=command.temperature, top_k=command.top_k, top_p=command.top_p, seed=number)

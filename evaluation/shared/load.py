@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
-from model.generate import Sampling, generate
+from model.generate import Drawn, Prefix, Sampling, draw
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE
 from tokens.tokenizer.character_files import NANOGPT
@@ -86,10 +86,16 @@ class Trained:
         """Return the text of ids; those beyond the tokenizer's vocabulary have none."""
         return self.tokenizer.decode([token for token in ids if token < self.tokenizer.vocabulary_size])
 
-    def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> Iterator[int]:
-        """Yield new ids as model/generate.py does. Raises BadInput for logits that are not finite."""
+    def draw(
+        self, prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
+    ) -> Iterator[Drawn]:
+        """Yield new tokens as model/generate.py does. Raises BadInput for logits that are not finite."""
         with refusing(self.place.path):
-            yield from generate(self.network, prompt, count, sampling, stop)
+            yield from draw(prefix, prompt, count, sampling, stop)
+
+    def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> Iterator[int]:
+        """Yield new ids after any prompt, as `draw`."""
+        return (drawn.token for drawn in self.draw(Prefix(self.network), prompt, count, sampling, stop))
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from model.generate import Sampling, choose, generate, lay_out_for_generation
+from model.generate import Prefix, Sampling, choose, draw, generate, lay_out_for_generation
 from model.gpt import GPT, initialize
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL, network
@@ -36,7 +36,7 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
     chosen = [*generate(model, [3, 1, 4, 1, 5], 43, sampling)]
     assert chosen == wanted
     assert len(set(chosen)) > 3
-    assert [*generate(model, [3, 1, 4, 1, 5], 43, sampling, chosen[7])] == chosen[: chosen.index(chosen[7])]
+    assert [*generate(model, [3, 1, 4, 1, 5], 43, sampling, {chosen[7], 999})] == chosen[: chosen.index(chosen[7])]
 
 
 @pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
@@ -99,3 +99,35 @@ def test_damaged_weights_and_prompts_without_tokens_are_refused() -> None:
     for prompt, problem in (([1], "not finite"), ([], "no tokens")):
         with pytest.raises(ValueError, match=problem):
             next(generate(model, prompt, 3, Sampling()))
+
+
+@pytest.mark.parametrize("config", [SMALL, MODERN["NanoChat"]], ids=["learned", "rope"])
+def test_a_reused_prefix_gives_the_logits_of_a_new_one(config: ModelConfig) -> None:
+    model = noisy(config)
+    prefix, text = Prefix(model), [n * n % 50 for n in range(31)]
+    for tokens in (text[:20], text, text[:9], [*text[:9], *text[3:30]], text[::-1], [7] * 130, [7] * 40, text[:1]):
+        for count in (1, 20):  # beyond the context after 29
+            drawn = [*draw(prefix, tokens, count, Sampling(top_k=25))]
+            wanted = [*draw(Prefix(model), tokens, count, Sampling(top_k=25))]
+            assert [one.token for one in drawn] == [one.token for one in wanted]
+            for one, other in zip(drawn, wanted, strict=True):
+                torch.testing.assert_close(one.logits, other.logits)
+
+
+def test_a_prefix_computes_what_differs_and_survives_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lengths = network(SMALL), list[int]()
+    hook = model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    prefix = Prefix(model)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for prompt, computed in (([1, 2, 3, 4], 4), ([1, 2, 3, 4], 1), ([1, 2, 9, 9, 9], 3), ([1, 2, 9], 1), ([5], 1)):
+        broken = model.blocks[1].register_forward_pre_hook(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(draw(prefix, [*prompt, 8], 1, Sampling()))
+        broken.remove()
+        lengths.clear()
+        next(draw(prefix, prompt, 1, Sampling()))
+        assert lengths == [computed]
+    hook.remove()
