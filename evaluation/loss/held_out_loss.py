@@ -26,7 +26,8 @@ from evaluation.shared.significance import effective_units, mean_and_error, plus
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, read_ranks
+from tokens.tokenizer.ranks import read_ranks
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.parallel.process_group import Ranks
 
 FEW_DOCUMENTS = 10.0  # of one length, below which the standard error is little known

@@ -11,6 +11,7 @@ import attrs
 import torch
 from safetensors.torch import load_file
 
+from common.checks import structured
 from common.errors import BadInput, printable, refusing
 from common.hub_client import download_snapshot
 from common.json_files import read_json
@@ -18,10 +19,11 @@ from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_f
 from model.config import ModelConfig
 from model.generate import Drawn, Prefix, Sampling, draw
 from model.gpt import GPT
-from tokens.format.manifest import RANKS_FILE
+from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.character_files import NANOGPT
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.tokenizer import CHARACTERS, CharacterTokenizer, Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import best_name, read_state, verify
@@ -212,7 +214,7 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
     else:
         loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
     # nanoGPT's models lack an id for the end of text
-    if loaded and loaded.vocabulary_size - isinstance(loaded, CharacterTokenizer) > config.vocab_size:
+    if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         raise BadInput(
             f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
             f"has {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
@@ -225,11 +227,14 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
     record, entry = (place.run or place.path) / RESOLVED, place.record.get("tokenizer")
     if entry is not None:
         assert place.run is not None
-        name = str(place.run / RANKS_FILE if entry.get("ranks_file") else entry.get("name"))
-        name = f"{CHARACTERS}{entry['characters']}" if "characters" in entry else name
-        loaded = load_tokenizer(name, wanted := entry.get("fingerprint"))
-        sizes = {"vocabulary_size": loaded.vocabulary_size, "end_of_text_id": loaded.end_of_text_id}
-        if any(entry.get(key) != size for key, size in sizes.items()) or wanted not in (None, fingerprint(loaded)):
+        with refusing(f"{record}: tokenizer"):
+            recorded = structured(entry, TokenizerRecord, unknown_keys=True)
+        loaded = recorded_tokenizer(recorded, place.run)
+        sizes = loaded.vocabulary_size, loaded.end_of_text_id
+        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.fingerprint not in (
+            None,
+            fingerprint(loaded),
+        ):
             raise BadInput(
                 f"{record}: tokenizer {loaded.name} gives other ids here than the run's tokens have; install the "
                 "version of tiktoken that prepared them, or pass --tokenizer"

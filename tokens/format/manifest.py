@@ -56,6 +56,9 @@ class TokenizerRecord:
     ranks_file: str | None  # byte-pair ranks beside the manifest
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # of a character tokenizer, in the order of their ids
+    pattern: str | None = None  # splitting pattern of byte pairs; None for GPT-2's ranks
+    special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: the end of text alone
+    template: str | None = None  # Jinja text of conversations; None for plain text
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON, without unknown values."""

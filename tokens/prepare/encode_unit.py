@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import BadInput
 from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
-from tokens.format.manifest import SPLITS
+from tokens.format.manifest import SPLITS, TokenizerRecord
 from tokens.prepare.plan import PrepareSettings
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, fingerprint
@@ -28,9 +28,9 @@ BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
 class EncodeJob:
     """Settings that all units share."""
 
-    directory: Path  # of the units' files
+    directory: Path  # of the units' files; its parent holds the ranks
     settings: PrepareSettings
-    tokenizer: str  # name, or path of the ranks
+    tokenizer: TokenizerRecord
     recipe: Path | None  # tokenizer.json for the fast encoder
 
 
@@ -73,7 +73,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
     Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
-    encoder = _encoder(job.tokenizer, job.settings.fingerprint, job.recipe)
+    encoder = _encoder(job.tokenizer, job.directory.parent, job.recipe)
     reader = Reader(task.inputs, job.settings.text_field, job.settings.separator)
     writers = {split: _PartWriter(job, unit_file(job.directory, task.index, split)) for split in SPLITS}
     text_bytes = 0
@@ -150,13 +150,13 @@ class _PartWriter:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(name: str, wanted: str, recipe: Path | None) -> Encoder:
-    for encoder in encoders(name, recipe):
-        if fingerprint(encoder) == wanted:
+def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encoder:
+    for encoder in encoders(record, ranks, recipe):
+        if fingerprint(encoder) == record.fingerprint:
             return encoder
     raise BadInput(
-        f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install the same "
-        "version of tiktoken on all machines"
+        f"{os.uname().nodename}: tokenizer {record.name} gives other tokens than where the plan was made; install the "
+        "same version of tiktoken on all machines"
     )
 
 

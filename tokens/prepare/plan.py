@@ -22,7 +22,8 @@ from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input,
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
-from tokens.tokenizer.tokenizer import CHARACTERS, CharacterTokenizer, token_dtype
+from tokens.tokenizer.loading import CHARACTERS
+from tokens.tokenizer.tokenizer import token_dtype
 
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
@@ -47,6 +48,10 @@ class PrepareSettings:
     shard_tokens: int | None = None  # of each file but the last
     separator: str | None = None  # between the documents of one text
     version: int = 1  # of the rules; a preparation goes on by those that it began with
+    # As the manifest states them; None takes no part in the plan's fingerprint.
+    pattern: str | None = None
+    special_tokens: dict[str, int] | None = None
+    template: str | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -63,13 +68,16 @@ class PrepareSettings:
         """Return the tokenizer's entry in the manifest. `ranks`: the byte-pair ranks that go with the tokens."""
         characters = self.tokenizer.removeprefix(CHARACTERS) if self.tokenizer.startswith(CHARACTERS) else None
         return TokenizerRecord(
-            name=Path(self.tokenizer).name if characters is None else CharacterTokenizer.name,
+            name=Path(self.tokenizer).name if characters is None else "chars",
             characters=characters,
             vocabulary_size=self.vocabulary_size,
             end_of_text_id=self.end_of_text_id,
             fingerprint=self.fingerprint,
             ranks_file=None if ranks is None else RANKS_FILE,
             ranks_sha256=None if ranks is None else sha256(ranks),
+            pattern=self.pattern,
+            special_tokens=self.special_tokens,
+            template=self.template,
         )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
@@ -107,6 +115,9 @@ class UnitPlan:
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
         values = attrs.asdict(self)
+        for name in ("pattern", "special_tokens", "template"):  # which older plans lack
+            if values["settings"][name] is None:
+                del values["settings"][name]
         if self.settings.version == 1:  # which had neither field
             del values["settings"]["separator"], values["settings"]["version"]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()

@@ -23,7 +23,9 @@ from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, 
 from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
 from tokens.tokenizer.character_files import SUFFIXES, read_characters
 from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.tokenizer import CHARACTERS, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, recorded_pattern, recorded_special_tokens
+from tokens.tokenizer.ranks import ranks_text
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
@@ -50,8 +52,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)
-            if tokenizer.ranks_file is not None:
-                replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
+            _write_ranks(tokenizer, directory)
             write_plan(directory, plan)
             if bucket is not None:
                 bucket.begin()
@@ -68,6 +69,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         _warn_of_large_units(plan)
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
         if bucket is not None:
+            _write_ranks(tokenizer, directory)
             bucket.restore(plan)
         manifest = _write(command, plan, tokenizer, bucket)
         _delete_units(directory)
@@ -83,8 +85,15 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
         fingerprint=fingerprint(tokenizer),
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text_id=tokenizer.end_of_text_id,
+        pattern=recorded_pattern(tokenizer),
+        special_tokens=recorded_special_tokens(tokenizer),
         version=version,
     )
+
+
+def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
+    if tokenizer.has_ranks_file:
+        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()), durable=True)
 
 
 def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> PrepareCommand:
@@ -108,7 +117,7 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
     directory = command.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
-    writer = TokenWriter(directory, plan, tokenizer.ranks_file, log, bucket)
+    writer = TokenWriter(directory, plan, directory / RANKS_FILE if tokenizer.has_ranks_file else None, log, bucket)
     try:
         if log.totals.units:
             say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
@@ -139,15 +148,15 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
 
 
 def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
-    units, slow_noted = writer.units, not isinstance(tokenizer, BytePairTokenizer)
+    directory, units, slow_noted = command.directory.absolute(), writer.units, tokenizer.pattern is None
     executor: Executor = Executor()
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
     try:  # while the workers start
-        recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
-        name = plan.settings.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute())
-        job = EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
+        recipe = write_recipe(tokenizer, units / "recipe.json") if tokenizer.pattern is not None else None
+        record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)
+        job = EncodeJob(directory=units, settings=plan.settings, tokenizer=record, recipe=recipe)
         for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True

@@ -16,7 +16,6 @@ from common.files import replace_file, sync
 from tokens.format.header import read_header
 from tokens.format.manifest import (
     MANIFEST,
-    RANKS_FILE,
     SPLITS,
     Content,
     FileEntry,
@@ -193,9 +192,7 @@ class TokenWriter:
         return manifest
 
     def _manifest(self, shards: list[Shard], contents: list[Content], from_tail: list[str]) -> Manifest:
-        totals, plan, ranks = self.totals, self._plan, self._ranks
-        if ranks is not None and self._bucket is None:  # the copy beside the tokens; a bucket gets one at the end
-            ranks = self.directory / RANKS_FILE
+        totals, plan = self.totals, self._plan
         return Manifest(
             files={
                 shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=plan.settings.dtype.name)
@@ -204,7 +201,7 @@ class TokenWriter:
             documents=sum(totals.documents.values()),
             tokens=sum(shard.tokens for shard in shards),
             text_bytes=totals.text_bytes,
-            tokenizer=plan.settings.tokenizer_record(ranks),
+            tokenizer=plan.settings.tokenizer_record(self._ranks),
             sources=[source.record for source in plan.sources],
             split=SplitRecord(kind=plan.settings.split, seed=plan.settings.split_seed, from_tail=from_tail),
             units=totals.units,

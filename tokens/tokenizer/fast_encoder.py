@@ -10,17 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
+from tokens.format.manifest import TokenizerRecord
+from tokens.tokenizer.coders import byte_pair_coder, gpt2_pattern
 from tokens.tokenizer.hugging_face_files import tokenizer_json
-from tokens.tokenizer.tokenizer import (
-    END_OF_TEXT,
-    BytePairTokenizer,
-    Encoder,
-    byte_pair_tokenizer,
-    load_tokenizer,
-    token_dtype,
-)
+from tokens.tokenizer.loading import recorded_tokenizer
+from tokens.tokenizer.tokenizer import Encoder, Tokenizer, token_dtype
 
 if TYPE_CHECKING:
     import fastokens
@@ -35,15 +32,14 @@ FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
 class FastBytePairEncoder:
-    """fastokens, with the ids of a `BytePairTokenizer`.
+    """fastokens, with the ids of a byte-pair tokenizer.
 
     fastokens caches up to 100 MB of words for each thread, until that ends. So it runs in a thread that is replaced
     now and then, and memory does not grow with the text.
     """
 
-    def __init__(self, encoding: "fastokens.Tokenizer"):
-        self.end_of_text_id: int = encoding.token_to_id(END_OF_TEXT)
-        self.vocabulary_size = self.end_of_text_id + 1
+    def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord):
+        self.end_of_text_id, self.vocabulary_size = record.end_of_text_id, record.vocabulary_size
         self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
         self._thread = ThreadPoolExecutor(1)
@@ -65,7 +61,7 @@ class FastBytePairEncoder:
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
-def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
+def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
     """Write a tokenizer.json for workers, which do not load tiktoken; return None if it cannot be used.
 
     It needs fastokens, and ranks that a list of merges gives. fastokens reads .tiktoken files as well, but then splits
@@ -78,15 +74,19 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
     return path.absolute()
 
 
-def encoders(name: str, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that may match a tokenizer, the fastest first, itself last. `recipe`: its tokenizer.json."""
+def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Iterator[Encoder]:
+    """Yield encoders that may match a tokenizer, the fastest first, itself last.
+
+    `ranks`: directory of its ranks; `recipe`: its tokenizer.json.
+    """
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     with suppress(ImportError):  # it is optional
         if recipe is not None:
             import fastokens
 
-            yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)))
-    tokenizer = load_tokenizer(name)
-    if isinstance(tokenizer, BytePairTokenizer):
-        yield byte_pair_tokenizer(tokenizer.name, tokenizer.ranks(), tokenizer.ranks_file, GROUPED_PATTERN)
+            yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)), record)
+    tokenizer = recorded_tokenizer(record, ranks)
+    if tokenizer.pattern == gpt2_pattern():
+        grouped = byte_pair_coder(tokenizer.name, tokenizer.ranks(), GROUPED_PATTERN)
+        yield attrs.evolve(tokenizer, coder=grouped)
     yield tokenizer

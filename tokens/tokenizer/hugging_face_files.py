@@ -12,7 +12,8 @@ from typing import Any
 from common.errors import BadInput, quoted
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
-from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer, is_gpt2
+from tokens.tokenizer.ranks import is_gpt2
+from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -199,7 +200,7 @@ def _from_spelled(vocabulary: dict[str, int], path: Path) -> Tokenizer:
             f"{path}: got {len(ranks)} tokens, wanted the ids 0, 1, 2, ... once each and {END_OF_TEXT} after them; "
             "pass a tokenizer with --tokenizer"
         )
-    return byte_pair_tokenizer(path.parent.name, ranks, ranks_file=None)
+    return byte_pair_tokenizer(path.parent.name, ranks)
 
 
 def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:

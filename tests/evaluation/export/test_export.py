@@ -25,7 +25,7 @@ from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, network
 from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 from training.config.train_config import load_run
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from tests.evaluation.comparison.stored import refused, results, rows_of, said
 from tests.evaluation.hellaswag.written_items import ITEM, write_items
 from tests.hub_server import environment as at_hub
 from tests.hub_server import serve
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 
 CONTEXT = 96
 

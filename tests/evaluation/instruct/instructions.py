@@ -8,7 +8,7 @@ from evaluation.shared.records import Record
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 
 RECORDS = [
     {"instruction": f"Count to {number}.", "output": " ".join(map(str, range(1, number + 1)))}

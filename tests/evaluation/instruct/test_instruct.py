@@ -17,7 +17,7 @@ from tests import launch
 from tests.conftest import ROOT, MakeRun, complete, shared
 from tests.evaluation.comparison.stored import refused, results, said
 from tests.evaluation.instruct.instructions import RECORDS, records
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 
 
 def instruct(*arguments: str | Path, ranks: int = 1) -> str:

@@ -19,7 +19,7 @@ from tests.evaluation.comparison.stored import refused, results, said
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 from training.checkpoints.directory import WEIGHTS
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on

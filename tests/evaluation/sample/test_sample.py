@@ -18,7 +18,7 @@ from evaluation.sample.sample import print_samples, read_prompt, whole_character
 from evaluation.shared.load import Trained, load, locate
 from tests import launch
 from tests.conftest import ROOT
-from tokens.tokenizer.tokenizer import ByteTokenizer
+from tokens.tokenizer.loading import load_tokenizer
 
 
 def start(run: Path, stdin: int, stdout: int, stderr: int) -> "subprocess.Popen[str]":
@@ -32,7 +32,7 @@ def start(run: Path, stdin: int, stdout: int, stderr: int) -> "subprocess.Popen[
 
 @given(st.binary(), st.text())
 def test_the_streamed_text_is_that_of_all_tokens(some: bytes, text: str) -> None:
-    trained = Trained(None, ByteTokenizer(), None)  # type: ignore[arg-type]
+    trained = Trained(None, load_tokenizer("bytes"), None)  # type: ignore[arg-type]
     ids = [*some, 256, *text.encode(), *some, 300]
     assert "".join(whole_characters(trained, ids)) == trained.decode(ids)
     assert [*whole_characters(trained, "aé€😀".encode())] == ["a", "é", "€", "😀", ""]

@@ -19,7 +19,9 @@ from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, t
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.growing_files import LOCK
-from tokens.tokenizer.tokenizer import CHARACTERS, ByteTokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.coders import ByteCoder
+from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
+from tokens.tokenizer.tokenizer import fingerprint
 
 
 def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
@@ -195,15 +197,15 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
         pass
 
     (tmp_path / "b.txt").write_text("boom")
-    encode = ByteTokenizer.encode
+    encode = ByteCoder.encode
     for error in (PanicException("stack overflow\nmore"), ValueError("Regex error")):
 
-        def fail(tokenizer: ByteTokenizer, text: str, error: BaseException = error) -> np.ndarray:
+        def fail(coder: ByteCoder, text: str, error: BaseException = error) -> np.ndarray:
             if text == "boom":
                 raise error
-            return encode(tokenizer, text)
+            return encode(coder, text)
 
-        monkeypatch.setattr(ByteTokenizer, "encode", fail)
+        monkeypatch.setattr(ByteCoder, "encode", fail)
         message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
         with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / "b.txt")

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -11,17 +12,26 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference, strange_texts, tiktokens
+from tokens.format.manifest import RANKS_FILE, TokenizerRecord
 from tokens.prepare.encode_unit import _encoder
 from tokens.tokenizer import fast_encoder as fast_tokenizer
 from tokens.tokenizer.fast_encoder import GROUPED_PATTERN, FastBytePairEncoder, encoders, write_recipe
-from tokens.tokenizer.tokenizer import PROBE, BytePairTokenizer, byte_pair_tokenizer, fingerprint
+from tokens.tokenizer.tokenizer import PROBE, Tokenizer, byte_pair_tokenizer, fingerprint
 
-RANKS = str(shared("gpt2.tiktoken"))
+RECORD = TokenizerRecord(
+    name="gpt2.tiktoken",
+    vocabulary_size=50257,
+    end_of_text_id=50256,
+    fingerprint=fingerprint(tiktokens()),
+    ranks_file=RANKS_FILE,
+)
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    written = write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
+    folder = tmp_path_factory.mktemp("recipe")
+    shutil.copy(shared("gpt2.tiktoken"), folder / RANKS_FILE)
+    written = write_recipe(tiktokens(), folder / "recipe.json")
     assert written is not None
     return written
 
@@ -32,8 +42,8 @@ def test_every_way_gives_tiktokens_ids(recipe: Path) -> None:
     texts = [*PROBE, *strange_texts(20_000), *(shared(name).read_text() for name in names)]
     parts = [reference().encode_ordinary(text) for text in texts]
     wanted, lengths = np.concatenate([np.array(part, np.uint16) for part in parts]), [len(part) for part in parts]
-    ways = list(encoders(RANKS, recipe))
-    assert [type(way) for way in ways] == [FastBytePairEncoder, BytePairTokenizer, BytePairTokenizer]
+    ways = list(encoders(RECORD, recipe.parent, recipe))
+    assert [type(way) for way in ways] == [FastBytePairEncoder, Tokenizer, Tokenizer]
     for way in ways:
         ids, counts = way.encode_batch(texts)
         assert ids.dtype == wanted.dtype
@@ -44,7 +54,7 @@ def test_every_way_gives_tiktokens_ids(recipe: Path) -> None:
 def memory_growth(recipe: Path, forget_tokens: int) -> int:
     """Return by how many KiB this process's peak grows over four million tokens of words that are all new."""
     fast_tokenizer.FORGET_TOKENS = forget_tokens
-    encoder = next(encoders(RANKS, recipe))
+    encoder = next(encoders(RECORD, recipe.parent, recipe))
     draw = np.random.default_rng(0)
     peaks = []
     for _ in range(16):
@@ -68,7 +78,7 @@ def test_words_that_were_met_are_forgotten(recipe: Path) -> None:
 
 def test_without_fastokens_tiktoken_does_it(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert [type(way) for way in encoders(RANKS, recipe)] == [BytePairTokenizer, BytePairTokenizer]
+    assert [type(way) for way in encoders(RECORD, recipe.parent, recipe)] == [Tokenizer, Tokenizer]
 
 
 def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Path, tmp_path: Path) -> None:
@@ -78,18 +88,18 @@ def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Path, tmp_path: 
     other = tmp_path / "other.json"
     other.write_text(json.dumps(values))
     wanted = fingerprint(tiktokens())
-    assert fingerprint(next(encoders(RANKS, other))) != wanted
+    assert fingerprint(next(encoders(RECORD, recipe.parent, other))) != wanted
     _encoder.cache_clear()
-    encoder = _encoder(RANKS, wanted, other)
+    encoder = _encoder(RECORD, recipe.parent, other)
     _encoder.cache_clear()
-    assert isinstance(encoder, BytePairTokenizer)
+    assert isinstance(encoder, Tokenizer)
     assert fingerprint(encoder) == wanted
 
 
 def test_ranks_that_no_merges_give_are_left_to_tiktoken(tmp_path: Path) -> None:
     tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    tokenizer = byte_pair_tokenizer("", ranks, None)
+    tokenizer = byte_pair_tokenizer("", ranks)
     assert write_recipe(tokenizer, tmp_path / "recipe.json") is None
-    for each in (tokenizer, byte_pair_tokenizer("", ranks, None, GROUPED_PATTERN)):
+    for each in (tokenizer, byte_pair_tokenizer("", ranks, GROUPED_PATTERN)):
         assert each.encode("abc abcd").tolist() == [256, *b" abcd"]

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files, write_tokenizer_files
-from tokens.tokenizer.tokenizer import load_tokenizer
+from tokens.tokenizer.loading import load_tokenizer
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])

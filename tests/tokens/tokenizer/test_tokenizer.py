@@ -11,7 +11,10 @@ import tiktoken
 
 from common.errors import BadInput
 from tests.conftest import shared
-from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, load_tokenizer, read_ranks, token_dtype
+from tokens.format.manifest import RANKS_FILE, TokenizerRecord
+from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.ranks import ranks_text, read_ranks
+from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, token_dtype
 
 
 def test_the_text_of_a_special_token_is_ordinary_text() -> None:
@@ -43,10 +46,10 @@ def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
     with pytest.raises(BadInput, match=r"gpt2\.tiktoken: got 50,256 ranks of an unknown tokenizer, wanted GPT-2's"):
         load_tokenizer(str(path))
     path.write_bytes(b"\n".join(lines[:300]))
-    recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path), None))
+    recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
     with pytest.raises(BadInput, match="unknown tokenizer"):
-        load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), None, r"\p{N}|\s+|\S+")))
+        load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), r"\p{N}|\s+|\S+")))
 
 
 NO_BYTE = "\n".join([*(f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(255)), "YWI= 255"])
@@ -68,3 +71,29 @@ def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[
         load_tokenizer(str(tmp_path / "x.tiktoken"))
     with pytest.raises(BadInput, match="tokenizer 'bert' is unknown; wanted gpt2, bytes or a"):
         load_tokenizer("bert")
+
+
+@pytest.mark.parametrize("name", ["bytes", "chars:ab<|>end", str(shared("gpt2.tiktoken"))])
+def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name: str, tmp_path: Path) -> None:
+    plain = load_tokenizer(name)
+    more = plain.with_special_tokens(["<|end|>", "<|endoftext|>", "<|end|>"])
+    size = plain.vocabulary_size
+    assert more.special_tokens == {"<|endoftext|>": plain.end_of_text_id, "<|end|>": size}
+    assert (more.vocabulary_size, more.end_of_text_id) == (size + 1, plain.end_of_text_id)
+    assert more.decode([*more.encode("a<|end|>"), size, size + 1, plain.end_of_text_id]) == (
+        "a<|end|><|end|>\ufffd<|endoftext|>"
+    )
+    assert size not in more.encode_batch(["a<|end|>", "<|end|>"])[0]
+    assert fingerprint(more) == fingerprint(plain)
+    record = TokenizerRecord(
+        name=plain.name if len(plain.name) < 9 else "x.tiktoken",
+        vocabulary_size=size + 1,
+        end_of_text_id=plain.end_of_text_id,
+        ranks_file=RANKS_FILE if more.has_ranks_file else None,
+        characters=more.characters,
+        special_tokens=more.special_tokens,
+    )
+    (tmp_path / RANKS_FILE).write_bytes(ranks_text(more.ranks()))
+    again = recorded_tokenizer(record, tmp_path)
+    assert again.special_tokens == more.special_tokens and again.ranks() == more.ranks()
+    assert again.pattern == more.pattern and again.end_of_text == "<|endoftext|>"
