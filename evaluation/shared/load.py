@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from common.checks import structured
 from common.errors import BadInput, printable, refusing
 from common.hub_client import download_snapshot
 from common.json_files import read_json
+from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
 from model.generate import Drawn, Prefix, Sampling, draw
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.character_files import NANOGPT
-from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
+from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
@@ -31,7 +34,17 @@ from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257
-HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", VOCABULARY, SPECIAL, ADDED]
+HUB_FILES = [
+    *CONFIG_FILES,
+    "*.safetensors",
+    INDEX,
+    "tokenizer*.json",
+    VOCABULARY,
+    SPECIAL,
+    ADDED,
+    CHAT_TEMPLATE,
+    GENERATION,
+]
 
 
 @attrs.frozen
@@ -68,6 +81,8 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     place: ModelLocation
+    template: Template | None = None  # of conversations; None: it continues plain text
+    end_ids: frozenset[int] = frozenset()  # others that end an answer
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -78,6 +93,13 @@ class Trained:
                 "pass it with --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end an answer: of a turn, of a text. Raises BadInput."""
+        if self.template is None:
+            return self.end_ids | {self.tokenizer.end_of_text_id}
+        return self.end_ids | self.template.stop_ids(self.tokenizer)
 
     def encode(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty one is the end-of-text id, or 0 where the network has none."""
@@ -143,7 +165,15 @@ def home_of(reference: str) -> Path:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    return Trained(network.to(device).eval(), tokenizer_of(place, tokenizer, network.config), place)
+    entry = place.record.get("tokenizer")
+    recorded = entry.get("template") if isinstance(entry, dict) else None
+    return Trained(
+        network.to(device).eval(),
+        tokenizer_of(place, tokenizer, network.config),
+        place,
+        read_template(place.path) if recorded is None else Template(recorded),
+        end_ids(place.path),
+    )
 
 
 def load_network(place: ModelLocation) -> GPT:

@@ -17,6 +17,7 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokeniz
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 # GPT-2's pre-tokenization pattern is part of ByteLevel.
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 # Known keys of tokenizer.json, each with the values that give GPT-2's ids; with (), any does.

@@ -5,8 +5,10 @@ It is rendered with a placeholder for each content: what a message says is ordin
 """
 
 import functools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -37,6 +39,9 @@ class Template:
 
     text: str  # Jinja
     turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer must have for it
+    variables: Mapping[str, str] = attrs.field(
+        factory=dict, hash=False
+    )  # such as eos_token; the end of text by default
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Return a conversation as token ids, and the weight of each in the loss.
@@ -85,16 +90,11 @@ class Template:
         return ids, weights
 
     def _render(self, tokenizer: "Tokenizer", messages: Sequence[Message], begins_answer: bool) -> str:
-        from jinja2 import TemplateError
-
         named = [{"role": each.role, "content": PLACE.format(number)} for number, each in enumerate(messages)]
-        with refusing("the conversation template", kinds=(TemplateError, TypeError, ValueError)):
-            return _compiled(self.text).render(
-                messages=named,
-                add_generation_prompt=begins_answer,
-                eos_token=tokenizer.end_of_text,
-                bos_token=tokenizer.end_of_text,
-            )
+        ends = dict.fromkeys(("bos_token", "eos_token"), tokenizer.end_of_text)
+        values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
+        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
+            return _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
 
 
 @functools.lru_cache
@@ -104,9 +104,14 @@ def _compiled(text: str) -> "JinjaTemplate":
     def refuse(problem: str) -> None:
         raise ValueError(problem)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
-    environment.globals["raise_exception"] = refuse
-    return environment.from_string(text)
+    # As transformers has it
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text
+    return environment.from_string(answers.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text))
 
 
 # By the name that prepare_data.py --template takes.

@@ -1,0 +1,81 @@
+"""Chat templates of Hugging Face directories render as transformers renders them; those that are none are one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from common.errors import BadInput
+from evaluation.shared.chat_template import end_ids, read_template
+from tokens.tokenizer.loading import load_tokenizer
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
+
+CHAT_ML = """{%- if not tools is none %}{{ raise_exception('tools') }}{%- endif %}
+{{- bos_token }}{% for message in messages %}
+    {%- if loop.index0 > 9 %}{% break %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'system' %}{{ strftime_now('%Y') | tojson }}<é> {% endif %}
+    {%- if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|im_end|>{%- endgeneration -%}
+    {%- else %}{{ message.content + eos_token }}{% endif %}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MESSAGES = [
+    Message(SYSTEM, "Be brief."),
+    Message(USER, "¿Qué?\n <|im_end|>"),
+    Message(ASSISTANT, "Nada."),
+    Message(USER, ""),
+]
+
+
+def write(folder: Path, settings: dict[str, Any], template: str | None = None) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+
+
+@pytest.mark.parametrize("where", ["file", "settings", "named"])
+def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHAT_ML}]
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "<|im_end|>", "pad_token": None}
+    inside = {"file": "another", "settings": CHAT_ML, "named": named}[where]
+    write(tmp_path, {**settings, "chat_template": inside}, CHAT_ML if where == "file" else None)
+    template = read_template(tmp_path)
+    assert template is not None
+    tokenizer = load_tokenizer("bytes").with_special_tokens(["<s>", "<|im_start|>", "<|im_end|>"])
+    prompt = template.prompt(tokenizer, MESSAGES)
+    conversation = [message._asdict() for message in MESSAGES]
+    wanted, _ = render_jinja_template(
+        [conversation], chat_template=CHAT_ML, add_generation_prompt=True, bos_token="<s>", eos_token="<|im_end|>"
+    )
+    assert tokenizer.decode(prompt) == wanted[0]
+    end = tokenizer.special_tokens["<|im_end|>"]
+    assert prompt.count(end) == 4  # and not the one that the user typed
+    assert template.stop_ids(tokenizer) == {end, tokenizer.end_of_text_id}
+
+
+def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+    assert read_template(tmp_path) is None
+    for settings, problem in (
+        ({"chat_template": 5}, "wanted a Jinja text"),
+        ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
+    ):
+        write(tmp_path, settings)
+        with pytest.raises(BadInput, match=problem):
+            read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
+    write(tmp_path, {"chat_template": "{% if %}"})
+    with pytest.raises(BadInput, match="conversation template: Expected an expression"):
+        read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
+
+
+def test_ids_that_end_an_answer_are_one_or_several(tmp_path: Path) -> None:
+    assert end_ids(tmp_path) == frozenset()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    assert end_ids(tmp_path) == {7}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert end_ids(tmp_path) == {7, 9}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(BadInput, match=r"generation_config\.json: eos_token_id: got 'x'"):
+        end_ids(tmp_path)
