@@ -50,13 +50,14 @@ class NextTokenLoss(nn.Module):
     ) -> Float[Tensor, "*B"]:
         """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training.
 
-        `token_weights`: factor of each target's loss in the scalar mean.
+        `token_weights`: factor of each target's loss in the mean.
         """
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         weight, options = self.network.output_weight(), self.network.head_options
         if by_sequence:
-            parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
-            return torch.cat([self._sequence_losses(part, weight, wanted, options) for part, wanted in parts])
+            rows = [None] * targets.shape[0] if token_weights is None else token_weights.chunk(self._chunks)
+            parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), rows, strict=False)
+            return torch.cat([self._sequence_losses(part, weight, wanted, options, own) for part, wanted, own in parts])
         factors = None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self._chunks == 1:
@@ -85,8 +86,12 @@ def head_loss(
 
 
 def sequence_losses(
-    hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], options: HeadOptions
+    hidden: Float[Tensor, "B T C"],
+    weight: Float[Tensor, "R C"],
+    targets: Int[Tensor, "B T"],
+    options: HeadOptions,
+    factors: Float[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B"]:
-    """Return the mean loss of each sequence."""
-    losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "none")
-    return losses.view(targets.shape).mean(dim=1)
+    """Return the mean loss of each sequence, that of each target times its factor."""
+    losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "none").view(targets.shape)
+    return (losses if factors is None else losses * factors).mean(dim=1)

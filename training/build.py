@@ -74,6 +74,7 @@ def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Interval
         log=train.log_interval,
         checkpoint=train.checkpoints.checkpoint_interval,
         validation=train.validation.validation_interval,
+        patience=train.validation.patience,
         state_hash=options.hash_every,
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
     )
@@ -166,7 +167,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         metrics=None if bar is None else open_log(run.directory, bar.say),
         chart=None if bar is None else BackgroundChart(run.directory),
     )
-    start, sequences = run.train.validation.start_val_token, plan.validation_sequences
+    windows = run.train.validation.start_val_token, plan.validation_sequences, run.model.context_length
     streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
     writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
     saving = Saving(writer, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
@@ -185,7 +186,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         settings=settings,
         intervals=intervals,
         feed=make_feed(job, state, intervals.last_step),
-        validations={dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()},
+        validations={dataset: Validation(stream, *windows) for dataset, stream in streams.items()},
         saving=saving,
         reporter=reporter,
         heartbeat=job.heartbeat,

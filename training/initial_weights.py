@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import BadInput
-from model.axes import unpadded
+from model.axes import axes_of, unpadded
 from model.config import ModelConfig
 from model.gpt import GPT, initial_weights
 from training.checkpoints.run_record import WeightsOrigin
@@ -43,23 +44,42 @@ def start_random(state: TrainState, seed: int) -> None:
 def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
     """Set the weights of a state at step 0. Call it on every rank. Raises BadInput, as `check_network` does, too."""
     given: dict[str, Tensor] = {}  # on rank 0, so that no other holds a whole network
+    wanted = state.parallel.network.config
 
-    def load() -> str:
+    def load() -> WeightsOrigin:
         network = initial.load()
-        check_network(initial, network.config, state.parallel.network.config, model_file)
-        given.update((name, parameter.detach()) for name, parameter in network.named_parameters())
-        return weights_sha256(network)
+        check_network(initial, network.config, wanted, model_file)
+        for name, parameter in network.named_parameters():
+            given[name] = with_new_rows(name, parameter.detach(), network.config, wanted)
+        grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
+        return WeightsOrigin(source=initial.source, sha256=weights_sha256(network), vocab_size=grown_from)
 
-    sha256 = from_coordinator(ranks, load, group=ranks.download)
+    origin = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.named_parameters().items():
         whole = torch.empty(parameter.shape, device=ranks.device)
         if ranks.coordinates:
             whole.copy_(given.pop(name))
         dist.broadcast(whole, src=0)
         keep_rows(parameter, whole)
-    origin = WeightsOrigin(source=initial.source, sha256=sha256)
-    print_lines(ranks, [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."])
+    lines = [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."]
+    if origin.vocab_size is not None:
+        lines.append(
+            f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: each new row is the mean of the old ones"
+        )
+    print_lines(ranks, lines)
     return origin
+
+
+def with_new_rows(name: str, values: Tensor, given: ModelConfig, wanted: ModelConfig) -> Tensor:
+    """Return a parameter on the CPU with rows for a larger vocabulary, each the mean of the old ones, rounded once."""
+    if given.vocab_size == wanted.vocab_size or axes_of(name, given).row_names != ["vocab"]:
+        return values
+    old = unpadded(name, values, given)
+    rows = values.new_zeros(wanted.padded_vocab_size, *values.shape[1:])
+    rows[: len(old)] = old
+    # numpy adds in one order, whatever the number of threads
+    rows[len(old) : wanted.vocab_size] = torch.from_numpy(old.numpy().mean(axis=0, dtype=np.float64))
+    return rows
 
 
 @torch.no_grad()
@@ -78,11 +98,11 @@ def weights_sha256(network: GPT) -> str:
 
 
 def check_network(initial: InitialWeights, given: ModelConfig, wanted: ModelConfig, model_file: Path) -> None:
-    """Raise BadInput where the other model's network is another than that of `model_file`."""
+    """Raise BadInput where the other model's network is another than that of `model_file`, but for new ids."""
     described = _described(given)
     for key, ours in _described(wanted).items():
         theirs = described[key]
-        if theirs != ours:
+        if theirs != ours and not (key == "vocab_size" and ours > theirs):
             raise BadInput(
                 f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {initial.source} has "
                 f"{json.dumps(theirs)}; set it to that"

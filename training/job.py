@@ -121,7 +121,8 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
         job.uploader.catch_up(checkpoints_of(directory) / name_of(position.step))
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
     if _is_done(job, position):
-        print_lines(job.ranks, [nothing_to_do(directory, job.plan.steps, position)])
+        settled = job.intervals.out_of_patience(position)
+        print_lines(job.ranks, [nothing_to_do(directory, job.plan.steps, position, settled=settled)])
         if job.uploader is not None:
             job.uploader.finish(None)
             problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
@@ -152,7 +153,8 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
             reporter.record(loop.state.position.step, **so_far)  # for the report, and lest a kill now loses it
         drawn = reporter.finish()
         with advisory("summary"):
-            stopped_by = None if finished else loop.stop_request.cause
+            settled = loop.intervals.out_of_patience(loop.state.position)
+            stopped_by = ("patience" if settled else None) if finished else loop.stop_request.cause
             summary = summarize(job.run.directory, reporter, loop.state.position, stopped_by, drawn)
     finally:
         with advisory("time ledger"):
@@ -206,9 +208,10 @@ def _make_settings(job: OpenJob, numerics: Numerics, record: RunRecord) -> StepS
 
 def _is_done(job: OpenJob, position: Position) -> bool:
     """Tell whether neither a step nor the last validation is left, which a stop may have cut short."""
-    intervals = job.intervals
-    unvalidated = position.validation_loss is None and intervals.validation_due(intervals.last_step)
-    return position.step > intervals.last_step or (position.step == intervals.last_step and not unvalidated)
+    intervals, step = job.intervals, position.step
+    if position.validation_loss is None and step <= intervals.last_step and intervals.validation_due(step):
+        return False
+    return step >= intervals.last_step or intervals.out_of_patience(position)
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:

@@ -38,6 +38,8 @@ class Loop:
         self._catch_up()
         first_step, clock = self.state.position.step, self.state.parallel.clock
         for step in range(first_step, self.intervals.last_step):
+            if self.intervals.out_of_patience(self.state.position):
+                break
             if self.stop_request.agreed() or not self._wait_for_tokens(step):
                 self._stop_early()
                 return False
@@ -48,7 +50,13 @@ class Loop:
             self._do_what_is_due(step + 1, result)
             collect_garbage(step + 1 - first_step)
         self.saving.settle(required=True)
-        self._report_end("end" if self.state.position.step == self.reporter.plan.steps else "pause")
+        settled = self.intervals.out_of_patience(self.state.position)
+        if settled:
+            self.reporter.say(
+                f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
+            )
+        ended = settled or self.state.position.step == self.reporter.plan.steps
+        self._report_end("end" if ended else "pause")
         return True
 
     def _wait_for_tokens(self, step: int) -> bool:

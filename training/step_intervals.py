@@ -13,7 +13,7 @@ from common.errors import advisory
 from training.config.batch_plan import count_due
 from training.parallel.process_group import Ranks
 from training.saving import Saving
-from training.state import TrainState
+from training.state import Position, TrainState
 from training.telemetry.budget import Budget
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
@@ -25,6 +25,7 @@ class Intervals:
     log: int
     checkpoint: int
     validation: int | None  # None: no validation
+    patience: int | None  # checkpoints without a new best validation loss; None: any number
     state_hash: int | None
     last_step: int  # where this job ends: the run's last step, or --max-steps
 
@@ -39,6 +40,13 @@ class Intervals:
     def validation_due(self, step: int) -> bool:
         """Tell whether to validate: at intervals, before a run's first step, with each checkpoint."""
         return self.validation is not None and (step % self.validation == 0 or self.checkpoint_due(step))
+
+    def out_of_patience(self, position: Position) -> bool:
+        """Tell whether a validated position ends the run early: as many checkpoints since the best one."""
+        step, best = position.step, position.best_step
+        if self.patience is None or best is None:
+            return False
+        return step // self.checkpoint - best // self.checkpoint >= self.patience
 
     def hash_due(self, step: int) -> bool:
         return self.state_hash is not None and step % self.state_hash == 0

@@ -78,6 +78,8 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         source = Path(origin.source)
         name = source.resolve().name if source.exists() else origin.source
         initial = f"`{name}`, sha256 of their values `{origin.sha256}`"
+        if origin.vocab_size is not None:
+            initial += f", with rows for {config.model['vocab_size'] - origin.vocab_size:,} new ids"
     yield "initial weights", initial
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from common.errors import BadInput
 from common.json_files import open_regular
 from experiments.shared.experiment_files import counted
 from training.checkpoints.directory import checkpoints_of, step_of, steps_in
@@ -102,6 +103,8 @@ class Target:
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
         """Return the target of a run, None: its end. Raises BadInput where it could not be trained."""
         run = load_run(directory, ())
+        if run.train.validation.patience is not None:
+            raise BadInput(f"{run.train.file}: patience: wanted null: runs of an experiment are compared at one step")
         plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train, None))
         step = plan.steps if until_step is None else min(until_step, plan.steps)
         return cls(directory, plan.steps, step, plan.validation_sequences > 0)

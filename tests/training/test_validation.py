@@ -27,7 +27,7 @@ def parts(make_run: MakeRun, alone: Ranks) -> tuple[Any, Any, Ranks]:
 
 def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
-    validation = Validation(open_split(token_files, "validation"), 7, 10)
+    validation = Validation(open_split(token_files, "validation"), 7, 10, 32)
     found = set()
     for size in (1, 3, 4, 10, 16):
         layout = attrs.evolve(settings.layout, microbatch_size=size)
@@ -35,13 +35,13 @@ def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: A
         assert state.parallel.model.training
     [loss] = found
     assert loss == pytest.approx(math.log(257), rel=0.05)  # nothing is learned yet
-    other = Validation(open_split(token_files, "validation"), 8, 10).measure(state, settings, ranks, never)
+    other = Validation(open_split(token_files, "validation"), 8, 10, 32).measure(state, settings, ranks, never)
     assert other != loss
 
 
 def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
-    validation = Validation(open_split(token_files, "validation"), 0, 10)
+    validation = Validation(open_split(token_files, "validation"), 0, 10, 32)
     assert validation.measure(state, settings, ranks, lambda: True) is None
     assert state.parallel.model.training
 
@@ -60,5 +60,5 @@ def test_token_ids_are_copied_to_a_gpu_from_pinned_memory(
     monkeypatch.setattr(torch.Tensor, "to", note)
     monkeypatch.setattr("training.validation.autocast", lambda *_: nullcontext())
     gpu = attrs.evolve(ranks, device=torch.device("cuda", 0))
-    assert Validation(open_split(token_files, "validation"), 0, 1).measure(state, settings, gpu, never) is not None
+    assert Validation(open_split(token_files, "validation"), 0, 1, 32).measure(state, settings, gpu, never) is not None
     assert copied[:4] == [({},)] * 2 + [(gpu.device, {"non_blocking": True})] * 2

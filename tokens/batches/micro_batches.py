@@ -14,7 +14,14 @@ from torch import Tensor
 
 from common.errors import BadInput
 from tokens.batches.mixture import Mixture
-from tokens.batches.sampling import Layout, WindowOrder, rank_samples, read_windows, window_count
+from tokens.batches.sampling import (
+    Layout,
+    WindowOrder,
+    rank_samples,
+    read_target_weights,
+    read_windows,
+    window_count,
+)
 from tokens.format.token_file import TokenStream
 
 if TYPE_CHECKING:
@@ -34,9 +41,11 @@ class MicroBatch:
     mean_weight: float = 1.0  # of all targets of the global batch, known before its first backward pass
 
     @classmethod
-    def of_windows(cls, rows: np.ndarray) -> "MicroBatch":
-        """Return the inputs and targets of windows (B, T + 1)."""
-        return cls(torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64)))
+    def of_windows(cls, rows: np.ndarray, weights: np.ndarray | None = None, mean_weight: float = 1.0) -> "MicroBatch":
+        """Return the inputs and targets of windows (B, T + 1). `weights`: of the targets, (B, T)."""
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
+        factors = None if weights is None else torch.from_numpy(weights.astype(np.float32))
+        return cls(inputs, targets, factors, mean_weight)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """Return the micro-batch with its tensors in other memory."""
@@ -93,6 +102,7 @@ class Reading:
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
+    weighted: bool = False  # targets count as their stream has it, not all alike
 
     @property
     def growing(self) -> "list[GrowingTokens]":
@@ -114,15 +124,31 @@ def micro_batches(
         if reading.growing and wait_for is not None and not wait_for(first):
             return
         windows = locate(reading, rank_samples(layout, first, min(ahead, steps.stop - first), rank).ravel())
+        mean_weight = 1.0
         for index in range(len(windows) // size):
+            step = first + index // layout.accumulation
+            if reading.weighted and index % layout.accumulation == 0:
+                mean_weight = mean_target_weight(reading, step)
             parts = windows[index * size : (index + 1) * size]
             rows = read_windows(parts, layout.context_length)
             if rows.max() >= reading.vocabulary_size:
                 row, column = np.argwhere(rows >= reading.vocabulary_size)[0].tolist()
                 stream, token = parts[row]
                 problem = stream.bad_id(token + column, rows[row, column], reading.vocabulary_size)
-                raise BadInput(f"step {first + index // layout.accumulation + 1}: {problem}", alone=True)
-            yield MicroBatch.of_windows(rows)
+                raise BadInput(f"step {step + 1}: {problem}", alone=True)
+            weights = read_target_weights(parts, layout.context_length) if reading.weighted else None
+            yield MicroBatch.of_windows(rows, weights, mean_weight)
+
+
+def mean_target_weight(reading: Reading, step: int) -> float:
+    """Return the mean weight of all targets of a step's global batch, all ranks; 1.0 where none counts.
+
+    Every rank reads them for itself: a byte a token, and no collective.
+    """
+    batch = reading.layout.global_batch_size
+    windows = locate(reading, np.arange(step * batch, (step + 1) * batch))
+    weights = read_target_weights(windows, reading.layout.context_length)
+    return int(weights.sum(dtype=np.int64)) / weights.size or 1.0
 
 
 def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:

@@ -13,6 +13,7 @@ import functools
 import attrs
 import numpy as np
 
+from tokens.format.header import WEIGHT
 from tokens.format.token_file import TokenStream
 
 FEISTEL_ROUNDS = 6
@@ -111,6 +112,14 @@ def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> n
             stream.read_into(row, first)
         else:
             row[:] = stream.read(first, context_length + 1)
+    return rows
+
+
+def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
+    """Return the weight of each target of windows, uint8 (B, T): of the tokens after the first."""
+    rows = np.empty((len(parts), context_length), WEIGHT)
+    for row, (stream, first) in zip(rows, parts, strict=True):
+        stream.read_weights_into(row, first + 1)
     return rows
 
 

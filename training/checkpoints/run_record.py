@@ -45,6 +45,7 @@ class WeightsOrigin:
 
     source: str  # as on the command line
     sha256: str  # training/initial_weights.py
+    vocab_size: int | None = None  # of that model, where the run has added rows for new ids
 
 
 @attrs.frozen(kw_only=True)

@@ -68,6 +68,8 @@ class DataOptions:
     max_epochs: int = define(integer(1), 1, plumbing=True)  # a limit: the number of steps tells what is read
     era_tokens: int | None = define(optional(integer(1)), None)  # range of a shuffle; null: the whole stream
     shuffle: bool = define(boolean(), False)  # windows in a seeded order
+    # "answers": of conversations only the tokens with a weight count; those of other datasets count all
+    objective: str = define(one_of("text", "answers"), "text")
 
     @property
     def parts(self) -> tuple[DatasetPart, ...]:
@@ -156,6 +158,8 @@ class ValidationOptions:
     validation_interval: int | None = define(optional(integer(1)), 500, plumbing=True)  # steps; null: none
     validation_sequences: int = define(integer(1, 1 << 30), 1024, plumbing=True)
     start_val_token: int = define(integer(0), 0, plumbing=True)  # in the validation stream
+    # checkpoints without a new best validation loss after which the run ends; null: it trains all its steps
+    patience: int | None = define(optional(integer(1)), None)
 
 
 @attrs.frozen(kw_only=True)

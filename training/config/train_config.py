@@ -267,6 +267,8 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
             "min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources end at "
             "different times; set min_train_tokens"
         )
+    if train.validation.patience is not None and train.validation.validation_interval is None:
+        yield f"patience: got {train.validation.patience}, wanted null, as validation_interval is: no loss is measured"
     if data.era_tokens is not None and data.era_tokens < context_length:
         yield (
             f"era_tokens: got {data.era_tokens}, wanted at least context_length {context_length}, better some "

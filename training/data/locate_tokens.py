@@ -9,7 +9,7 @@ import attrs
 from common.errors import BadInput
 from common.files import is_bucket, is_folder
 from tokens.format.manifest import has_split
-from tokens.format.token_file import open_split
+from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks, together
@@ -44,15 +44,21 @@ def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = Tr
 
 def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
     """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
+    streams = streams_at_hand(train, given)
+    return {name: None if stream is None else stream.length for name, stream in streams.items()}
+
+
+def streams_at_hand(train: TrainConfig, given: Path | None) -> dict[str, TokenStream | None]:
+    """Return each dataset's train stream, None where not all of it is here, by dataset. Raises BadInput."""
     if given is not None or train.data.min_train_tokens is None:  # which counts the steps by them
-        lengths: dict[str, int | None] = {}
+        streams: dict[str, TokenStream | None] = {}
         for each in locate_tokens(train, given):
             absent = each.remote and (not has_split(each.directory) or _is_begun(each.directory))
-            lengths[each.dataset] = None if absent else open_split(each.directory, "train").length
-        return lengths
+            streams[each.dataset] = None if absent else open_split(each.directory, "train")
+        return streams
     here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in train.data.parts}
     whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
-    return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
+    return {name: open_split(paths[0], "train") if paths else None for name, paths in whole.items()}
 
 
 def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:

@@ -1,6 +1,6 @@
 """Token set of a run: its token files, opened, and the training data that all ranks read from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,7 @@ def open_tokens(
     def open_them() -> None:
         token_sets.append(open_all(list(zip(locations, growing, strict=True)), run.train, begun_with))
         check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
+        check_objective(run, token_sets[0].streams)
 
     together(ranks, open_them)
     return token_sets[0]
@@ -154,7 +155,13 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
                 max_epochs=train.data.max_epochs,
             )
         )
-    return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
+    return Reading(
+        sources=tuple(sources),
+        mixture=plan.mixture,
+        layout=plan.layout,
+        vocabulary_size=vocabulary_size,
+        weighted=train.data.objective == "answers",
+    )
 
 
 def open_all(
@@ -223,6 +230,39 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
                 f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with another of that name; "
                 "prepare all datasets of a run with one tokenizer"
             )
+
+
+def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
+    """Raise BadInput where the objective, the context or a start does not fit the streams; None: not at hand."""
+    train, context, streams = run.train, run.model.context_length, list(streams)
+    wanted, problems = train.data.objective, []
+    weighted = [stream for stream in streams if stream is not None and stream.weighted]
+    for stream in weighted[:1]:
+        rows, directory = stream.context_length, stream.files[0].path.parent
+        if wanted == "text":
+            problems.append(f'{train.file}: objective: got "text", wanted "answers": {directory} holds conversations')
+        if rows != context:
+            problems.append(
+                f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {rows}, that of the rows "
+                f"into which the conversations in {directory} are packed; set it to that, or prepare them again"
+            )
+        starts = {
+            "start_train_token": train.data.start_train_token,
+            "start_val_token": train.validation.start_val_token,
+        }
+        problems += [
+            f"{train.file}: {key}: got {start}, wanted a multiple of {rows}, where a row of conversations begins"
+            for key, start in starts.items()
+            if start % (rows or 1)
+        ]
+    if wanted == "answers" and streams and not weighted and None not in streams:
+        directories = dict.fromkeys(str(stream.files[0].path.parent) for stream in streams if stream and stream.files)
+        problems.append(
+            f'{train.file}: objective: got "answers", wanted "text": no conversations in {", ".join(directories)}; '
+            "prepare_data.py writes them from JSON lines with messages"
+        )
+    if problems:
+        raise BadInput(*problems)
 
 
 def _identity(directory: Path, tokenizer: TokenizerRecord) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from tokens.format.token_file import TokenStream, Version, version_of
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
 from training.data.locate_tokens import locate_tokens
-from training.data.open_tokens import TokenDirectory, TokenSet, check_tokenizers, open_all
+from training.data.open_tokens import TokenDirectory, TokenSet, check_objective, check_tokenizers, open_all
 from training.launch import environment_nodes
 from training.parallel.process_group import Ranks, together
 
@@ -75,6 +75,7 @@ def check_tokens(run: Run, given: Path | None, world_size: int) -> None:
     context, first = run.model.context_length, [each.validation for each in token_set.validated[:1]]
     check_all(
         lambda: check_tokenizers(token_set, run.model.vocab_size, run.train.file.with_name("model.json")),
+        lambda: check_objective(run, token_set.streams),
         lambda: make_plan(run.train, context, world_size, token_set.lengths),
         *(functools.partial(_check_length, stream, run.train, context) for stream in first if stream is not None),
     )

@@ -54,6 +54,8 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
         lines.append("NOTE: its tokens are not all here: vocabulary, validation and epochs are not fitted to them")
     for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, chosen):
         old = values[section].get(key, KEYS[section][key].default)
+        if key == "vocab_size" and command.options.init_from is not None and value < old:
+            continue  # ids are added to a model, not taken away
         if key not in chosen and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")
@@ -80,6 +82,9 @@ def _fit(
         streams = [*token_set.streams, *([] if validation is None else [validation])]
         largest = max(read_content(file).max_id for stream in streams for file in stream.files)
         yield "model", "vocab_size", max(2, largest + 1), f"the largest id is {largest:,}; no tokenizer is named"
+    weighted = next((stream for stream in token_set.streams if stream.weighted), None)
+    said = "none of its tokens have weights" if weighted is None else f"{weighted.files[0].path.parent} has weights"
+    yield "train", "objective", "text" if weighted is None else "answers", said
     held_out = 0 if validation is None else max(0, validation.length - 1 - options.start_val_token) // context
     if held_out == 0:
         yield "train", "validation_interval", None, f"no {context + 1} validation tokens are here"

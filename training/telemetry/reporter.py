@@ -184,21 +184,25 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
     return lines
 
 
-def nothing_to_do(directory: Path, steps: int, position: Position) -> str:
-    """Return a line for a job without a step to take."""
+def nothing_to_do(directory: Path, steps: int, position: Position, *, settled: bool) -> str:
+    """Return a line for a job without a step to take. `settled`: patience has ended the run."""
+    if settled:
+        return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:
         return f"{directory}: at step {position.step:,} of {steps:,}; --max-steps asks for no more"
     return f"{directory}: the run is complete: {steps:,} steps{_best(position)}; start anew with --resume never"
 
 
 def summarize(directory: Path, reporter: Reporter, position: Position, stopped_by: str | None, chart: str) -> list[str]:
-    """Return the outcome of a job. `stopped_by`: of one that stopped early, "signal" or the option of a limit."""
+    """Return the outcome of a job. `stopped_by`: of one that ended early, "signal", "patience" or a limit's option."""
     plan, ledger = reporter.plan, reporter.ledger
     tokens = ledger.steps * plan.tokens_per_step
     done = "done" if position.step == plan.steps else "paused by --max-steps"
     if position.step < plan.steps and stopped_by is not None:
         done = "stopped early; the same command continues"
-        if stopped_by != "signal":
+        if stopped_by == "patience":
+            done = "done, by patience"
+        elif stopped_by != "signal":
             done = f"stopped early by {stopped_by}; the same command with a larger {stopped_by} continues"
     loss = reporter.last_loss
     losses = ("" if math.isnan(loss) else f", train loss {loss:.4f}") + _best(position)

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from common.errors import BadInput
 from tests.tokens.documents.reading import flipped
 from tests.tokens.format.token_directory import SHARDS, check, prepared
-from tokens.format import manifest
 from tokens.format.header import read_header, write_weighted
 from tokens.format.manifest import has_split, open_listed, read_content, read_contents, read_manifest
 
@@ -60,7 +59,7 @@ def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
 def test_the_largest_id_is_one_of_the_tokens_and_a_weight_is_0_or_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "BLOCK_BYTES", 16)
+    monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 16)
     path, weights = tmp_path / "train.safetensors", np.ones(100)
     write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
     content = read_content(read_header(path))

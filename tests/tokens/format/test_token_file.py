@@ -190,9 +190,8 @@ def test_weights_are_read_by_position_across_shards_and_by_safetensors(tmp_path:
 
 def test_one_flipped_bit_in_a_header_of_weights_is_refused_or_changes_but_the_context_length(tmp_path: Path) -> None:
     write_weighted(path := tmp_path / "train.safetensors", np.arange(100, dtype="<u2"), np.ones(100), 10)
-    check_flips(
-        path, range(8 * path.read_bytes().index(b"  ")), lambda: attrs.evolve(read_header(path), context_length=None)
-    )
+    bits = range(0, 8 * path.read_bytes().index(b"  "), 5)
+    check_flips(path, bits, lambda: attrs.evolve(read_header(path), context_length=None))
 
 
 def of_weights(weights: np.ndarray, metadata: dict[str, str] | None) -> bytes:
