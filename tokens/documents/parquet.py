@@ -1,4 +1,4 @@
-"""Text column of a Parquet file."""
+"""Columns of a Parquet file: a text, or the fields of a conversation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,25 +38,28 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> 
     raise BadInput(f"{path}: {what}; {has}: pass --text-field")
 
 
-def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> int:
-    """Return the uncompressed size of the column in a row group."""
-    metadata = table.metadata
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    return metadata.row_group(group).column(paths.index(name)).total_uncompressed_size
+def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, names: str | list[str]) -> int:
+    """Return the uncompressed size of columns in a row group."""
+    columns = [table.metadata.row_group(group).column(index) for index in range(table.metadata.num_columns)]
+    wanted = tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+    return sum(each.total_uncompressed_size for each in columns if f"{each.path_in_schema}.".startswith(wanted))
 
 
-def texts(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> Iterator[list[Any]]:
-    """Yield a row group's values, in batches; of a text not in UTF-8 its UnicodeDecodeError. Raises Damaged."""
+def values(table: "pyarrow.parquet.ParquetFile", group: int, names: str | list[str]) -> Iterator[list[Any]]:
+    """Yield the values of a row group's column, or of a list of columns its records, in batches. Raises Damaged.
+
+    Of a value not in UTF-8 its UnicodeDecodeError.
+    """
     count = table.metadata.row_group(group).num_rows
-    rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
+    rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, names)))))
     with _damage():
-        for batch in table.iter_batches(rows, [group], [name], use_threads=False):
-            column = batch.column(0)
+        for batch in table.iter_batches(rows, [group], [names] if isinstance(names, str) else names, use_threads=False):
+            column = batch.column(0) if isinstance(names, str) else batch.to_struct_array()
             try:
-                values = column.to_pylist()
+                found = column.to_pylist()
             except UnicodeDecodeError:
-                values = [_value(scalar) for scalar in column]
-            yield values
+                found = [_value(scalar) for scalar in column]
+            yield found
 
 
 @contextmanager

@@ -9,7 +9,7 @@ a text is several documents, which belong to the range in which they begin.
 import json
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput
 from tokens.documents import parquet
@@ -32,6 +32,7 @@ from tokens.documents.text_file import (
     LONGEST_LINE,
     NUL,
     TEXT_PIECE_BYTES,
+    Line,
     NoText,
     Replaced,
     cut_position,
@@ -42,7 +43,11 @@ from tokens.documents.text_file import (
     text_pieces,
     why_no_text,
 )
+from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
@@ -52,11 +57,13 @@ SEPARATES = f"it is ordinary text; if it separates documents, begin anew with --
 
 
 class Piece(NamedTuple):
-    """A document, or a part of one between cut positions."""
+    """A document, a part of one between cut positions, or a conversation."""
 
-    text: str
+    text: str  # of a conversation, all that is said
     ends_document: bool
-    head: str  # the document's first characters, at most HEAD_CHARACTERS
+    head: str  # the first characters of the document or of the first message, at most HEAD_CHARACTERS
+    messages: tuple[Message, ...] = ()  # of a conversation
+    where: str = ""  # its file, and its number there
 
 
 class Part(NamedTuple):
@@ -154,24 +161,28 @@ class Reader:
             lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
         else:
             lines = lines_from(stream, extent.begin, extent.end)
+        yield from self._records(item, extent, lines, "line" if compressed else "byte")
+
+    def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
+        """Yield the documents of lines; `counted`: "byte", or the word for the number of each."""
         number, position, blank = 0, 0, True
         try:
             for number, (line, position, length) in enumerate(lines, start=1):  # told after the loop
-                where = f"{item.path}: line {number}" if compressed else f"{item.path}: byte {position}"
+                where = f"{item.path}: {counted} {position if counted == 'byte' else number}"
                 if line is None:
                     blank = False
                     self.problems.add("line too long", where, TOO_LONG, lost_bytes=length)
                 elif line.strip():
                     blank = False
-                    yield from self._record(line, where)
+                    yield from self._parsed(line, where)
         except Damaged as error:
             lost = max(1, item.size_bytes - position)
-            self.problems.add("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
+            self.problems.add("damaged file", f"{item.path}: after {counted} {number}", str(error), 1, lost)
         else:
             if blank and (extent.begin, extent.end) == (0, item.size_bytes):
                 self._empty(item)
 
-    def _record(self, line: bytes, where: str) -> Iterator[Piece]:
+    def _parsed(self, line: bytes, where: str) -> Iterator[Piece]:
         decoded = self._decoded(line, where)
         if decoded is None:
             return
@@ -183,12 +194,16 @@ class Reader:
         except (ValueError, RecursionError) as error:
             self.problems.add("not JSON", where, str(error))
             return
+        yield from self._record(record, where, surrogates=b"\\u" in line or b"\xed" in line)  # escaped, or raw
+
+    def _record(self, record: Any, where: str, *, surrogates: bool) -> Iterator[Piece]:
+        """Yield the text of a record, which may have lone surrogates, or add a problem."""
         if not isinstance(record, dict) or self._text_field not in record:
             has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
             self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
-        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped, or raw
+        if isinstance(text, str) and surrogates:
             text = self._without_lone_surrogates(text, where)
         yield from self._value(text, where)
 
@@ -235,7 +250,7 @@ class Reader:
             row = first_row
             first_row += table.metadata.row_group(group).num_rows
             try:
-                for value in chain.from_iterable(parquet.texts(table, group, self._text_field)):
+                for value in chain.from_iterable(parquet.values(table, group, self._columns(table))):
                     row += 1
                     if isinstance(value, str) and len(value) < LONGEST_GAP and not self._is_marked(value):
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
@@ -243,6 +258,9 @@ class Reader:
                         yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
+
+    def _columns(self, table: "ParquetFile") -> str | list[str]:
+        return self._text_field
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""

@@ -24,6 +24,8 @@ BAD_SHARE, BAD_BYTES = 0.01, 16  # of a text's head, at most: more of both is no
 EDGE_BYTES = 1 << 16  # searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
+Line = tuple[bytes | None, int, int]  # as `read_line` gives it, with its position between
+
 
 def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
     """Return the next line, None for one that is longer than LONGEST_LINE, and its length; b"", 0 at the end."""
@@ -33,7 +35,7 @@ def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
     return None, len(line) + (0 if line.endswith(b"\n") else _skip_line(stream))
 
 
-def lines_from(stream: BinaryIO, begin: int, end: int) -> Iterator[tuple[bytes | None, int, int]]:
+def lines_from(stream: BinaryIO, begin: int, end: int) -> Iterator[Line]:
     """Yield the lines that begin in a range, as `read_line` gives them, each with its position and length in bytes.
 
     Raises EOFError where the file ends early.

@@ -84,6 +84,20 @@ class SplitRecord:
 
 
 @attrs.frozen(kw_only=True)
+class RowsRecord:
+    """Rows into which conversations are packed."""
+
+    context_length: int  # tokens of a row
+    counted_tokens: int  # that count in the loss
+    padding_tokens: int  # after the last conversation of a row
+
+    def shares(self, tokens: int) -> str:
+        """Describe the rows of so many tokens."""
+        counted, padding = (f"{count / tokens:.2%}" for count in (self.counted_tokens, self.padding_tokens))
+        return f"rows of {self.context_length:,} tokens: {counted} count in the loss, {padding} are padding"
+
+
+@attrs.frozen(kw_only=True)
 class Manifest:
     """Manifest of a preparation, its fields in the order of the file; older manifests lack some."""
 
@@ -100,6 +114,7 @@ class Manifest:
     lost_documents: int = 0
     lost_bytes: int = 0  # of input
     examples: dict[str, list[str]] = attrs.field(factory=dict)  # of problems, by kind
+    rows: RowsRecord | None = None  # of conversations; None for text
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -130,6 +145,8 @@ def parse_manifest(data: bytes) -> Manifest | None:
 
 def manifest_text(manifest: Manifest) -> str:
     values = attrs.asdict(manifest) | {"tokenizer": manifest.tokenizer.as_json()}
+    if manifest.rows is None:
+        del values["rows"]
     return json.dumps({"format": FORMAT, **values}, indent=2) + "\n"
 
 

@@ -45,6 +45,12 @@ class PrepareCommand:
         str | None,
         option("text between the documents of one file or record: '<|endoftext|>'", "TEXT", check=_separator),
     ] = None
+    template: Annotated[
+        str | None, option("conversations, not text: how a model reads them", "turns|alpaca|FILE.jinja")
+    ] = None
+    context_length: Annotated[
+        int | None, option("row of tokens into which conversations are packed: model.json's", "T", check=COUNT)
+    ] = None
     validation_fraction: Annotated[
         float, option("share of the documents held out for validation", "F", check=FRACTION)
     ] = 0.01
@@ -87,6 +93,7 @@ class PrepareCommand:
             )
         if self.scratch is not None and not remote:
             raise UsageError("--scratch: only for an output in a bucket")
+        self._check_conversations()
 
     @property
     def bucket(self) -> str | None:
@@ -99,3 +106,19 @@ class PrepareCommand:
         if self.bucket is None:
             return Path(self.output)
         return self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])
+
+    def _check_conversations(self) -> None:
+        """Raise UsageError for options that go with --template and are missing, or do not go with it."""
+        length = self.context_length
+        if (self.template is None) != (length is None):
+            raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
+        if length is None:
+            return
+        options = {"--separator": self.separator, "--text-field": self.text_field != "text", "--output": self.bucket}
+        if (other := next((name for name, value in options.items() if value), None)) is not None:
+            wanted = "a folder" if other == "--output" else f"no {other}, which is of text"
+            raise UsageError(f"--template {self.template}: wanted {wanted}")
+        if self.tokenizer == "chars":
+            raise UsageError(f"--template {self.template}: wanted --tokenizer DIR/manifest.json, of the model's tokens")
+        if (self.shard_tokens or length) % length:
+            raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")

@@ -64,6 +64,8 @@ class Totals:
     tokens: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     empty_documents: int = 0  # of these
+    counted: int = 0  # tokens of conversations that count in the loss
+    padding: int = 0  # tokens
     text_bytes: int = 0
     problems: Counter[str] = attrs.field(factory=Counter)
     lost_documents: int = 0
@@ -84,6 +86,8 @@ class Totals:
                     self.tokens[split] += part.tokens
                     self.documents[split] += part.documents
                     self.empty_documents += part.empty_documents
+                    self.counted += part.counted
+                    self.padding += part.padding
                 self.problems.update(entry.problems)
                 self.text_bytes += entry.text_bytes
                 self.lost_documents += entry.lost_documents

@@ -72,9 +72,12 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     for split, counts in tokens.items():
         what = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
         print(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
+    if manifest.rows is not None:
+        print(f"  {manifest.rows.shares(manifest.tokens)}")
     held_out = 1 - sum(tokens["train"]) / manifest.tokens
     if held_out > SURPRISING_SHARE * asked:
-        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and some of them are long")
+        whole = "whole documents, and some of them are long" if manifest.rows is None else "whole rows"
+        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: {whole}")
     if not manifest.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest.problems.items()))

@@ -14,12 +14,14 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from tokens.documents.inputs import Extent, Input
+from tokens.documents.conversations import ConversationReader
+from tokens.documents.inputs import Extent, Input, Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.format.manifest import SPLITS, TokenizerRecord
-from tokens.prepare.plan import PrepareSettings
+from tokens.prepare.packing import Packer
+from tokens.prepare.plan import LARGEST_ID, PrepareSettings
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
-from tokens.tokenizer.tokenizer import Encoder, fingerprint
+from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
 
@@ -50,6 +52,8 @@ class UnitPart:
     tokens: int
     documents: int  # that end here
     empty_documents: int = 0  # of these, without text; before version 2 of the rules they were not told apart
+    counted: int = 0  # tokens of conversations that count in the loss
+    padding: int = 0  # tokens after the last conversation of a row
     max_id: int
     digest: str  # xxh3_128 of the bytes, in hexadecimal
 
@@ -74,13 +78,14 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
     Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
     encoder = _encoder(job.tokenizer, job.directory.parent, job.recipe)
-    reader = Reader(task.inputs, job.settings.text_field, job.settings.separator)
-    writers = {split: _PartWriter(job, unit_file(job.directory, task.index, split)) for split in SPLITS}
+    reader = _reader(task.inputs, job.settings, encoder)
+    paths = {split: unit_file(job.directory, task.index, split) for split in SPLITS}
+    writers = {split: _PartWriter(paths[split], job.settings, encoder, reader.problems) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
             try:
-                text_bytes += _encode(batch, encoder, job.settings, writers)
+                text_bytes += _encode(batch, job.settings, writers)
             except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
                 if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise
@@ -110,32 +115,52 @@ def unit_file(directory: Path, index: int, split: str) -> Path:
 class _PartWriter:
     """Writer of a unit's tokens of one split; the file gets its name when it is complete."""
 
-    def __init__(self, job: EncodeJob, path: Path):
+    def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash
 
         self._path = path
+        self._settings = settings
+        self._encoder = encoder
+        self._packer = None
+        if settings.template is not None and isinstance(encoder, Tokenizer):
+            self._packer = Packer(settings, encoder, self._write, problems)
         # A worker of a coordinator that was killed may compute the same unit.
         self._partial = path.with_name(f".{path.name}-{os.uname().nodename}-{os.getpid()}")
-        self._dtype = job.settings.dtype
         self._digest = xxhash.xxh3_128()
         self._file: BinaryIO | None = None
         self._counts: Counter[str] = Counter()
         self._max_id = 0
 
-    def write(self, ids: np.ndarray, documents: int, empty_documents: int) -> None:
+    def add(self, pieces: list[Piece]) -> None:
+        """Write the tokens of texts, an end-of-text id after each document; or pack conversations."""
+        if self._packer is not None:
+            self._packer.add(pieces)
+            return
+        ids, lengths = self._encoder.encode_batch([piece.text for piece in pieces])
+        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
+        ids = np.insert(ids, ends, np.full(len(ends), self._encoder.end_of_text_id, ids.dtype))
+        is_new = self._settings.version > 1
+        empty = sum(piece.ends_document and piece.head == "" for piece in pieces) if is_new else 0
+        self._write(ids, documents=len(ends), empty_documents=empty)
+
+    def _write(self, ids: np.ndarray, **counts: int) -> None:
+        """Write ids, or words of packed conversations; `counts`: fields of the part."""
         if not len(ids):
             return
         if self._file is None:
             self._partial.unlink(missing_ok=True)  # never through a link of that name
             self._file = self._partial.open("xb")
-        data = ids.astype(self._dtype, copy=False).data.cast("B")
+        data = ids.astype(self._settings.growing_dtype, copy=False).data.cast("B")
         self._file.write(data)
         self._digest.update(data)
-        self._counts.update(tokens=len(ids), documents=documents, empty_documents=empty_documents)
-        self._max_id = max(self._max_id, int(ids.max()))
+        self._counts.update(tokens=len(ids), **counts)
+        plain = ids if self._packer is None else ids & LARGEST_ID
+        self._max_id = max(self._max_id, int(plain.max()))
 
     def finish(self) -> UnitPart | None:
         """Give the file its name; None if nothing was written. Not synced: only a commit must survive a crash."""
+        if self._packer is not None:
+            self._packer.flush()
         if self._file is None:
             return None
         self._file.close()
@@ -160,6 +185,13 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
     )
 
 
+def _reader(inputs: tuple[Input, ...], settings: PrepareSettings, encoder: Encoder) -> Reader:
+    if settings.template is None:
+        return Reader(inputs, settings.text_field, settings.separator)
+    assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
+    return ConversationReader(inputs, encoder.special_tokens)
+
+
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     """Group pieces by the length of their text, not by number, so that memory is bounded for any documents."""
     batch: list[Piece] = []
@@ -174,14 +206,10 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(batch: list[Piece], encoder: Encoder, settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
+def _encode(batch: list[Piece], settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and write its tokens; return the bytes of its text."""
     splits = settings.splits_of(piece.head for piece in batch)
     for number in [0] if splits is None else np.unique(splits):
         pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
-        ids, lengths = encoder.encode_batch([piece.text for piece in pieces])
-        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
-        ids = np.insert(ids, ends, np.full(len(ends), encoder.end_of_text_id, ids.dtype))
-        empty = sum(piece.ends_document and piece.head == "" for piece in pieces) if settings.version > 1 else 0
-        writers[SPLITS[number]].write(ids, len(ends), empty)
+        writers[SPLITS[number]].add(pieces)
     return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)

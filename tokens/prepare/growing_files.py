@@ -16,13 +16,14 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import sync
-from tokens.format.header import HEADER_BYTES, write_header
+from tokens.format.header import HEADER_BYTES, WEIGHT, write_header
 from tokens.format.manifest import SPLITS
-from tokens.prepare.plan import PrepareSettings
+from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettings
 
 PARTIAL = ".partial-"
 UNITS, LOCK = ".units", ".lock"  # folder of computed units; held by the process that prepares
 COPY_BYTES = 1 << 20
+WEIGHTED = "-weighted.safetensors"  # end of the name of a finished file that is made of a growing one
 
 
 @attrs.frozen
@@ -42,7 +43,8 @@ class GrowingStream:
         self.split = split
         self.length = 0  # tokens
         self._directory = directory
-        self._dtype = settings.dtype
+        self._dtype = settings.growing_dtype
+        self._settings = settings
         self._sharded = settings.shard_tokens is not None
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
@@ -56,7 +58,8 @@ class GrowingStream:
         """
         whole = self._directory / f"{self.split}.safetensors"
         shards = self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")
-        for path in [*([whole] if whole.exists() else []), *shards]:
+        named = [*([whole] if whole.exists() else []), *shards]
+        for path in named if self._settings.template is None else ():  # else they are made of the growing files
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
         full, inside = divmod(length, self._shard_tokens)
@@ -127,12 +130,17 @@ class GrowingStream:
             self.close()
 
     def shards(self) -> Iterator[Shard]:
+        """Yield the complete files; of packed conversations they are written from the growing ones, which stay."""
         count = -(-self.length // self._shard_tokens)
         digits = max(5, len(str(count)))
         for index in range(count):
             name = self.split if count == 1 else f"{self.split}-{index:0{digits}d}-of-{count:05d}"
             tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
-            yield Shard(self._partial(index), f"{name}.safetensors", tokens)
+            path, name = self._partial(index), f"{name}.safetensors"
+            if self._settings.context_length is not None:
+                path = self._weighted_file(path, tokens, ends=index == count - 1)
+                tokens += index == count - 1
+            yield Shard(path, name, tokens)
 
     def full_shards(self) -> list[Path]:
         """Return the full shards on this disk."""
@@ -154,6 +162,23 @@ class GrowingStream:
             self._file.close()
             self._file = None
 
+    def _weighted_file(self, growing: Path, length: int, *, ends: bool) -> Path:
+        """Write the tokens and weights of a growing file to a file beside it; `ends`: one more end of text follows."""
+        path, settings = growing.with_name(f"{growing.stem}{WEIGHTED}"), self._settings
+        words = np.memmap(growing, GROWING_WORD, mode="r", offset=HEADER_BYTES, shape=length)
+        path.unlink(missing_ok=True)  # never through a link of that name
+        with path.open("xb") as file:
+            write_header(file, settings.dtype, length + ends, settings.context_length)
+            last = np.array([settings.end_of_text_id] * ends, GROWING_WORD)
+            blocks = [*(words[begin : begin + COPY_BYTES] for begin in range(0, length, COPY_BYTES)), last]
+            for block in blocks:
+                file.write((block & LARGEST_ID).astype(settings.dtype).data)
+            for block in blocks:
+                file.write((block >> COUNTED).astype(WEIGHT).data)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
     def _end(self, tokens: int) -> int:
         return HEADER_BYTES + tokens * self._dtype.itemsize
 
@@ -168,5 +193,5 @@ def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> P
 
 def partial_files(directory: Path) -> Iterator[Path]:
     """Yield the hidden files of an unfinished preparation."""
-    names = re.compile(rf"{re.escape(PARTIAL)}({'|'.join(SPLITS)})(-\d{{5,}})?\.safetensors")
+    names = re.compile(rf"{re.escape(PARTIAL)}({'|'.join(SPLITS)})(-\d{{5,}})?(-weighted)?\.safetensors")
     return (path for path in directory.glob(f"{PARTIAL}*.safetensors") if names.fullmatch(path.name))

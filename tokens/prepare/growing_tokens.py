@@ -38,6 +38,8 @@ class GrowingTokens:
                 f"{directory}: no plan.json; prepare_data.py SOURCE... --output {directory} writes one first"
             )
         settings = plan.settings
+        if settings.template is not None:
+            raise BadInput(f"{directory}: conversations, whose weights come at the end; wait for it, without --follow")
         if settings.split != HASH:
             raise BadInput(
                 f"{directory}: prepared with --split {settings.split}, which holds out the last documents; wait for "

@@ -18,7 +18,8 @@ from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
+from tokens.documents.conversations import columns_of
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
@@ -28,6 +29,10 @@ from tokens.tokenizer.tokenizer import token_dtype
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
 HASH, TAIL = "hash", "tail"
+WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # of files of conversations that are one unit
+GROWING_WORD = np.dtype("<u4")  # of packed conversations, until they are finished: an id, and its weight
+COUNTED = 31  # bit of a word that is the weight of its token
+LARGEST_ID = (1 << COUNTED) - 1
 VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
 
@@ -51,7 +56,13 @@ class PrepareSettings:
     # As the manifest states them; None takes no part in the plan's fingerprint.
     pattern: str | None = None
     special_tokens: dict[str, int] | None = None
-    template: str | None = None
+    template: str | None = None  # of conversations, in Jinja; None for text
+    context_length: int | None = None  # of the rows into which conversations are packed
+
+    @property
+    def growing_dtype(self) -> np.dtype:
+        """Type of the ids in growing files; with a template their highest bit is the weight."""
+        return self.dtype if self.template is None else GROWING_WORD
 
     @property
     def dtype(self) -> np.dtype:
@@ -115,7 +126,7 @@ class UnitPlan:
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
         values = attrs.asdict(self)
-        for name in ("pattern", "special_tokens", "template"):  # which older plans lack
+        for name in ("pattern", "special_tokens", "template", "context_length"):  # which older plans lack
             if values["settings"][name] is None:
                 del values["settings"][name]
         if self.settings.version == 1:  # which had neither field
@@ -193,8 +204,11 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
     """Yield the smallest parts of an input for units, with their sizes in bytes."""
+    if settings.template is not None and item.path.endswith(TEXT_SUFFIXES):
+        raise BadInput(f"{item.path}: text, wanted conversations: .jsonl, .json or .parquet; name them, or a glob")
     if not item.path.endswith(".parquet"):
-        whole = item.path.endswith(COMPRESSED_SUFFIXES)
+        # A JSON array of conversations, which has that name, cannot be cut.
+        whole = item.path.endswith(COMPRESSED_SUFFIXES if settings.template is None else WHOLE_SUFFIXES)
         count = 1 if whole else max(1, round(item.size_bytes / settings.unit_bytes))
         edges = [item.size_bytes * part // count for part in range(count + 1)]
         for begin, end in itertools.pairwise(edges):
@@ -208,6 +222,8 @@ def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tupl
         if table is None or table.metadata.num_rows == 0:
             yield Extent(number, 0, 0), item.size_bytes  # its unit counts it as damaged, or empty
             return
-        check_column(table, settings.text_field, item.path)
+        if settings.template is None:
+            check_column(table, settings.text_field, item.path)
+        columns = settings.text_field if settings.template is None else columns_of(table, item.path)
         for group in range(table.metadata.num_row_groups):
-            yield Extent(number, group, group + 1), group_bytes(table, group, settings.text_field)
+            yield Extent(number, group, group + 1), group_bytes(table, group, columns)

@@ -25,6 +25,7 @@ from tokens.tokenizer.character_files import SUFFIXES, read_characters
 from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, recorded_pattern, recorded_special_tokens
 from tokens.tokenizer.ranks import ranks_text
+from tokens.tokenizer.template import Template, read_template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
@@ -37,6 +38,7 @@ def prepare(command: PrepareCommand) -> Manifest:
     """
     directory = command.directory.absolute()
     _check_output(command)
+    template = None if command.template is None else read_template(command.template)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
@@ -48,7 +50,9 @@ def prepare(command: PrepareCommand) -> Manifest:
         sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
         command = _named_whole(command, sources, plan, version)
         tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
-        settings = _settings(command, tokenizer, version)
+        if template is not None:
+            tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
+        settings = _settings(command, tokenizer, version, template)
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)
@@ -64,6 +68,8 @@ def prepare(command: PrepareCommand) -> Manifest:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
                 bucket.delete_leftovers()
+            for path in partial_files(directory):  # of packed conversations, if it was killed before it deleted them
+                path.unlink()
             say(f"{command.output}: complete already")
             return finished
         _warn_of_large_units(plan)
@@ -76,9 +82,11 @@ def prepare(command: PrepareCommand) -> Manifest:
         return manifest
 
 
-def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> PrepareSettings:
+def _settings(
+    command: PrepareCommand, tokenizer: Tokenizer, version: int, template: Template | None = None
+) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
-    names = [field.name for field in attrs.fields(PrepareSettings)]
+    names = [field.name for field in attrs.fields(PrepareSettings) if field.name != "template"]
     options = {name: getattr(command, name) for name in names if hasattr(command, name)}
     return PrepareSettings(
         **options,
@@ -87,6 +95,7 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
         end_of_text_id=tokenizer.end_of_text_id,
         pattern=recorded_pattern(tokenizer),
         special_tokens=recorded_special_tokens(tokenizer),
+        template=None if template is None else template.text,
         version=version,
     )
 
@@ -148,13 +157,15 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
 
 
 def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
-    directory, units, slow_noted = command.directory.absolute(), writer.units, tokenizer.pattern is None
+    directory, units = command.directory.absolute(), writer.units
+    recipe, slow_noted = None, tokenizer.pattern is None or command.template is not None
     executor: Executor = Executor()
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
     try:  # while the workers start
-        recipe = write_recipe(tokenizer, units / "recipe.json") if tokenizer.pattern is not None else None
+        if not slow_noted:
+            recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)
         job = EncodeJob(directory=units, settings=plan.settings, tokenizer=record, recipe=recipe)
         for results in in_order(executor, job, _tasks(plan, writer.totals.units)):

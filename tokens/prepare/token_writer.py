@@ -20,6 +20,7 @@ from tokens.format.manifest import (
     Content,
     FileEntry,
     Manifest,
+    RowsRecord,
     SplitRecord,
     manifest_text,
     read_content,
@@ -27,7 +28,7 @@ from tokens.format.manifest import (
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
-from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard
+from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard, partial_files
 from tokens.prepare.plan import HASH, TAIL, PrepareSettings, UnitPlan
 
 COPY_TOKENS = COPY_BYTES // 2
@@ -47,13 +48,13 @@ def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float
 def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, totals: Totals) -> dict[str, int]:
     """Copy the tail of the train stream to the missing splits; return the final length of each split.
 
-    Whole documents. A single one is cut by tokens; so is the last one of a tail split that would hold out far more than
-    was asked. Raises TooFewDocuments before anything is copied.
+    Whole documents, or rows of packed conversations. A single document is cut by tokens; so is the last one of a tail
+    split that would hold out far more than was asked. Raises TooFewDocuments before anything is copied.
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
     train, old = streams["train"], settings.version == 1
-    by_tokens = sum(totals.documents.values()) - totals.empty_documents == 1
+    by_tokens = settings.context_length is not None or sum(totals.documents.values()) - totals.empty_documents == 1
     if not by_tokens:
         try:
             lengths = _lengths(train, settings, totals, by_tokens=False)
@@ -161,6 +162,8 @@ class TokenWriter:
         reached("all named")
         replace_file(self.directory / MANIFEST, manifest_text(manifest), durable=True)
         reached("manifest written")
+        for path in partial_files(self.directory):  # of packed conversations
+            path.unlink()
         return manifest
 
     def close(self) -> None:
@@ -210,6 +213,17 @@ class TokenWriter:
             lost_documents=totals.lost_documents,
             lost_bytes=totals.lost_bytes,
             examples=totals.examples,
+            rows=self._rows(),
+        )
+
+    def _rows(self) -> RowsRecord | None:
+        if self._plan.settings.context_length is None:
+            return None
+        totals = self.totals
+        return RowsRecord(
+            context_length=self._plan.settings.context_length,
+            counted_tokens=totals.counted,
+            padding_tokens=totals.padding,
         )
 
 
@@ -217,16 +231,21 @@ def _lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals, *,
     """Return the length of each split once the missing ones are cut from the tail. Raises TooFewDocuments."""
     missing, end = missing_splits(settings, totals), totals.tokens["train"]
     documents = sum(totals.documents.values()) - totals.empty_documents
-    text = _end_of_text(train, end, settings.end_of_text_id) if by_tokens else end
-    whole, room = (text, text) if by_tokens else (documents, totals.documents["train"] - totals.empty_documents)
+    packed, size = settings.context_length is not None, settings.context_length or 1
+    text = _end_of_text(train, end, settings.end_of_text_id) if by_tokens and not packed else end
+    whole, room = documents, totals.documents["train"] - totals.empty_documents
+    if by_tokens:  # or by rows
+        whole = room = text // size
     counts = {split: max(1, round(whole * share)) for split, share in missing.items()}
     if missing and sum(counts.values()) >= room:
         what = f"text of {text:,} tokens is" if by_tokens else f"{documents} documents are"
+        what = f"{room:,} rows of {size:,} tokens are" if packed else what
+        advice = "; add conversations, or pass --validation-fraction 0" if packed else ""
         wanted = " and ".join(f"{count} for {split}" for split, count in counts.items())
-        raise TooFewDocuments(f"{what} too few to hold out {wanted}")
+        raise TooFewDocuments(f"{what} too few to hold out {wanted}{advice}")
     lengths = dict(totals.tokens)
     for split in reversed(counts):  # the test split is the very end
-        text = text - counts[split] if by_tokens else _before_documents(train, counts[split], text, settings)
+        text = text - counts[split] * size if by_tokens else _before_documents(train, counts[split], text, settings)
         lengths[split], end = end - text, text
     return lengths | {"train": end}
 

@@ -57,6 +57,8 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     text_bytes = manifest.text_bytes if manifest else None
     if text_bytes is not None and tokens > ends:
         lines.append(f"  bytes per token      {text_bytes / (tokens - ends):.2f}, without end-of-text ids")
+    if manifest is not None and manifest.rows is not None:
+        lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
         lines.append(
             f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} documents"
@@ -96,6 +98,9 @@ def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, length
         lengths[length] += 1
         hashes.append(begun.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)
+    if stream.weighted:  # between end-of-text ids of padding is no document
+        lengths.pop(0, None)
+        ascending = ascending[ascending != xxhash.xxh3_64_intdigest(b"")]
     ascending.sort()  # in place
     return SplitStats(tokens=stream.length, ends=found, hashes=ascending)
 

@@ -8,15 +8,17 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
-from common.errors import refusing
+from common.errors import BadInput, refusing
+from common.json_files import read_regular
 
 if TYPE_CHECKING:
-    import numpy as np
     from jinja2 import Template as JinjaTemplate
 
     from tokens.tokenizer.tokenizer import Tokenizer
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 PLACE = "\ue000{}\ue001"  # in place of the content of a message, with its number
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of TURNS
+TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # in what a template of a file renders
+SUFFIX = ".jinja"  # of a file
 
 
 class Message(NamedTuple):
@@ -67,34 +71,44 @@ class Template:
     ) -> tuple[list[int], list[int]]:
         ids, weights = list[int](), list[int]()
 
-        def add(new: "Sequence[int] | np.ndarray", weight: int) -> None:
-            ids.extend(int(token) for token in new)
+        def add(new: list[int], weight: int) -> None:
+            ids.extend(new)
             weights.extend([weight] * len(new))
 
-        text, answered = "", False  # not encoded yet; whether an answer comes right before the next part
+        text, answered = "", False  # not encoded yet; whether an answer comes before it, but for white space
         special = "|".join(re.escape(token) for token in sorted(tokenizer.special_tokens, key=len, reverse=True))
-        rendered = self._render(tokenizer, messages, begins_answer)
+        rendered = self.render(tokenizer.end_of_text, messages, begins_answer=begins_answer)
         for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered):
             is_place = part[:1] == PLACE[0] and part[-1:] == PLACE[-1]
             message = messages[int(part[1:-1])] if is_place else None
             if message is None and part not in tokenizer.special_tokens:
-                text, answered = text + part, answered and not part
+                text, answered = text + part, answered and not part.strip()
             elif message is not None and message.role != ASSISTANT:
-                text += message.content  # one text with what stands around it, as other programs encode it
+                # One text with what stands around it, as other programs encode it.
+                text, answered = text + message.content, False
             else:
-                add(tokenizer.encode(text), 0)
-                own = [tokenizer.special_tokens[part]] if message is None else tokenizer.encode(message.content)
-                add(own, int(answered or message is not None))
+                ends = answered and message is None  # a turn, with the white space before it
+                add(tokenizer.encode(text).tolist(), int(ends))
+                if message is None:
+                    add([tokenizer.special_tokens[part]], int(ends))
+                else:
+                    add(tokenizer.encode(message.content).tolist(), 1)
                 text, answered = "", message is not None
-        add(tokenizer.encode(text), 0)
+        add(tokenizer.encode(text).tolist(), 0)
         return ids, weights
 
-    def _render(self, tokenizer: "Tokenizer", messages: Sequence[Message], begins_answer: bool) -> str:
+    def render(self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
+        """Return a conversation with a PLACE for each content. Raises BadInput unless there is one for each."""
         named = [{"role": each.role, "content": PLACE.format(number)} for number, each in enumerate(messages)]
-        ends = dict.fromkeys(("bos_token", "eos_token"), tokenizer.end_of_text)
+        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
         values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
         with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
-            return _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
+            text = _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
+        for number, message in enumerate(messages, 1):
+            if (count := text.count(PLACE.format(number - 1))) != 1:
+                where = f"message {number} ({message.role})"
+                raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
+        return text
 
 
 @functools.lru_cache
@@ -133,3 +147,22 @@ TEMPLATES = {
         "{% endfor %}{% if add_generation_prompt %}{{ '\n\n### Response:\n' }}{% endif %}"
     ),
 }
+
+
+def read_template(name: str) -> Template:
+    """Return the template "turns" or "alpaca", or that of a file, whose turn tokens are spelled <|name|>.
+
+    Raises BadInput for another name, and for a file that does not render each message once.
+    """
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    if not name.endswith(SUFFIX):
+        raise BadInput(f"template '{name}' is unknown; wanted {', '.join(TEMPLATES)} or a {SUFFIX} file")
+    with refusing(f"{name}: cannot be read", kinds=(OSError, ValueError)):
+        template = Template(read_regular(Path(name)).decode())
+    turns = [Message(role, "") for role in (USER, ASSISTANT, USER)]
+    with refusing(name, kinds=(BadInput,)):
+        text = template.render("", turns, begins_answer=True)
+    with suppress(BadInput):  # it may refuse a system's message
+        text += template.render("", [Message(SYSTEM, ""), *turns])
+    return Template(template.text, tuple(dict.fromkeys(TURN_TOKEN.findall(text))))

@@ -1,0 +1,256 @@
+"""Conversations: rows with weights, whole conversations, and problems named one by one."""
+
+import gzip
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from safetensors.numpy import load_file
+
+from common.arguments import UsageError
+from common.errors import BadInput
+from tests.tokens.preparing import CRASH, PREPARE, files_of, run, succeed, write
+from tokens.format.manifest import open_listed, read_manifest
+from tokens.prepare.command import PrepareCommand
+from tokens.prepare.growing_tokens import GrowingTokens
+from tokens.prepare.verify import status, verify
+from tokens.stats.stats import stats
+from tokens.tokenizer.loading import recorded_tokenizer
+
+T = 64
+TURNS: dict[str, Any] = {"template": "turns", "context_length": T}
+
+
+def talk(*texts: str, roles: tuple[str, ...] = ("user", "assistant") * 9) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]}
+
+
+OPTIONS = ("--template", "turns", "--context-length", str(T), "--tokenizer", "bytes", "--unit-bytes", "3000")
+INLINE = ("--executor", "inline")
+FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: its last row
+POINTS = {"ledger written": 3, "cut noted": 1, "headers written": 1, "file named": 2, "manifest written": 1}
+TALKS = [talk(f"Question {number}?", "yes " * (number % 9 + 1)) for number in range(100)]
+
+
+def lines(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in records))
+    return path
+
+
+def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
+    """Return each row as text, without its padding, and what of it counts."""
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    stream, tokenizer = open_listed(directory, split, manifest), recorded_tokenizer(manifest.tokenizer, directory)
+    length = stream.context_length or 0
+    ids, weights = stream.read(0, stream.length), np.empty(stream.length, np.uint8)
+    stream.read_weights_into(weights, 0)
+    assert (len(ids) % length, ids[-1], weights[-1]) == (1, tokenizer.end_of_text_id, 0)
+    rows = zip(ids[:-1].reshape(-1, length), weights[:-1].reshape(-1, length), strict=True)
+    padding = re.compile(f"({re.escape(tokenizer.end_of_text)})*$")
+    return [
+        (padding.sub("", tokenizer.decode(row.tolist())), tokenizer.decode(row[on > 0].tolist())) for row, on in rows
+    ]
+
+
+def test_a_row_is_whole_conversations_of_which_answers_count(tmp_path: Path) -> None:
+    talks = [talk("Hello", "Hi", "More", "A"), talk("Be short", "1+1?", "2", roles=("system", "user", "assistant"))]
+    manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
+    first = "<|user|>Hello<|end|><|assistant|>Hi<|end|><|user|>More<|end|><|assistant|>A<|end|><|endoftext|>"
+    text = f"{first}<|system|>Be short<|end|><|user|>1+1?<|end|><|assistant|>2<|end|>"
+    assert rows_of(tmp_path / "out") == [(text, "Hi<|end|>A<|end|>2<|end|>")]
+    assert manifest.documents == 2 and manifest.tokens == T + 1
+    tensors = load_file(tmp_path / "out" / "train.safetensors")  # the stock reader
+    found = {name: (each.dtype.name, each.shape) for name, each in tensors.items()}
+    assert found == {"tokens": ("uint16", (T + 1,)), "weights": ("uint8", (T + 1,))}
+    assert manifest.rows is not None
+    padding = T - (7 + 4 + 6 + 3 + 1) - (10 + 6 + 3 + 1)
+    assert (manifest.rows.counted_tokens, manifest.rows.padding_tokens) == (int(tensors["weights"].sum()), padding)
+    assert manifest.tokenizer.special_tokens is not None and manifest.tokenizer.vocabulary_size == 261
+    assert "<|end|>" in manifest.tokenizer.special_tokens and "add_generation_prompt" in str(
+        manifest.tokenizer.template
+    )
+
+
+def test_alpaca_records_have_their_own_end_of_text(tmp_path: Path) -> None:
+    records = [{"instruction": "Add.", "input": "1, 2", "output": "3"}, {"instruction": "Say a.", "output": "a"}]
+    write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), template="alpaca", context_length=300)
+    head = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    one = f"{head}\n\n### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:\n3"
+    two = f"{head}\n\n### Instruction:\nSay a.\n\n### Response:\na"
+    assert rows_of(tmp_path / "out") == [(one, "3<|endoftext|>"), (two, "a<|endoftext|>")]
+
+
+def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", ["", *TALKS]).read_bytes()
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "c.json").write_text("\ufeff" + json.dumps(TALKS, indent=1))
+    (tmp_path / "d.json.zst").write_bytes(zstandard.ZstdCompressor().compress(json.dumps(TALKS).encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TALKS), tmp_path / "e.parquet", row_group_size=30)
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [
+        {"conversations": [{"from": names[each["role"]], "value": each["content"]} for each in talk["messages"]]}
+        for talk in TALKS
+    ]
+    lines(tmp_path / "f.jsonl", shared)
+    sources = sorted(path for path in tmp_path.iterdir() if path.is_file())
+    for path in sources:
+        write(tmp_path / "out" / path.name, path, **TURNS)
+        assert rows_of(tmp_path / "out" / path.name) == rows_of(tmp_path / "out" / "a.jsonl")
+    assert len(sources) == 6
+
+
+GOOD = talk("a", "b")
+BAD = [
+    (talk("a", "b", roles=("assistant", "user")), "roles out of order: message 1: got assistant, wanted user"),
+    (talk("a", "b", "c", roles=("user", "user", "assistant")), "roles out of order: message 2: got user, wanted assis"),
+    (talk("a", "b", "c", roles=("user", "assistant", "system")), "roles out of order: message 3: got system, wanted u"),
+    (talk("a", "b", roles=("user", "tool")), "unknown role: message 2: got 'tool', wanted system, user, assistant"),
+    (talk("a", " \n"), "empty message: message 2: the assistant's text is empty"),
+    (talk("a"), "no answer: no message is the assistant's"),
+    (talk(), "no answer"),
+    (talk("<|end|>", "b"), "special token in a text: message 1: holds <!end!>, which only the template may place"),
+    (talk("a", "b <|endoftext|>"), "special token in a text: message 2: holds <!endoftext!>"),
+    (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted {T} at most, the --context-length"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "not a string: message 1: got .*, wanted a text"),
+    ({"messages": [{"role": "user", "content": None}]}, "not a string: message 1: got None"),
+    ({"messages": "a"}, "not messages: messages: got 'a', wanted a list"),
+    ({"messages": ["a"]}, "not messages: messages: message 1: got 'a', wanted role and content"),
+    ({"messages": [{"role": "user", "content": "a", "weight": 0}]}, "unknown field: message 1: 'weight' is not supp"),
+    ({"text": "a"}, "no conversation: got text, wanted 'messages', or 'instruction' and 'output'"),
+    ("[1]", "no conversation: got .1., wanted"),
+    ("{", "not JSON: "),
+    ({"instruction": "", "output": "a"}, "empty message: message 1"),
+    ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
+    (talk("a\0", "b" * 500_000 + " " * 500_000), "no text: message 2: 500,000 characters of white space, or more"),
+]
+
+
+@pytest.mark.parametrize(("record", "said"), BAD, ids=[said.partition(":")[0] for _, said in BAD])
+def test_a_bad_conversation_is_left_out_by_name(tmp_path: Path, record: Any, said: str) -> None:
+    source = lines(tmp_path / "a.jsonl", [GOOD, record, GOOD])
+    manifest = write(tmp_path / "out", source, **TURNS)
+    assert (manifest.documents, manifest.lost_documents) == (2, 1)
+    [[example]] = manifest.examples.values()
+    assert re.match(f"{source}: line 2: {said}", example.replace("|", "!")), example
+
+
+def test_a_last_message_without_an_answer_is_left_out_and_said(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", [talk("a", "b", "c")]), **TURNS)
+    assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
+    assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1}, 0)
+
+
+def test_a_damaged_array_is_one_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(TALKS)[:-9])
+    done = run(
+        PREPARE,
+        tmp_path / "a.json",
+        lines(tmp_path / "b.jsonl", TALKS),
+        "--output",
+        tmp_path / "out",
+        *OPTIONS,
+        *INLINE,
+    )
+    assert done.returncode == 1 and "a.json: after record 0: damaged file: not a JSON array: " in done.stderr
+
+
+def test_more_than_a_percent_of_bad_conversations_is_status_1(tmp_path: Path) -> None:
+    for bad, wanted in ((1, 0), (2, 1)):
+        source = lines(tmp_path / f"{bad}.jsonl", [*TALKS, *[talk("", "b")] * bad])
+        done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", *OPTIONS, *INLINE, "--unit-bytes", "100000")
+        assert done.returncode == wanted, done.stderr
+        assert f"{source}: line 101: empty message: message 1: the user's text is empty\n" in done.stderr
+
+
+def test_workers_executors_and_kills_change_no_byte(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl", TALKS)
+    command = (source, *OPTIONS, *FRACTIONS)
+    succeed(PREPARE, *command, *INLINE, "--output", tmp_path / "inline")
+    wanted, names = files_of(tmp_path / "inline"), {path.name for path in (tmp_path / "inline").iterdir()}
+    assert len(wanted) == 3 and len(names) == 7
+    for workers in "123":
+        succeed(PREPARE, *command, "--workers", workers, "--output", tmp_path / workers)
+        assert files_of(tmp_path / workers) == wanted
+    for point, time in POINTS.items():
+        out = tmp_path / point
+        killed = run(CRASH, *command, *INLINE, "--output", out, CRASH_AT=point, CRASH_TIME=str(time))
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        succeed(PREPARE, *command, *INLINE, "--output", out)
+        assert (files_of(out), {path.name for path in out.iterdir()}) == (wanted, names), point
+    for shards in ("128", "1280"):
+        out = tmp_path / f"shards{shards}"
+        succeed(PREPARE, *command, *INLINE, "--output", out, "--shard-tokens", shards)
+        for split in ("train", "validation", "test"):
+            assert rows_of(out, split) == rows_of(tmp_path / "inline", split)
+
+
+def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Path) -> None:
+    talks = [talk(f"Question {number % 50}?", f"{number}") for number in range(100)]
+    source = lines(tmp_path / "a.jsonl", talks)
+    write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)
+    held = {split: "".join(text for text, _ in rows_of(tmp_path / "out", split)) for split in ("train", "validation")}
+    questions = {split: set(re.findall(r"Question \d+", text)) for split, text in held.items()}
+    assert not questions["train"] & questions["validation"] and len(questions["train"] | questions["validation"]) == 50
+    write(tmp_path / "all", source, **TURNS)
+    for split, seed in (("tail", 0), ("hash", 3)):  # no hash falls to it
+        manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.001, **TURNS)
+        assert rows_of(tmp_path / split) + rows_of(tmp_path / split, "validation") == rows_of(tmp_path / "all")
+        assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
+
+
+def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
+    assert "all as written" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
+    printed = "\n".join(stats(out))
+    assert re.search(
+        r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are padding", printed
+    )
+    assert re.search(r"train .* 100 documents", printed)
+    with pytest.raises(BadInput, match="conversations, whose weights come at the end"):
+        GrowingTokens(out)
+    for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
+        with pytest.raises(BadInput, match=r"another command began these tokens: (vocab|template|context|special)"):
+            write(out, tmp_path / "a.jsonl", **TURNS | changed)
+    data = bytearray((out / "train.safetensors").read_bytes())
+    data[-9] ^= 1  # a weight
+    (out / "train.safetensors").write_bytes(data)
+    with pytest.raises(BadInput, match=r"train\.safetensors: damaged: got sha256"):
+        verify(str(out))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"context_length": None}, "--template and --context-length: wanted both"),
+        ({"template": None}, "--template and --context-length: wanted both"),
+        ({"separator": "---"}, "--template turns: wanted no --separator, which is of text"),
+        ({"text_field": "messages"}, "--template turns: wanted no --text-field"),
+        ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: wanted a folder"),
+        ({"tokenizer": "chars"}, "wanted --tokenizer DIR/manifest.json"),
+        ({"shard_tokens": 100}, "--shard-tokens 100: wanted a multiple of --context-length 64"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        PrepareCommand(("a",), **{"output": "out"} | TURNS | options)
+
+
+def test_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("text")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "b.parquet")
+    with pytest.raises(BadInput, match=r"a\.md: text, wanted conversations: .*name them, or a glob"):
+        write(tmp_path / "out", tmp_path / "a.md", **TURNS)
+    with pytest.raises(BadInput, match=r"b\.parquet: no conversations: it has text; wanted 'messages', or"):
+        write(tmp_path / "out", tmp_path / "b.parquet", **TURNS)
+    with pytest.raises(BadInput, match=r"rows? of 64 tokens are too few to hold out 1 for validation; add"):
+        write(tmp_path / "out", lines(tmp_path / "c.jsonl", TALKS[:1]), validation_fraction=0.1, **TURNS)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock"}

@@ -1,0 +1,79 @@
+"""Packing: conversations of a unit into rows of T tokens, whole, by best fit, the longest first.
+
+What a row has left is end-of-text ids that do not count. Rows are a function of a unit's conversations alone.
+"""
+
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tokens.documents.inputs import Problems
+from tokens.documents.reader import Piece
+from tokens.prepare.plan import COUNTED, GROWING_WORD, PrepareSettings
+from tokens.tokenizer.template import Template
+from tokens.tokenizer.tokenizer import Tokenizer
+
+WINDOW_TOKENS = 1 << 23  # packed at a time, 32 MiB: a compressed file is one unit, however large
+
+
+def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Return rows of items, of `lengths` up to `room`, by their indices: best fit, the longest item first.
+
+    The items of a row, and rows by their first item, are in the order of the items.
+    """
+    rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()  # by what they have left, and all such
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place, left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()
+        if place < len(rooms):
+            left = rooms[place]
+            row = rows[left].pop()
+            if not rows[left]:
+                del rooms[place]
+        left -= lengths[index]
+        if not rows[left]:
+            bisect.insort(rooms, left)
+        rows[left].append([*row, index])
+    return sorted(sorted(row) for group in rows.values() for row in group)
+
+
+class Packer:
+    """Encoder of one split's conversations in a unit, which wait to be packed."""
+
+    def __init__(self, settings: PrepareSettings, tokenizer: Tokenizer, write: Callable[..., None], problems: Problems):
+        """`write`: takes the words of whole rows, and their counts as fields of a `UnitPart`."""
+        assert settings.template is not None and settings.context_length is not None
+        self._template = Template(settings.template)
+        self._context_length = settings.context_length
+        self._tokenizer = tokenizer
+        self._write = write
+        self._problems = problems
+        self._waiting: list[np.ndarray] = []  # words
+        self._tokens = 0  # of these
+
+    def add(self, pieces: list[Piece]) -> None:
+        """Add conversations, each with its end of text; those that are longer than a row are problems."""
+        for piece in pieces:
+            ids, weights = self._template.encode(self._tokenizer, piece.messages)
+            if ids[-1] != self._tokenizer.end_of_text_id:
+                ids, weights = [*ids, self._tokenizer.end_of_text_id], [*weights, 0]
+            if len(ids) > self._context_length:
+                detail = f"got {len(ids):,} tokens, wanted {self._context_length:,} at most, the --context-length"
+                self._problems.add("too long", piece.where, detail)
+                continue
+            self._waiting.append(np.array(ids, GROWING_WORD) | np.array(weights, GROWING_WORD) << COUNTED)
+            self._tokens += len(ids)
+            if self._tokens >= WINDOW_TOKENS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the rows of what waits."""
+        rows = pack([len(words) for words in self._waiting], self._context_length)
+        words = np.full((len(rows), self._context_length), self._tokenizer.end_of_text_id, GROWING_WORD)
+        for number, row in enumerate(rows):
+            packed = np.concatenate([self._waiting[index] for index in row])
+            words[number, : len(packed)] = packed
+        counts = {"counted": int((words >> COUNTED).sum()), "padding": words.size - self._tokens}
+        self._write(words.reshape(-1), documents=len(self._waiting), **counts)
+        self._waiting, self._tokens = [], 0
