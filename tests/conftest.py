@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,8 @@ from tests import launch
 from tests.bucket_server import BucketServer, serve_bucket
 from tests.launch import ROOT
 from tests.machines import Machines, two_machines
+from tokens.format.header import write_weighted
+from tokens.format.token_file import open_split
 from training.parallel import process_group
 from training.parallel.process_group import Ranks
 
@@ -122,6 +125,19 @@ def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [str(Path(os.__file__).with_name(name)) for name in ("argparse.py", "os.py", "tarfile.py", "typing.py")]
     options = ("--tokenizer", "bytes", "--split", "tail", "--validation-fraction", "0.25")
     launch.run(ROOT / "prepare_data.py", *sources, "--output", str(directory), *options).check_returncode()
+    return directory
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
+    """Rows of 32 bytes of which few count, many, or none: as many as a conversation happens to have."""
+    directory, generator = tmp_path_factory.mktemp("tokens") / "answers", np.random.default_rng(0)
+    directory.mkdir()
+    for split, rows in (("train", 256), ("validation", 40)):
+        tokens = open_split(token_files, split).read(0, 32 * rows + 1)
+        shares = generator.choice([0.0, 0.1, 0.5, 1.0], rows)
+        weights = np.append(generator.random((rows, 32)) < shares[:, None], False)
+        write_weighted(directory / f"{split}.safetensors", tokens, weights, 32)
     return directory
 
 

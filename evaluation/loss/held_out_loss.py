@@ -77,18 +77,21 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
     _check_tokenizer(trained, stream, span)
     targets = stream.read(span.start + 1, span.count)
-    if tokenizer is not None and (targets == tokenizer.end_of_text_id).all():
+    weights = np.empty(span.count, np.uint8)
+    stream.read_weights_into(weights, span.start + 1)
+    if not weights.any() or (tokenizer is not None and (targets == tokenizer.end_of_text_id).all()):
         raise BadInput(f"{span}: holds no text; pass another --from or --count")
-    losses = token_losses(trained, stream, span, ranks)
+    losses = token_losses(trained, stream, span, ranks) * weights
     if not np.isfinite(losses).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    result = summary(losses, targets, tokenizer)
+    result = summary(losses, targets, tokenizer, weights)
     return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
 
 def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
     """Return the loss of each predicted token, nats, fp32 (count,), on every rank."""
     network, length = trained.network, trained.network.config.context_length
+    length = min(length, stream.context_length or length)  # no window spans two rows of conversations
     starts = range(span.start, span.start + span.count, length)
     whole = span.count // length  # windows; one that is shorter may follow
     size = max(1, BATCH_TOKENS // length)
@@ -112,19 +115,25 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
     return losses.view(len(tokens), -1)
 
 
-def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None) -> HeldOutLoss:
-    """Return means and their standard errors over documents, from the loss of each target, both (count,)."""
+def summary(
+    losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray | None = None
+) -> HeldOutLoss:
+    """Return means and their standard errors over documents, from the loss of each target, both (count,).
+
+    `weights`: 0 of targets that do not count, whose losses are 0; None: all count.
+    """
+    weights = np.ones(len(targets)) if weights is None else weights
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1 if tokenizer else np.array([], np.int64)
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)
-    counts = np.diff(np.append(begins, len(targets))).astype(np.float64)
     lengths = byte_lengths(tokenizer)[targets] if tokenizer else np.zeros(len(targets))
-    text_bytes = np.add.reduceat(lengths, begins).astype(np.float64)
+    counts, text_bytes = (np.add.reduceat(each, begins, dtype=np.float64) for each in (weights, lengths * weights))
+    nats, counts, text_bytes = (each[counts > 0] for each in (nats, counts, text_bytes))
     mean, error = mean_and_error(nats, counts)
     bits, bits_error = mean_and_error(nats / math.log(2), text_bytes) if tokenizer else (None, None)
     return HeldOutLoss(
-        tokens=len(targets),
-        documents=len(begins) if tokenizer else None,
+        tokens=int(counts.sum()),
+        documents=len(counts) if tokenizer else None,
         text_bytes=int(text_bytes.sum()) if tokenizer else None,
         nats_per_token=mean,
         nats_per_token_error=error,

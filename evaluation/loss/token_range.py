@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from common.errors import BadInput, printable
 from common.files import sha256
@@ -37,15 +38,17 @@ class Range:
         return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
-        """Return its identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
-        tokens = open_split(self.directory, self.split).read(self.start, self.count + 1)
+        """Return its identity as JSON: its position, the sha256 of its tokens as 32-bit integers, and of weights."""
+        stream = open_split(self.directory, self.split)
+        tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)
+        stream.read_weights_into(weights, self.start + 1)
         return {
             "tokens": str(self.directory),
             "dataset": hub_name(self.directory),
             "split": self.split,
             "start": self.start,
             "count": self.count,
-            "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
+            "sha256": hashlib.sha256(tokens.astype("<u4").tobytes() + weights.tobytes()).hexdigest(),
         }
 
 
@@ -75,12 +78,17 @@ def choose_range(
     In a stream that ends before gpjt's range the default follows the validated tokens. Raises BadInput where no token
     is left.
     """
-    length = open_split(directory, split).length
+    stream = open_split(directory, split)
+    length, row = stream.length, stream.context_length or 1
+    if start is not None and start % row:
+        raise BadInput(
+            f"--from {start}: wanted a multiple of {row}, where a row of conversations in {directory} begins"
+        )
     if start is None:
         start = DEFAULT.start
         if length <= DEFAULT.start + 1:
             seen = [end for place in places for _, _, end in _seen(place, directory, split)]
-            start = max((end for end in seen if end < length), default=0)
+            start = -(-max((end for end in seen if end < length), default=0) // row) * row
     there = length - start - 1
     if there < 1 or (count is not None and count > there):
         wanted = "1 token" if count is None else f"{count:,} tokens"

@@ -27,7 +27,7 @@ from reporting.run_history import read_resolved
 from reporting.samples.sample_log import HeldOutText, bytes_of
 from reporting.samples.sample_sections import LEGEND, cell
 from tokens.batches.micro_batches import locate, ready
-from tokens.batches.sampling import rank_shares, read_windows
+from tokens.batches.sampling import rank_shares, read_target_weights, read_windows
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
 from training.checkpoints.compatibility import differences
 from training.checkpoints.directory import checkpoints_of
@@ -61,6 +61,7 @@ class ReadSequence:
     directory: TokenDirectory
     first: int  # token of its train stream
     ids: list[int]  # T + 1: inputs and targets
+    weights: np.ndarray  # of the targets, (T,)
 
 
 def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int:
@@ -82,22 +83,25 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     network, under = weights_before(run, record, step, initial)
     device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
     losses = token_losses(network, torch.tensor([one.ids for one in chosen]), device)
+    weights = np.stack([one.weights for one in chosen])
     first, last = chosen[0].rank, chosen[-1].rank
     readers = f"rank {first}" if first == last else f"ranks {first} to {last}"
     name = f"{run.directory.resolve().name}, step {step:,}"
     lines = [
         f"{name}: {len(chosen)} sequences of {model.context_length:,} tokens, read by {readers}",
-        f"losses {under}, mean {losses.mean():.4f} nats per token",
+        f"losses {under}, mean {mean(losses, weights):.4f} nats per token",
     ]
     print(*map(printable, lines), sep="\n")
     whole, shown = command.rank is not None or losses.size <= PRINTED_TOKENS, []
-    texts = zip(describe(run, model, chosen), losses, strict=True)
-    for text, row in sorted(texts, key=lambda pair: -np.nan_to_num(pair[1].mean(), nan=np.inf)):
-        values = [-loss if math.isfinite(loss) else None for loss in [0.0, *row.tolist()]]
-        cells = [cell(text, at, [value]) for at, value in enumerate(values)]
-        shown.append((f"{row.mean():.4f} {text.source}", cells))
+    texts = zip(describe(run, model, chosen), losses, weights, strict=True)
+    for text, row, own in sorted(texts, key=lambda one: -np.nan_to_num(mean(*one[1:]), nan=np.inf)):
+        values = [
+            None if weight == 0 or not math.isfinite(loss) else -loss for loss, weight in zip(row, own, strict=True)
+        ]
+        cells = [cell(text, at, [value]) for at, value in enumerate([0.0, *values])]
+        shown.append((f"{mean(row, own):.4f} {text.source}", cells))
         if whole or len(shown) <= LISTED:
-            worst = 1 + int(np.convolve(row, np.ones(min(STRETCH, len(row))), "valid").argmax())
+            worst = 1 + int(np.convolve(row * own, np.ones(min(STRETCH, len(row))), "valid").argmax())
             print(f"--- {printable(shown[-1][0])}")
             print(in_terminal(cells) if whole else in_terminal(cells[worst : worst + STRETCH]).replace("\n", ""))
     if command.html is not None:
@@ -137,10 +141,17 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]
     windows = locate(reading, np.arange((step - 1) * batch, step * batch))
     directories = {directory.train: directory for directory in token_set.directories}
-    rows = enumerate(zip(readers, windows, read_windows(windows, length).tolist(), strict=True))
+    weights = read_target_weights(windows, length)
+    rows = enumerate(zip(readers, windows, read_windows(windows, length).tolist(), weights, strict=True))
     return [
-        ReadSequence(number, rank, directories[stream], first, ids) for number, (rank, (stream, first), ids) in rows
+        ReadSequence(number, rank, directories[stream], first, ids, own)
+        for number, (rank, (stream, first), ids, own) in rows
     ]
+
+
+def mean(losses: np.ndarray, weights: np.ndarray) -> float:
+    """Return the mean of the losses that count, 0 of none."""
+    return float((losses * weights).sum() / max(1, weights.sum()))
 
 
 def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeights | None) -> tuple[GPT, str]:
@@ -148,7 +159,12 @@ def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeigh
     if (found := find_before(checkpoints_of(run.directory), step)) is not None:
         return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
     if initial is not None:
-        return initial.load(), f"under {initial.source}: no earlier checkpoint"
+        network = initial.load()
+        if network.config.vocab_size < record.model["vocab_size"]:
+            raise BadInput(
+                f"--look {step}: no earlier checkpoint, and {initial.source} lacks ids; look at a later step"
+            )
+        return network, f"under {initial.source}: no earlier checkpoint"
     if (origin := record.initial_weights) is not None:
         raise BadInput(f"--look {step}: no earlier checkpoint; pass --init-from {origin.source}, as the run began")
     network = GPT(ModelConfig(**record.model))
@@ -177,6 +193,8 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Ite
         before |= zip(here, ends_before(stream, end, np.array([*here.values()])).tolist(), strict=True)
     for one in sequences:
         document = "ids" if known is None else f"document {before[one.number] + 1:,}"
+        if one.directory.train.weighted:  # an end of text may fill a row
+            document = f"row {one.first // len(one.weights):,}"
         source = f"sequence {one.number}, rank {one.rank}: {one.directory.path.name}, {document}, token {one.first:,}"
         tokens = [f" {token}" if known is None else known.get(token, "") for token in one.ids]
         yield HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1)

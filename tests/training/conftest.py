@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import launch
 from tests.conftest import ROOT
-from tokens.format.header import write_weighted
-from tokens.format.token_file import open_split
 from training import build
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
@@ -98,19 +95,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = str(Path(os.__file__).with_name("keyword.py"))
     options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
     launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
-    return directory
-
-
-@pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """Rows of 32 bytes of which few count, many, or none: as many as a conversation happens to have."""
-    directory, generator = tmp_path_factory.mktemp("tokens") / "answers", np.random.default_rng(0)
-    directory.mkdir()
-    for split, rows in (("train", 256), ("validation", 40)):
-        tokens = open_split(token_files, split).read(0, 32 * rows + 1)
-        shares = generator.choice([0.0, 0.1, 0.5, 1.0], rows)
-        weights = np.append(generator.random((rows, 32)) < shares[:, None], False)
-        write_weighted(directory / f"{split}.safetensors", tokens, weights, 32)
     return directory
 
 

@@ -135,6 +135,15 @@ def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_conversations_are_shown_with_the_losses_of_the_tokens_that_count(make_run: Make, answers: Path) -> None:
+    run = make_run(dataset=str(answers), objective="answers", checkpoint_interval=1, keep_checkpoints=8)
+    complete(run, "--max-steps", "2")
+    for step, loss in metrics(run, "train_loss").items():
+        done = complete(run, "--look", str(step))
+        assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)
+        assert f"answers, row {8 * (step - 1)}, token {8 * 32 * (step - 1):,}" in done.stdout
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_named(copied: Path) -> None:
     weights = copied / "checkpoints" / "step-00000004" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
