@@ -244,7 +244,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
         if rows != context:
             problems.append(
                 f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {rows}, that of the rows "
-                f"into which the conversations in {directory} are packed; set it to that, or prepare them again"
+                f"of conversations in {directory}; set it to that, or prepare them with another --context-length"
             )
         starts = {
             "start_train_token": train.data.start_train_token,
@@ -259,7 +259,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
         directories = dict.fromkeys(str(stream.files[0].path.parent) for stream in streams if stream and stream.files)
         problems.append(
             f'{train.file}: objective: got "answers", wanted "text": no conversations in {", ".join(directories)}; '
-            "prepare_data.py writes them from JSON lines with messages"
+            "prepare_data.py writes them with --template"
         )
     if problems:
         raise BadInput(*problems)
