@@ -23,7 +23,13 @@ from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, 
 from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
 from tokens.tokenizer.character_files import SUFFIXES, read_characters
 from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, recorded_pattern, recorded_special_tokens
+from tokens.tokenizer.loading import (
+    CHARACTERS,
+    is_tokenizer_json,
+    load_tokenizer,
+    recorded_pattern,
+    recorded_special_tokens,
+)
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import Template, read_template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
@@ -108,7 +114,7 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> PrepareCommand:
     """Return a command whose tokenizer is named with all its characters; `chars`: those of all documents."""
     name = command.tokenizer
-    if name.endswith(SUFFIXES):
+    if name.endswith(SUFFIXES) and not is_tokenizer_json(Path(name)):
         name = CHARACTERS + read_characters(Path(name))
     elif name == "chars" and plan is not None:
         name = plan.settings.tokenizer if plan.settings.tokenizer.startswith(CHARACTERS) else CHARACTERS

@@ -81,10 +81,3 @@ def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePai
     with refusing(f"tokenizer {name}: pattern"):
         encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     return BytePairCoder(encoding, pattern)
-
-
-def gpt2_pattern() -> str:
-    """Return GPT-2's splitting pattern."""
-    from tiktoken_ext.openai_public import r50k_pat_str
-
-    return r50k_pat_str

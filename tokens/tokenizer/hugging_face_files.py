@@ -1,26 +1,31 @@
-"""Hugging Face tokenizer files: byte-pair ranks to tokenizer.json, vocab.json and merges.txt, and back.
+"""Hugging Face tokenizer files: a tokenizer to tokenizer.json, vocab.json and merges.txt, and back.
 
 There a token is spelled in printable characters, one for each byte, and the encoding is a list of merges. Here, as in
 tiktoken, it is a rank for each byte sequence. Either follows from the other.
 """
 
-import itertools
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, quoted
+import attrs
+
+from common.errors import BadInput, quoted, refusing
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
-from tokens.tokenizer.ranks import is_gpt2
+from tokens.tokenizer.known import recognized
+from tokens.tokenizer.merges import merges
+from tokens.tokenizer.patterns import GPT2, PATTERNS
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of a text, where tokenizer_config.json names no eos_token
 # GPT-2's pre-tokenization pattern is part of ByteLevel.
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-# Known keys of tokenizer.json, each with the values that give GPT-2's ids; with (), any does.
+# Known keys of tokenizer.json, each with the values whose ids are known; with (), any does.
 KNOWN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("version", "added_tokens", "pre_tokenizer", "post_processor", "decoder", "model"), ()),
     **dict.fromkeys(("truncation", "padding", "normalizer"), (None,)),
@@ -29,7 +34,8 @@ KNOWN_MODEL: dict[str, tuple[Any, ...]] = {
     "type": ("BPE",),
     "dropout": (None,),
     **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), (None, "")),
-    **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), (False,)),
+    **dict.fromkeys(("fuse_unk", "byte_fallback"), (False,)),
+    "ignore_merges": (False, True),
     **dict.fromkeys(("vocab", "merges"), ()),
 }
 # One that adds no tokens and splits nothing: its other options move offsets, and a space before a decoded text.
@@ -41,135 +47,211 @@ KNOWN_TEMPLATE: dict[str, tuple[Any, ...]] = {  # one that adds no tokens, as tr
     "special_tokens": ({},),
 }
 KNOWN_SPLITTING = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (True,)}
+KNOWN_SPLIT: dict[str, tuple[Any, ...]] = {
+    "type": ("Split",),
+    "pattern": tuple({"Regex": pattern} for pattern in PATTERNS.values()),
+    "behavior": ("Isolated",),  # the patterns cover every text
+    "invert": (False,),
+}
 KNOWN_ADDED: dict[str, tuple[Any, ...]] = {
-    "id": (),
-    "content": (END_OF_TEXT,),
+    **dict.fromkeys(("id", "content"), ()),
     "special": (True,),
     **dict.fromkeys(("single_word", "lstrip", "rstrip"), (False,)),
     "normalized": (),  # there is no normalizer
 }
+CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")  # whose fast ones are their tokenizer.json
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # of tokenizer_config.json, which has others that change no ids
-    "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", None),
+    "tokenizer_class": (
+        *(each for name in CLASSES for each in (name, f"{name}Fast")),
+        *("PreTrainedTokenizerFast", "TokenizersBackend", None),
+    ),
     **dict.fromkeys(("add_prefix_space", "add_bos_token", "add_eos_token", "split_special_tokens"), (False, None)),
 }
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Return the content of tokenizer.json, or None for ranks that no list of merges gives."""
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of tokenizer.json. Raises BadInput for characters of several bytes, which no merges give."""
     ranks, letters = tokenizer.ranks(), _letters()
-    halves = _halves(ranks)
-    if halves is None:
-        return None
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
+        raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its characters; it cannot be exported")
+    pairs, unreached = merges(ranks)
+    split = {"type": "Split", "pattern": {"Regex": tokenizer.pattern}, "behavior": "Isolated", "invert": False}
+    sequence = {"type": "Sequence", "pretokenizers": [split, {**SPLITTING, "use_regex": False}]}
     return {
         "version": "1.0",
         "added_tokens": [
             {
-                "id": tokenizer.end_of_text_id,
-                "content": END_OF_TEXT,
+                "id": number,
+                "content": name,
                 "special": True,
                 **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
             }
+            for name, number in sorted(tokenizer.special_tokens.items(), key=lambda item: item[1])
         ],
-        "pre_tokenizer": SPLITTING,
+        "pre_tokenizer": SPLITTING if tokenizer.pattern in (None, GPT2) else sequence,
         "decoder": SPLITTING,
         "model": {
             "type": "BPE",
             "vocab": {spelling: ranks[token] for token, spelling in spelled.items()},
-            "merges": [f"{spelled[left]} {spelled[right]}" for left, right in halves.values()],
+            "merges": [f"{spelled[left]} {spelled[right]}" for left, right in pairs],
+            **({"ignore_merges": True} if unreached else {}),
         },
     }
 
 
+def tokenizer_text(tokenizer: Tokenizer) -> str:
+    """Return the text of a tokenizer.json file. Raises BadInput as `tokenizer_json`."""
+    empty = {"truncation": None, "padding": None, "normalizer": None, "post_processor": None}
+    return json.dumps({**empty, **tokenizer_json(tokenizer)}, ensure_ascii=False, indent=1) + "\n"
+
+
 def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length: int) -> None:
-    """Write the files of AutoTokenizer, older loaders and converters. Raises BadInput for ranks that no merges give."""
-    values = tokenizer_json(tokenizer)
-    if values is None:
-        raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its ranks; it cannot be exported")
-    model = values["model"]
-    whole = {"truncation": None, "padding": None, "normalizer": None, "post_processor": None, **values}
-    special = dict.fromkeys(["bos_token", "eos_token", "unk_token"], END_OF_TEXT)
+    """Write the files of AutoTokenizer; for GPT-2's pattern those of older loaders, too. Raises BadInput."""
+    is_gpt2s = tokenizer.pattern in (None, GPT2)  # of another pattern, GPT2Tokenizer and vocab.json know nothing
     settings = {
-        "tokenizer_class": "GPT2Tokenizer",
+        "tokenizer_class": "GPT2Tokenizer" if is_gpt2s else "PreTrainedTokenizerFast",
         "model_max_length": context_length,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        **special,
+        **dict.fromkeys(["bos_token", "eos_token", "unk_token"], tokenizer.end_of_text),
     }
-    vocabulary = {**model["vocab"], END_OF_TEXT: tokenizer.end_of_text_id}
-    for name, content in (
-        (TOKENIZER, json.dumps(whole, ensure_ascii=False, indent=1)),
-        (SETTINGS, json.dumps(settings, indent=2)),
-        (VOCABULARY, json.dumps(vocabulary, ensure_ascii=False)),
-        (MERGES, "\n".join(["#version: 0.2", *model["merges"]])),
-    ):
-        replace_file(directory / name, content + "\n")
+    text = tokenizer_text(tokenizer)
+    files = {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}
+    if is_gpt2s:
+        model = json.loads(text)["model"]
+        vocabulary = {**model["vocab"], **tokenizer.special_tokens}
+        files[VOCABULARY] = json.dumps(vocabulary, ensure_ascii=False) + "\n"
+        files[MERGES] = "\n".join(["#version: 0.2", *model["merges"]]) + "\n"
+    for name, content in files.items():
+        replace_file(directory / name, content)
 
 
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer of a Hugging Face model directory, or None without one.
-
-    Raises BadInput unless its files equal GPT-2's, but for the ranks: whatever else they name would be ignored.
-    """
+    """Return the tokenizer of a Hugging Face model directory, or None without one. Raises BadInput as below."""
     path = directory / TOKENIZER
-    try:
-        if path.is_file():
-            tokenizer = _from_tokenizer_json(parse_json(read_regular(path)), path)
-        elif (path := directory / VOCABULARY).is_file():
-            tokenizer = _from_spelled(parse_json(read_regular(path)), path)
-            if not is_gpt2(tokenizer.ranks()):  # this older layout names no splitting pattern
-                raise _refused(
-                    path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}"
-                )
-        else:
-            return None
-        for path in (directory / name for name in (SETTINGS, SPECIAL, ADDED)):
-            if path.is_file():
-                _check_settings(parse_json(read_regular(path)), path, tokenizer.end_of_text_id)
-        return tokenizer
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: damaged: {quoted(error)}; pass a tokenizer with --tokenizer") from error
-
-
-def _from_tokenizer_json(values: dict[str, Any], path: Path) -> Tokenizer:
-    model, added = values["model"], values.get("added_tokens") or []
-    after = values.get("post_processor") or {}
-    known_after = KNOWN_TEMPLATE if after.get("type") in KNOWN_TEMPLATE["type"] else KNOWN_BYTE_LEVEL
-    for where, found, known in (
-        ("", values, KNOWN),
-        ("model: ", model, KNOWN_MODEL),
-        ("pre_tokenizer: ", values["pre_tokenizer"] or {}, KNOWN_SPLITTING),
-        ("post_processor: ", after, known_after),
-        ("decoder: ", values.get("decoder") or {}, KNOWN_BYTE_LEVEL),
-        *((f"added_tokens: {number}: ", token, KNOWN_ADDED) for number, token in enumerate(added)),
-    ):
-        _check_known(path, where, found, known)
-    if values["pre_tokenizer"] is None or not added:
-        raise _refused(path, f"{'pre_tokenizer' if added else 'added_tokens'}: got none")
-    vocabulary = model["vocab"]
-    tokenizer = _from_spelled({**vocabulary, END_OF_TEXT: vocabulary.get(END_OF_TEXT, added[0]["id"])}, path)
-    if added[0]["id"] != tokenizer.end_of_text_id:
-        raise _refused(path, f"added_tokens: 0: id: got {quoted(added[0]['id'])}")
-    written = tokenizer_json(tokenizer)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    if written is None or merges != written["model"]["merges"]:
-        raise _refused(path, "model: merges: got others than those of the ids, in the order of the ids")
+    if path.is_file():
+        return read_tokenizer_json(path)
+    path = directory / VOCABULARY
+    if not path.is_file():
+        return None
+    with _undamaged(path):
+        vocabulary = parse_json(read_regular(path))
+        end = vocabulary.pop(END_OF_TEXT, None)
+        tokenizer = byte_pair_tokenizer(directory.name, ranks_of(vocabulary))
+        if recognized(tokenizer.ranks()) != "gpt2" or end != tokenizer.end_of_text_id:  # this layout names no pattern
+            raise _refused(path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}")
+        _check_settings(directory, tokenizer)
     return tokenizer
 
 
-def _check_settings(values: dict[str, Any], path: Path, end_of_text_id: int) -> None:
+def read_tokenizer_json(path: Path) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json file and the settings beside it.
+
+    Raises BadInput for whatever it names that is not implemented: it would be ignored, and give other ids.
+    """
+    with _undamaged(path):
+        values = parse_json(read_regular(path))
+        model, added = values["model"], values.get("added_tokens") or []
+        for where, found, known in (
+            ("", values, KNOWN),
+            ("model: ", model, KNOWN_MODEL),
+            *(("post_processor: ", each, _known_after(each)) for each in _steps(values.get("post_processor"))),
+            ("decoder: ", values.get("decoder") or {}, KNOWN_BYTE_LEVEL),
+            *((f"added_tokens: {number}: ", token, KNOWN_ADDED) for number, token in enumerate(added)),
+        ):
+            _check_known(path, where, found, known)
+        if not added:
+            raise _refused(path, "added_tokens: got none")
+        pattern = _pattern(path, values["pre_tokenizer"])
+        special = {token["content"]: token["id"] for token in added}
+        ranks = ranks_of({word: number for word, number in model["vocab"].items() if word not in special})
+        ids = [*ranks.values(), *special.values()]
+        if len(set(ids)) < len(ids) or len(special) < len(added) or any(type(number) is not int for number in ids):
+            raise _refused(path, "added_tokens: got an id or a content twice")
+        _check_merges(path, model, ranks)
+        name = path.parent.name if path.name == TOKENIZER else path.stem
+        tokenizer = byte_pair_tokenizer(name or path.stem, ranks, pattern)
+        tokenizer = attrs.evolve(tokenizer, special_tokens=special, end_of_text=_end_of_text(path, special))
+        _check_settings(path.parent, tokenizer)
+    return tokenizer
+
+
+def ranks_of(vocabulary: dict[str, int]) -> dict[bytes, int]:
+    """Return the ranks of a vocabulary in printable characters. Raises ValueError for one that spells no bytes."""
+    letters = _letters()
+    bytes_of = {chr(byte).translate(letters): byte for byte in range(256)}
+    if others := [letter for letter in sorted({*"".join(vocabulary)}) if letter not in bytes_of]:
+        raise ValueError(f"model: vocab: character {others[0]!r} stands for no byte")
+    return {bytes(bytes_of[letter] for letter in word): rank for word, rank in vocabulary.items()}
+
+
+def _pattern(path: Path, splitting: dict[str, Any] | None) -> str:
+    """Return the splitting pattern of a pre-tokenizer: ByteLevel, or Split before it. Raises BadInput for another."""
+    if splitting is None:
+        raise _refused(path, "pre_tokenizer: got none")
+    if splitting["type"] != "Sequence":
+        _check_known(path, "pre_tokenizer: ", splitting, KNOWN_SPLITTING)
+        return GPT2
+    steps = splitting["pretokenizers"]
+    if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
+        raise _refused(path, f"pre_tokenizer: got {quoted([step['type'] for step in steps])}")
+    for step, known in zip(steps, (KNOWN_SPLIT, {**KNOWN_SPLITTING, "use_regex": (False,)}), strict=True):
+        _check_known(path, f"pre_tokenizer: {step['type']}: ", {**dict.fromkeys(known), **step}, known)
+    return str(steps[0]["pattern"]["Regex"])
+
+
+def _steps(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if processor is None or processor.get("type") != "Sequence":
+        return [] if processor is None else [processor]
+    return list(processor["processors"])
+
+
+def _known_after(processor: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return KNOWN_TEMPLATE if processor.get("type") in KNOWN_TEMPLATE["type"] else KNOWN_BYTE_LEVEL
+
+
+def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
+    """Raise BadInput unless merges encode as the ranks do. More pairs than needed never come to be side by side."""
+    wanted, unreached = merges(ranks)
+    letters, words = _letters(), model["vocab"]
+    given = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
+    made = [words.get("".join(pair), -1) for pair in given]
+    needed = {tuple(part.decode("latin-1").translate(letters) for part in pair) for pair in wanted}
+    if -1 in made or made != sorted(made) or not needed <= {*given}:
+        raise _refused(path, "model: merges: got others than those of the ids, in the order of the ids")
+    if unreached and not model.get("ignore_merges"):
+        raise _refused(path, f"model: ignore_merges: got false, but no merges give {unreached[0]!r}")
+
+
+def _end_of_text(path: Path, special: dict[str, int]) -> str:
+    """Return the special token that ends a text: that of the settings, or a usual one. Raises BadInput without."""
+    settings = path.with_name(SETTINGS)
+    named = parse_json(read_regular(settings)).get("eos_token") if settings.is_file() else None
+    name = named.get("content") if isinstance(named, dict) else named
+    if name is not None and name not in special:
+        raise _refused(settings, f"eos_token: got {quoted(name)}, which is no added token")
+    ends = [name] if name is not None else [end for end in ENDS if end in special]
+    if not ends:
+        raise _refused(path, f"added_tokens: got none of {', '.join(ENDS)}, and no eos_token in {SETTINGS} beside it")
+    return str(ends[0])
+
+
+def _check_settings(directory: Path, tokenizer: Tokenizer) -> None:
     """Raise BadInput where tokenizer_config.json and the like change what tokenizer.json says."""
-    if path.name == ADDED:
-        values = {"added_tokens_decoder": {str(number): {"content": text} for text, number in values.items()}}
-    _check_known(path, "", {key: values[key] for key in KNOWN_SETTINGS if key in values}, KNOWN_SETTINGS)
-    special = {key: value for key, value in values.items() if key.endswith("_token") and not isinstance(value, bool)}
-    for key, value in special.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if content not in (None, END_OF_TEXT):
-            raise _refused(path, f"{key}: got {quoted(content)}")
-    for number, token in (values.get("added_tokens_decoder") or {}).items():
-        if (number, token["content"]) != (str(end_of_text_id), END_OF_TEXT):
-            raise _refused(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
+    for path in (directory / name for name in (SETTINGS, SPECIAL, ADDED)):
+        values = parse_json(read_regular(path)) if path.is_file() else {}
+        if path.name == ADDED:
+            values = {"added_tokens_decoder": {str(number): {"content": text} for text, number in values.items()}}
+        _check_known(path, "", {key: values[key] for key in KNOWN_SETTINGS if key in values}, KNOWN_SETTINGS)
+        special = {key: value for key, value in values.items() if key.endswith("_token") and type(value) is not bool}
+        for key, value in special.items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if content is not None and content not in tokenizer.special_tokens:
+                raise _refused(path, f"{key}: got {quoted(content)}")
+        for number, token in (values.get("added_tokens_decoder") or {}).items():
+            if str(tokenizer.special_tokens.get(token["content"])) != number:
+                raise _refused(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
 
 
 def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str, tuple[Any, ...]]) -> None:
@@ -183,41 +265,14 @@ def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str
 
 def _refused(path: Path, got: str) -> BadInput:
     return BadInput(
-        f"{path}: {got}: not implemented, wanted GPT-2's byte-level BPE; if the model was trained on tokens of gpt2 or "
-        "bytes, pass that with --tokenizer"
+        f"{path}: {got}: not implemented, wanted byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k; if the model "
+        "was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
     )
 
 
-def _from_spelled(vocabulary: dict[str, int], path: Path) -> Tokenizer:
-    letters = _letters()
-    bytes_of = {chr(byte).translate(letters): byte for byte in range(256)}
-    ranks = {
-        bytes(bytes_of[letter] for letter in spelling): rank
-        for spelling, rank in vocabulary.items()
-        if spelling != END_OF_TEXT
-    }
-    if sorted(ranks.values()) != list(range(len(ranks))) or vocabulary.get(END_OF_TEXT) != len(ranks):
-        raise BadInput(
-            f"{path}: got {len(ranks)} tokens, wanted the ids 0, 1, 2, ... once each and {END_OF_TEXT} after them; "
-            "pass a tokenizer with --tokenizer"
-        )
-    return byte_pair_tokenizer(path.parent.name, ranks)
-
-
-def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
-    """Return the two tokens whose merge gives each longer one, in the order of ranks; None if one has no such pair."""
-    halves: dict[bytes, tuple[bytes, bytes]] = {}
-    for token in sorted(ranks, key=ranks.__getitem__):
-        parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
-        while len(parts) > 2:  # byte-pair encoding by the tokens before this one
-            merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
-            first = merged.index(min(merged))
-            if merged[first] >= rank:
-                return None
-            parts[first : first + 2] = [parts[first] + parts[first + 1]]
-        if len(parts) == 2:
-            halves[token] = parts[0], parts[1]
-    return halves
+def _undamaged(path: Path) -> AbstractContextManager[None]:
+    kinds = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
+    return refusing(f"{path}: damaged", "pass a tokenizer with --tokenizer", kinds)
 
 
 def _letters() -> dict[int, str]:

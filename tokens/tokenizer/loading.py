@@ -1,47 +1,67 @@
 """Loading of a tokenizer by the name on a command line, by a file, or by its entry in a manifest."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, either
+from common.files import sha256
+from common.json_files import parse_json, read_regular
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord
 from tokens.tokenizer.character_files import SUFFIXES, read_characters
-from tokens.tokenizer.coders import ByteCoder, BytePairCoder, CharacterCoder, gpt2_pattern
-from tokens.tokenizer.ranks import is_gpt2, read_ranks
+from tokens.tokenizer.coders import ByteCoder, BytePairCoder, CharacterCoder, Coder, byte_pair_coder
+from tokens.tokenizer.hugging_face_files import read_tokenizer_json
+from tokens.tokenizer.known import KNOWN_TOKENIZERS, KnownTokenizer, recognized
+from tokens.tokenizer.ranks import read_ranks
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer, fingerprint
 
+RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
 CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
-    """Return the tokenizer "bytes", "gpt2", "chars:...", or that of a local file of ranks (.tiktoken) or characters.
+    """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or that of a local file.
 
-    A ranks file names neither its splitting pattern nor its special tokens, so it must be GPT-2's by content. Others
-    were used with GPT-2's pattern once: accepted where they give `recorded`, the fingerprint beside their tokens.
+    A file is a tokenizer.json, a vocabulary of characters, or ranks (.tiktoken, .model). Ranks name neither splitting
+    pattern nor special tokens, so they must be known by content. Others were used with GPT-2's pattern once: accepted
+    where they give `recorded`, the fingerprint beside their tokens.
 
-    Raises BadInput for another name, a damaged file, other ranks, and "gpt2" if its ranks are neither cached nor
-    downloadable.
+    Raises BadInput for another name, a damaged file, other ranks, and ranks neither cached nor downloadable.
     """
+    path = Path(name)
     if name == "bytes":
         return Tokenizer(name=name, coder=ByteCoder(), special_tokens={END_OF_TEXT: 256}, has_ranks_file=False)
-    if name == "gpt2":
-        return _load_gpt2()
+    if name in KNOWN_TOKENIZERS:
+        return _load_known(name)
     if name.startswith(CHARACTERS):
         return _of_characters(name.removeprefix(CHARACTERS))
     if name.endswith(SUFFIXES):
-        return _of_characters(read_characters(Path(name)))
-    if not name.endswith(".tiktoken"):
-        raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or a .tiktoken, .pkl or .json file")
-    path = Path(name)
+        return read_tokenizer_json(path) if is_tokenizer_json(path) else _of_characters(read_characters(path))
+    if not name.endswith(RANKS_SUFFIXES):
+        names = ["bytes", "chars", *KNOWN_TOKENIZERS]
+        files = ", ".join([*RANKS_SUFFIXES, *SUFFIXES])
+        raise BadInput(f"tokenizer '{name}' is unknown; wanted {either([*names, f'a file ({files})'])}")
     ranks = read_ranks(path)
+    known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
+    if known is not None:
+        return _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
     tokenizer = byte_pair_tokenizer(path.name, ranks)
-    if not is_gpt2(ranks) and (recorded is None or fingerprint(tokenizer) != recorded):
+    if recorded is None or fingerprint(tokenizer) != recorded:
         raise BadInput(
-            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted GPT-2's 50,256: the file names neither "
-            "splitting pattern nor special tokens, which are known of those alone; pass gpt2 or bytes"
+            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted those of "
+            f"{either(KNOWN_TOKENIZERS)}: the file names neither splitting pattern nor special tokens; pass a "
+            "tokenizer.json, which does"
         )
     return tokenizer
+
+
+def is_tokenizer_json(path: Path) -> bool:
+    """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
+    with suppress(OSError, ValueError):
+        values = parse_json(read_regular(path))
+        return isinstance(values, dict) and isinstance(values.get("model"), dict)
+    return False
 
 
 def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
@@ -65,7 +85,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
 
 def recorded_pattern(tokenizer: Tokenizer) -> str | None:
     """Return the splitting pattern that a manifest states: None for GPT-2's tokenizer, which its ranks tell."""
-    return None if tokenizer.pattern == gpt2_pattern() and is_gpt2(tokenizer.ranks()) else tokenizer.pattern
+    return None if recognized(tokenizer.ranks()) == "gpt2" else tokenizer.pattern
 
 
 def recorded_special_tokens(tokenizer: Tokenizer) -> dict[str, int] | None:
@@ -79,15 +99,25 @@ def _of_characters(characters: str) -> Tokenizer:
     return Tokenizer(name="chars", coder=coder, special_tokens=special, has_ranks_file=False)
 
 
-def _load_gpt2() -> Tokenizer:
+def _of_known(name: str, known: KnownTokenizer, coder: Coder) -> Tokenizer:
+    special, end = known.special_tokens, known.end_of_text
+    return Tokenizer(name=name, coder=coder, special_tokens=special, end_of_text=end, has_ranks_file=name != "gpt2")
+
+
+def _load_known(name: str) -> Tokenizer:
+    known = KNOWN_TOKENIZERS[name]
+    if known.encoding is None:
+        raise BadInput(
+            f"tokenizer {name}: its ranks are downloaded only after its owner's terms were accepted; pass the file, "
+            "tokenizer.model or tokenizer.json, as --tokenizer FILE"
+        )
     import tiktoken
 
     try:
-        encoding = tiktoken.get_encoding("gpt2")
+        encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
         raise BadInput(
-            f"tokenizer gpt2: its ranks are neither cached nor downloadable ({type(error).__name__}); "
+            f"tokenizer {name}: its ranks are neither cached nor downloadable ({type(error).__name__}); "
             "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
         ) from error
-    coder = BytePairCoder(encoding, gpt2_pattern())
-    return Tokenizer(name="gpt2", coder=coder, special_tokens={END_OF_TEXT: encoding.eot_token}, has_ranks_file=False)
+    return _of_known(name, known, BytePairCoder(encoding, known.pattern))

@@ -12,7 +12,8 @@ from typing import Protocol
 import attrs
 import numpy as np
 
-from tokens.tokenizer.coders import BytePairCoder, CharacterCoder, Coder, byte_pair_coder, gpt2_pattern
+from tokens.tokenizer.coders import BytePairCoder, CharacterCoder, Coder, byte_pair_coder
+from tokens.tokenizer.patterns import GPT2
 
 PROBE = [
     "",
@@ -106,13 +107,10 @@ class Tokenizer:
         return {number: token for token, number in self.coder.ranks.items()} | special
 
 
-def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str | None = None) -> Tokenizer:
-    """Return the tokenizer of ranks 0, 1, 2, ... and a splitting pattern, GPT-2's by default; the end of text follows.
-
-    Raises BadInput as `byte_pair_coder`.
-    """
-    coder = byte_pair_coder(name, ranks, pattern or gpt2_pattern())
-    return Tokenizer(name=name, coder=coder, special_tokens={END_OF_TEXT: len(ranks)})
+def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str = GPT2) -> Tokenizer:
+    """Return the tokenizer of ranks and a splitting pattern; the end of text follows. Raises as `byte_pair_coder`."""
+    special_tokens = {END_OF_TEXT: 1 + max(ranks.values(), default=0)}
+    return Tokenizer(name=name, coder=byte_pair_coder(name, ranks, pattern), special_tokens=special_tokens)
 
 
 def fingerprint(encoder: Encoder) -> str:

@@ -9,24 +9,43 @@ import pytest
 from common.errors import BadInput
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files, write_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer
+from tokens.tokenizer.patterns import PATTERNS
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
 @pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
 def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInput, match=rf"{name}: (damaged: |got 1 tokens).*; pass a tokenizer with --tokenizer"):
+    with pytest.raises(BadInput, match=rf"{name}: damaged: .*; pass a tokenizer with --tokenizer"):
         read_tokenizer_files(tmp_path)
 
 
-REGEX = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+REGEX: dict[str, Any] = {
+    "type": "Split",
+    "pattern": {"Regex": PATTERNS["cl100k"]},
+    "behavior": "Isolated",
+    "invert": False,
+}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": list(steps)}}
+
+
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
 ADDED: dict[str, Any] = {"id": 256, "content": "<|endoftext|>", "special": True}
 OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that is named
     ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "normalizer"),
     ("tokenizer.json", {"truncation": {"max_length": 50}}, "truncation"),
     ("tokenizer.json", {"pre_tokenizer": None}, "pre_tokenizer"),
-    ("tokenizer.json", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [REGEX]}}, "pre_tokenizer: type"),
+    ("tokenizer.json", sequence(REGEX), "pre_tokenizer: got ['Split']"),
+    ("tokenizer.json", sequence({"type": "Digits"}, LEVEL), "pre_tokenizer: got ['Digits', 'ByteLevel']"),
+    ("tokenizer.json", sequence({**REGEX, "pattern": {"Regex": "."}}, LEVEL), "pre_tokenizer: Split: pattern"),
+    ("tokenizer.json", sequence({**REGEX, "behavior": "Removed"}, LEVEL), "pre_tokenizer: Split: behavior"),
+    ("tokenizer.json", sequence(REGEX, {**LEVEL, "use_regex": True}), "pre_tokenizer: ByteLevel: use_regex"),
+    ("tokenizer.json", sequence(REGEX, {"type": "ByteLevel", "add_prefix_space": False}), "ByteLevel: use_regex"),
+    ("tokenizer.json", {"post_processor": {"type": "Sequence", "processors": [LEVEL, {"type": "Other"}]}}, "'Other'"),
     ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "pre_tokenizer: use_regex"),
     ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
     ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "new": 1}}, "pre_tokenizer: 'new'"),
@@ -34,13 +53,11 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
     ("tokenizer.json", {"post_processor": {**TEMPLATE, "single": []}}, "post_processor: single"),
     ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "decoder: type"),
     ("tokenizer.json", {"added_tokens": []}, "added_tokens: got none"),
-    (
-        "tokenizer.json",
-        {"added_tokens": [ADDED, {**ADDED, "id": 257, "content": "<|im_end|>"}]},
-        "added_tokens: 1: content",
-    ),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257, "content": " ", "special": False}]}, "1: special"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "content": "<|end|>"}]}, "an id or a content twice"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257}]}, "an id or a content twice"),
     ("tokenizer.json", {"added_tokens": [{**ADDED, "lstrip": True}]}, "added_tokens: 0: lstrip"),
-    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 300}]}, "256 tokens, wanted"),
+    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 65}]}, "an id or a content twice"),
     *(
         ("tokenizer.json", {"model": {key: value}}, f"model: {key}")
         for key, value in {
@@ -48,8 +65,8 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
             "dropout": 0.1,
             "unk_token": "<unk>",
             "byte_fallback": True,
-            "ignore_merges": True,
             "merges": ["a b"],
+            "vocab": {"日": 0},
         }.items()
     ),
     ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}, "tokenizer_class"),

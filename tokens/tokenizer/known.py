@@ -1,0 +1,62 @@
+"""Known tokenizers: the splitting pattern and the special tokens that belong to ranks, which name neither."""
+
+import hashlib
+
+import attrs
+
+from tokens.tokenizer.patterns import GPT2, PATTERNS
+from tokens.tokenizer.ranks import ranks_text
+
+
+@attrs.frozen(kw_only=True)
+class KnownTokenizer:
+    """What is published of a tokenizer beside its ranks."""
+
+    ranks_sha256: str  # of the published file
+    pattern: str
+    special_tokens: dict[str, int]
+    end_of_text: str = "<|endoftext|>"
+    encoding: str | None  # tiktoken's name, by which it downloads the ranks; None: they are not for all to download
+
+
+_LLAMA3 = (  # Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
+    *("<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{number}|>" for number in range(4))),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"),
+    *(f"<|reserved_special_token_{number}|>" for number in range(5, 251)),
+)
+_PROMPT_ENDS = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
+# Hashes and special tokens as tiktoken_ext/openai_public.py has them; Llama 3's as its models on the hub list the file
+# tokenizer.model.
+KNOWN_TOKENIZERS = {
+    "gpt2": KnownTokenizer(
+        ranks_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        pattern=GPT2,
+        special_tokens={"<|endoftext|>": 50256},
+        encoding="gpt2",
+    ),
+    "cl100k": KnownTokenizer(
+        ranks_sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        pattern=PATTERNS["cl100k"],
+        special_tokens={"<|endoftext|>": 100257, **_PROMPT_ENDS},
+        encoding="cl100k_base",
+    ),
+    "o200k": KnownTokenizer(
+        ranks_sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        pattern=PATTERNS["o200k"],
+        special_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+        encoding="o200k_base",
+    ),
+    "llama3": KnownTokenizer(
+        ranks_sha256="82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+        pattern=PATTERNS["cl100k"],
+        special_tokens={name: 128_000 + number for number, name in enumerate(_LLAMA3)},
+        end_of_text="<|end_of_text|>",
+        encoding=None,
+    ),
+}
+
+
+def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str | None:
+    """Return the name of the known tokenizer that ranks belong to by their content, or their file's; or None."""
+    digests = (file_sha256, hashlib.sha256(ranks_text(ranks)).hexdigest())
+    return next((name for name, known in KNOWN_TOKENIZERS.items() if known.ranks_sha256 in digests), None)
