@@ -2,7 +2,7 @@
 
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
@@ -31,10 +31,10 @@ PARTS = (
 )
 
 
-def strange_texts(count: int) -> Iterator[str]:
+def strange_texts(count: int, more: Sequence[str] = ()) -> Iterator[str]:
     draw = random.Random(0)
     for _ in range(count):
-        yield "".join(draw.choices(PARTS, k=draw.randint(0, 30)))
+        yield "".join(draw.choices([*PARTS, *more], k=draw.randint(0, 30)))
 
 
 def tiktokens() -> Tokenizer:

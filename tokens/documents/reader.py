@@ -1,9 +1,9 @@
 """Document reader: the documents of a unit of work, of any input format, in pieces of bounded size.
 
 A unit has ranges of files. A line or a row belongs to the range in which it begins. A long text file, which is one
-document, is cut at the first position after each edge of a range that no token of GPT-2's pattern can span. Both
-neighbors of an edge find the same position, so units of any size give the same documents and tokens. With a separator,
-a text is several documents, which belong to the range in which they begin.
+document, is cut at the first position after each edge of a range that no token of the tokenizer's pattern can span.
+Both neighbors of an edge find the same position, so units of any size give the same documents and tokens. With a
+separator, a text is several documents, which belong to the range in which they begin.
 """
 
 import json
@@ -76,10 +76,13 @@ class Part(NamedTuple):
     ends_document: bool
 
 
-def pieces(text: str) -> Iterator[Piece]:
+def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
     """Yield a document in pieces, so that encoding a long one needs little memory."""
     head, begin = text[:HEAD_CHARACTERS], 0
-    while len(text) - begin > TEXT_PIECE_BYTES and (cut := cut_position(text[begin : begin + TEXT_PIECE_BYTES])):
+    while len(text) - begin > TEXT_PIECE_BYTES:
+        cut = cut_position(text[begin : begin + TEXT_PIECE_BYTES], pattern=pattern)
+        if not cut:
+            break
         yield Piece(text[begin : begin + cut], False, head)
         begin += cut
     yield Piece(text[begin:], True, head)
@@ -88,11 +91,14 @@ def pieces(text: str) -> Iterator[Piece]:
 class Reader:
     """Reader of units, with the problems found in them."""
 
-    def __init__(self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None):
+    def __init__(
+        self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None, pattern: str | None = None
+    ):
         self.problems = Problems()
         self._inputs = inputs
         self._text_field = text_field
         self._separator = separator
+        self._pattern = pattern  # of the tokenizer, whose tokens no cut changes
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
         """Yield the documents of a unit; add what is left out to `problems`. Raises BadInput as `Input.open`."""
@@ -118,7 +124,7 @@ class Reader:
             return
         start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
         if self._separator is None:
-            begin, end = (edge(stream, position, size) for position in (extent.begin, extent.end))
+            begin, end = (edge(stream, position, size, self._pattern) for position in (extent.begin, extent.end))
             ends = begin < end == size or size == 0
             yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
             return
@@ -133,7 +139,7 @@ class Reader:
         """Yield a part of a document of a text file. `data`: the document's first bytes."""
         head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], Replaced()
         ends, before, marked = part.ends_document, "", False
-        for piece in text_pieces(stream, part.begin, part.end, replaced):
+        for piece in text_pieces(stream, part.begin, part.end, replaced, self._pattern):
             if isinstance(piece, NoText):
                 everything = (piece.begin, piece.end) == (part.document_begin, part.document_end)
                 ends = ends and not everything
@@ -277,7 +283,7 @@ class Reader:
                     continue
                 if END_OF_TEXT in text:
                     self._add_marked(where)
-                yield from pieces(text)
+                yield from pieces(text, self._pattern)
             return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
         self.problems.add("null text" if value is None else kind, where, detail)

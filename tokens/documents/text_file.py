@@ -1,5 +1,7 @@
 """Text files in pieces: cut positions that change no token, damage left out, and lines of bounded length.
 
+`pattern`: splitting pattern of the tokenizer; None: GPT-2's, or it has none.
+
 What is left out of a text file reaches from one cut position to the next, so it does not depend on the units.
 """
 
@@ -8,6 +10,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from typing import IO, BinaryIO, NamedTuple
+
+from tokens.tokenizer.patterns import GPT2
 
 TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
@@ -132,7 +136,9 @@ def _too_many(bad: int, length: int) -> bool:
     return bad > max(BAD_BYTES, BAD_SHARE * length) or 2 * bad >= length > 0
 
 
-def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
+def text_pieces(
+    stream: BinaryIO, begin: int, end: int, replaced: Replaced, pattern: str | None = None
+) -> Iterator[str | NoText]:
     """Yield a range from edge to edge in pieces of about TEXT_PIECE_BYTES. Raises EOFError where it ends early."""
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
@@ -148,7 +154,7 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
         if dropped + known > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:  # the first position tells how long this is
-            cut = _first_cut(text, known, len(text) - (not last)) or (len(text) if last else 0)
+            cut = _first_cut(text, known, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
                 if not cut:
                     dropped += len(text) - 2
@@ -157,14 +163,14 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
                 stop = decoded - len(text[cut:].encode())
                 yield NoText(start, stop, f"more than {LONGEST_PIECE:,} characters without space or symbol")
                 text, start, dropped, known = text[cut:], stop, 0, 1
-        cut = len(text) if last else cut_position(text, known)
+        cut = len(text) if last else cut_position(text, known, pattern)
         if cut:
-            yield from _without_damage(text[:cut], start)
+            yield from _without_damage(text[:cut], start, pattern)
             text = text[cut:]
             start = decoded - len(text.encode())
 
 
-def edge(stream: BinaryIO, position: int, size: int) -> int:
+def edge(stream: BinaryIO, position: int, size: int, pattern: str | None = None) -> int:
     """Return the first cut position of a text file from `position` on: before a lone white space, or the end."""
     if position == 0:
         return 0
@@ -176,20 +182,20 @@ def edge(stream: BinaryIO, position: int, size: int) -> int:
             space = match.start() + 1
             before = window[max(0, space - 4) : space].decode(errors="replace")[-1:]
             after = window[space + 1 : space + 5].decode(errors="replace")[:1]
-            if space + 5 <= len(window) and not before.isspace() and not after.isspace():
+            if space + 5 <= len(window) and _can_cut(f"{before}{chr(window[space])}{after}", 1, pattern):
                 return max(0, begin - 3) + space
         begin += EDGE_BYTES - 8  # windows overlap
     return size
 
 
-def cut_position(text: str, known: int = 1) -> int:
-    """Return the last position where a cut changes no GPT-2 token, or 0 for none.
+def cut_position(text: str, known: int = 1, pattern: str | None = None) -> int:
+    """Return the last position where a cut changes no token, or 0 for none.
 
-    GPT-2's pattern matches letters, digits, other characters and white space in separate runs. So no match spans the
-    position before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter.
-    `known`: the first position to try.
+    Patterns match letters, digits, other characters and white space in separate runs. So no match spans the position
+    before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter; and no
+    pattern looks back. In all but GPT-2's, line ends go with the symbols before them. `known`: the first to try.
     """
-    return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place)), 0)
+    return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place, pattern)), 0)
 
 
 def gap_position(text: str, begin: int = 0) -> int | None:
@@ -202,25 +208,27 @@ def gap_position(text: str, begin: int = 0) -> int | None:
     return None
 
 
-def _first_cut(text: str, begin: int, end: int) -> int:
-    return next((place for place in range(max(1, begin), end) if _can_cut(text, place)), 0)
+def _first_cut(text: str, begin: int, end: int, pattern: str | None) -> int:
+    return next((place for place in range(max(1, begin), end) if _can_cut(text, place, pattern)), 0)
 
 
-def _can_cut(text: str, place: int) -> bool:
+def _can_cut(text: str, place: int, pattern: str | None) -> bool:
     before, here, after = text[place - 1], text[place], text[place + 1 : place + 2]
+    if here == "\n" and pattern not in (None, GPT2) and not before.isalnum():
+        return False
     if here in LONE_SPACES:
         return not before.isspace() and not after.isspace()
     return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
 
 
-def _without_damage(text: str, start: int) -> Iterator[str | NoText]:
+def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
     """Yield a text that begins and ends at cut positions without its gaps and NULs, and those as NoText."""
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:
         is_gap = gap is not None and not 0 <= nul < gap
         place = gap if is_gap and gap is not None else nul
-        begin = next((cut for cut in range(place - 1, done, -1) if _can_cut(text, cut)), done)
-        end = _first_cut(text, place, len(text)) or len(text)
+        begin = next((cut for cut in range(place - 1, done, -1) if _can_cut(text, cut, pattern)), done)
+        end = _first_cut(text, place, len(text), pattern) or len(text)
         if begin > done:
             yield text[done:begin]
         begin_byte = start + len(text[done:begin].encode())

@@ -187,7 +187,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 def _reader(inputs: tuple[Input, ...], settings: PrepareSettings, encoder: Encoder) -> Reader:
     if settings.template is None:
-        return Reader(inputs, settings.text_field, settings.separator)
+        return Reader(inputs, settings.text_field, settings.separator, settings.pattern)
     assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
     return ConversationReader(inputs, encoder.special_tokens)
 

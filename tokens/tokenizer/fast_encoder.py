@@ -1,10 +1,11 @@
-"""Fast encoders for GPT-2's pattern, each used only if its ids are those of tiktoken on a probe."""
+"""Fast encoders, each used only if its ids are those of tiktoken on a probe."""
 
 import ctypes
+import functools
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # may begin with an apostrophe as well.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
+LONG_S = "\u017f"  # the "s" of a contraction where case does not count: fastokens' o200k does not know it
 FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
@@ -39,14 +41,18 @@ class FastBytePairEncoder:
     now and then, and memory does not grow with the text.
     """
 
-    def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord):
+    def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord, exact: Callable[[], Tokenizer]):
+        """`exact`: loads the tokenizer itself, for the rare texts on which this one differs."""
         self.end_of_text_id, self.vocabulary_size = record.end_of_text_id, record.vocabulary_size
         self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
+        self._exact = None if record.pattern in (None, GPT2) else functools.cache(exact)
         self._thread = ThreadPoolExecutor(1)
         self._cached = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        if self._exact is not None and any(LONG_S in text for text in texts):
+            return self._exact().encode_batch(texts)
         forget = self._cached > FORGET_TOKENS
         if forget:
             self._thread.shutdown()
@@ -79,13 +85,14 @@ def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Itera
 
     `ranks`: directory of its ranks; `recipe`: its tokenizer.json.
     """
+    exact = functools.partial(recorded_tokenizer, record, ranks)
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     with suppress(ImportError):  # it is optional
         if recipe is not None:
             import fastokens
 
-            yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)), record)
-    tokenizer = recorded_tokenizer(record, ranks)
+            yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)), record, exact)
+    tokenizer = exact()
     if tokenizer.pattern == GPT2:
         grouped = byte_pair_coder(tokenizer.name, tokenizer.ranks(), GROUPED_PATTERN)
         yield attrs.evolve(tokenizer, coder=grouped)

@@ -1,18 +1,21 @@
 """Text files: cut at the same places in units of any size; what is no text is left out and counted."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import shared
 from tests.tokens.documents.reading import documents, left_out, read
-from tests.tokens.gpt2 import reference
+from tests.tokens.gpt2 import reference, strange_texts
 from tokens.documents import text_file
 from tokens.documents.reader import Piece
-from tokens.documents.text_file import TEXT_PIECE_BYTES, cut_position
+from tokens.documents.text_file import TEXT_PIECE_BYTES, _can_cut, cut_position
+from tokens.tokenizer.patterns import PATTERNS
 
 
 @pytest.mark.parametrize("unit_bytes", [5000, 70_000])
@@ -150,3 +153,29 @@ def test_cutting_a_text_does_not_change_its_ids(parts: list[str]) -> None:
     encode = reference().encode_ordinary
     cut = cut_position(text)
     assert encode(text[:cut]) + encode(text[cut:]) == encode(text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_no_match_of_any_pattern_spans_a_cut(pattern: str) -> None:
+    more = (
+        "\na",
+        ".\nb",
+        "!\n/",
+        "'S",
+        "'\u017f",
+        "a\u0301",
+        "ABc's",
+        " \n ",
+        "\n ",
+        "\t\n",
+        "1\n2",
+        "x ",
+        " '",
+        "//\n",
+    )
+    for text in strange_texts(4_000, more):
+        places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, pattern)]
+        pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
+        matches = regex.findall(pattern, text)
+        assert "".join(matches) == text
+        assert matches == [match for piece in pieces for match in regex.findall(pattern, piece)]
