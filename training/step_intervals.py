@@ -25,7 +25,7 @@ class Intervals:
     log: int
     checkpoint: int
     validation: int | None  # None: no validation
-    patience: int | None  # checkpoints without a new best validation loss; None: any number
+    patience: int | None = None  # checkpoints without a new best validation loss; None: any number
     state_hash: int | None
     last_step: int  # where this job ends: the run's last step, or --max-steps
 

@@ -61,6 +61,34 @@ def test_weights_multiply_each_target_s_loss_and_those_of_one_change_nothing_but
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"recompute_blocks": True}])
+def test_tokens_of_weight_0_have_no_gradient_and_their_targets_change_no_bit(
+    options: dict[str, Any], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found = training_loss(**options).train(), []
+    plain, hidden = model.network.hidden, []
+
+    def kept(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        hidden.append(plain(*arguments, **keywords))
+        hidden[-1].retain_grad()
+        return hidden[-1]
+
+    monkeypatch.setattr(model.network, "hidden", kept)
+    inputs, targets = batch()
+    counts = torch.rand(targets.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+    for wanted in (targets, torch.where(counts, targets, (targets + 1) % SMALL.vocab_size)):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(inputs, wanted, counts.float())
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+        gradients = hidden[-1].grad  # (B, T, C)
+        assert gradients is not None
+        assert not gradients[~counts].any() and gradients[counts].any(dim=1).all()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_padded_rows_of_the_head_do_not_count() -> None:
     hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
     by_hand = -torch.log_softmax((hidden @ weight.T)[..., :11], -1).gather(-1, targets[..., None]).squeeze(-1)

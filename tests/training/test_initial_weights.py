@@ -3,11 +3,16 @@
 import json
 from pathlib import Path
 
+import attrs
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from tests.conftest import MakeRun, complete, metrics, one_line, train
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from tests.conftest import TINY_MODEL, MakeRun, complete, metrics, one_line, train
 from tests.evaluation.comparison.stored import evaluate
+from training.initial_weights import with_new_rows
 
 # What describes the same network.
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
@@ -37,6 +42,45 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     foreign = make_run("foreign")
     complete(foreign, "--init-from", str(tmp_path / "exported"), *HASHED)
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
+
+
+def test_a_larger_vocabulary_gets_rows_of_the_mean_of_the_others_on_any_layout_and_goes_on_and_is_replayed(
+    make_run: MakeRun, finished: Path, tmp_path: Path
+) -> None:
+    old = load_file(finished / "checkpoints" / "best" / "model.safetensors")["token_embedding.weight"]
+    mean = old.double().mean(0).float()
+    hashes = []
+    for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
+        run = make_run(name, {"vocab_size": 400}, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
+        done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
+        assert "vocabulary 257 -> 400: each new row is the mean of the old ones" in done.stdout
+        grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
+        assert torch.equal(grown[:257], old) and torch.equal(grown[257:], mean.expand(143, -1))
+        hashes.append((metrics(run, "state_sha256"), record(run)))
+    assert hashes[0] == hashes[1]
+    assert str(record(run)["vocab_size"]) == "257"
+    complete(run, "--init-from", str(finished), "--replay", "1", "2")
+    complete(run, "--max-steps", "3")
+    assert record(run) == hashes[0][1]
+    assert evaluate("export", run, tmp_path / "exported").returncode == 0
+    assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
+    assert "vocab_size: got 256, but --init-from " in one_line(
+        train(make_run("fewer", {"vocab_size": 256}), "--init-from", str(run), "--dry-run")
+    )
+
+
+def test_new_rows_of_an_untied_head_and_of_no_other_parameter_are_the_mean_of_the_old_ones() -> None:
+    given = attrs.evolve(ModelConfig(**TINY_MODEL), tie_weights=False)
+    wanted, network = attrs.evolve(given, vocab_size=300), GPT(given)
+    initialize(network, 1)
+    for name, values in network.named_parameters():
+        rows = with_new_rows(name, values.detach(), given, wanted)
+        if name not in {"token_embedding.weight", "head.weight"}:
+            assert rows is not values and torch.equal(rows, values)
+            continue
+        assert len(rows) == wanted.padded_vocab_size and not rows[300:].any()
+        assert torch.equal(rows[:257], values[:257])
+        assert torch.equal(rows[257:300], values[:257].double().mean(0).float().expand(43, -1))
 
 
 def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_not_with_another(

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, in_terminal, one_line, train, train_command
+from tests.conftest import ROOT, MakeRun, complete, in_terminal, metrics, one_line, train, train_command
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
@@ -199,6 +199,23 @@ def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Make
 
 
 @pytest.mark.slow
+def test_patience_ends_a_run_without_a_better_loss_on_any_number_of_ranks_stopped_or_not(make_run: MakeRun) -> None:
+    still = {"learning_rate": 1e-30, "weight_decay": 0, "schedule_learning_rate": False}  # each loss equals the first
+    for name, ranks, stops in (("whole", 1, ()), ("halves", 2, ("2",))):
+        run = make_run(name, **still, checkpoint_interval=1, patience=2)
+        for stop in stops:
+            complete(run, "--max-steps", stop, ranks=ranks)
+        done = complete(run, ranks=ranks)
+        assert "done, by patience: step 3 of 8" in done.stdout
+        last = [record for record in read_metrics(run) if "event" in record][-1]
+        assert (last["event"], last["step"], last["reason"]) == ("end", 3, "patience")
+        again = complete(run, ranks=ranks)
+        assert f"{run}: complete: patience ended it at step 3 of 8, best validation loss" in again.stdout
+        assert list(metrics(run, "train_loss")) == [1, 2, 3]
+        assert (run / "checkpoints" / "best").resolve().name == "step-00000001"
+    assert "patience: got 2, wanted null" in one_line(train(run, "--set", "validation_interval=null", "--dry-run"))
+
+
 def test_in_a_terminal_there_is_one_bar_with_everything(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=24 * 256, log_interval=2)
     status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))

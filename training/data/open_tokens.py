@@ -236,26 +236,29 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
     """Raise BadInput where the objective, the context or a start does not fit the streams; None: not at hand."""
     train, context, streams = run.train, run.model.context_length, list(streams)
     wanted, problems = train.data.objective, []
-    weighted = [stream for stream in streams if stream is not None and stream.weighted]
-    for stream in weighted[:1]:
-        rows, directory = stream.context_length, stream.files[0].path.parent
-        if wanted == "text":
-            problems.append(f'{train.file}: objective: got "text", wanted "answers": {directory} holds conversations')
-        if rows != context:
-            problems.append(
-                f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {rows}, that of the rows "
-                f"of conversations in {directory}; set it to that, or prepare them with another --context-length"
-            )
-        starts = {
-            "start_train_token": train.data.start_train_token,
-            "start_val_token": train.validation.start_val_token,
-        }
-        problems += [
-            f"{train.file}: {key}: got {start}, wanted a multiple of {rows}, where a row of conversations begins"
-            for key, start in starts.items()
-            if start % (rows or 1)
-        ]
-    if wanted == "answers" and streams and not weighted and None not in streams:
+    rows = {
+        stream.files[0].path.parent: stream.context_length
+        for stream in streams
+        if stream is not None and stream.context_length is not None
+    }
+    if wanted == "text" and rows:
+        problems.append(
+            f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} holds conversations'
+        )
+    problems += [
+        f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {length}, that of the rows of "
+        f"conversations in {directory}; set it to that, or prepare them with another --context-length"
+        for directory, length in rows.items()
+        if length != context
+    ]
+    starts = {"start_train_token": train.data.start_train_token, "start_val_token": train.validation.start_val_token}
+    problems += [
+        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, where a row of conversations begins"
+        for length in list(rows.values())[:1]
+        for key, start in starts.items()
+        if start % length
+    ]
+    if wanted == "answers" and streams and not rows and None not in streams:
         directories = dict.fromkeys(str(stream.files[0].path.parent) for stream in streams if stream and stream.files)
         problems.append(
             f'{train.file}: objective: got "answers", wanted "text": no conversations in {", ".join(directories)}; '
