@@ -193,8 +193,6 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Ite
         before |= zip(here, ends_before(stream, end, np.array([*here.values()])).tolist(), strict=True)
     for one in sequences:
         document = "ids" if known is None else f"document {before[one.number] + 1:,}"
-        if one.directory.train.weighted:  # an end of text may fill a row
-            document = f"row {one.first // len(one.weights):,}"
         source = f"sequence {one.number}, rank {one.rank}: {one.directory.path.name}, {document}, token {one.first:,}"
         tokens = [f" {token}" if known is None else known.get(token, "") for token in one.ids]
         yield HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1)

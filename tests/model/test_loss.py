@@ -67,25 +67,19 @@ def test_tokens_of_weight_0_have_no_gradient_and_their_targets_change_no_bit(
     options: dict[str, Any], bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, found = training_loss(**options).train(), []
-    plain, hidden = model.network.hidden, []
-
-    def kept(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        hidden.append(plain(*arguments, **keywords))
-        hidden[-1].retain_grad()
-        return hidden[-1]
-
-    monkeypatch.setattr(model.network, "hidden", kept)
+    hidden: Any = []
+    plain = model.network.hidden
+    monkeypatch.setattr(model.network, "hidden", lambda *a, **b: hidden.append(plain(*a, **b)) or hidden[-1])
     inputs, targets = batch()
     counts = torch.rand(targets.shape, generator=torch.Generator().manual_seed(1)) < 0.3
     for wanted in (targets, torch.where(counts, targets, (targets + 1) % SMALL.vocab_size)):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = model(inputs, wanted, counts.float())
+        hidden[-1].retain_grad()
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-        gradients = hidden[-1].grad  # (B, T, C)
-        assert gradients is not None
-        assert not gradients[~counts].any() and gradients[counts].any(dim=1).all()
+        assert not hidden[-1].grad[~counts].any() and hidden[-1].grad[counts].any(dim=1).all()
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

@@ -40,7 +40,7 @@ class TokenStream:
     @property
     def weighted(self) -> bool:
         """True if tokens count differently as targets: conversations, in rows of `context_length` tokens."""
-        return any(file.weights_offset_bytes is not None for file in self.files)
+        return self.context_length is not None
 
     @property
     def context_length(self) -> int | None:
@@ -195,8 +195,7 @@ def _check_same_type(files: list[TokenFile]) -> None:
         if file.dtype != files[0].dtype:
             raise BadInput(f"{file.path}: got {file.dtype}, wanted {files[0].dtype} as in {files[0].path.name}")
         if file.context_length != files[0].context_length:
-            lengths = (f"weights of context_length {each.context_length}" for each in (file, files[0]))
-            got, wanted = (text.replace("weights of context_length None", "no weights") for text in lengths)
+            got, wanted = (f"rows of {each.context_length or 'no'} weights" for each in (file, files[0]))
             raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
         if (file.offset_bytes == 0) != (files[0].offset_bytes == 0):
             got, wanted = ("no header", "one") if file.offset_bytes == 0 else ("a header", "none")

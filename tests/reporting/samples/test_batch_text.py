@@ -141,7 +141,6 @@ def test_conversations_are_shown_with_the_losses_of_the_tokens_that_count(make_r
     for step, loss in metrics(run, "train_loss").items():
         done = complete(run, "--look", str(step))
         assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)
-        assert f"answers, row {8 * (step - 1)}, token {8 * 32 * (step - 1):,}" in done.stdout
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(copied: Path) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -184,14 +183,8 @@ def test_weights_are_read_by_position_across_shards_and_by_safetensors(tmp_path:
     plain.read_weights_into(got, 5)
     assert got.all() and (plain.weighted, plain.context_length) == (False, None)
     write_weighted(tmp_path / "train-00001-of-00003.safetensors", tokens[7:7], weights[7:7], 20)
-    with pytest.raises(BadInput, match=r"00001.*: got weights of context_length 20, wanted weights of .* 10 as in"):
+    with pytest.raises(BadInput, match=r"00001.*: got rows of 20 weights, wanted rows of 10 weights as in"):
         open_split(tmp_path, "train")
-
-
-def test_one_flipped_bit_in_a_header_of_weights_is_refused_or_changes_but_the_context_length(tmp_path: Path) -> None:
-    write_weighted(path := tmp_path / "train.safetensors", np.arange(100, dtype="<u2"), np.ones(100), 10)
-    bits = range(0, 8 * path.read_bytes().index(b"  "), 5)
-    check_flips(path, bits, lambda: attrs.evolve(read_header(path), context_length=None))
 
 
 def of_weights(weights: np.ndarray, metadata: dict[str, str] | None) -> bytes:
