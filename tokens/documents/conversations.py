@@ -77,17 +77,20 @@ def fields_of(names: Iterable[str]) -> list[str]:
 
 def conversation(record: Any, special_tokens: Collection[str]) -> list[Message]:
     """Return the messages of a record. Raises Unfit."""
-    match fields_of(record) if isinstance(record, dict) else []:
-        case []:
-            has = ", ".join(itertools.islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else quoted(record)
-            raise Unfit("no conversation", f"got {has or 'no field'}, {WANTED}")
-        case [name]:
-            messages = [_message(number, each, name) for number, each in enumerate(_list(record, name), 1)]
-        case _:
-            question, more = record["instruction"], record.get("input")
-            if isinstance(question, str) and isinstance(more, str) and more.strip():
-                question += f"\n\n### Input:\n{more}"
-            messages = [Message(USER, question), Message(ASSISTANT, record["output"])]
+    fields = fields_of(record) if isinstance(record, dict) else []
+    if not fields:
+        has = ", ".join(itertools.islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else quoted(record)
+        raise Unfit("no conversation", f"got {has or 'no field'}, {WANTED}")
+    found = record[fields[0]]
+    if len(fields) == 1 and not isinstance(found, list):
+        raise Unfit("not messages", f"{fields[0]}: got {quoted(found)}, wanted a list of messages")
+    if len(fields) == 1:
+        messages = [_message(number, each, fields[0]) for number, each in enumerate(found, 1)]
+    else:
+        more = record.get("input")
+        if isinstance(found, str) and isinstance(more, str) and more.strip():
+            found += f"\n\n### Input:\n{more}"
+        messages = [Message(USER, found), Message(ASSISTANT, record["output"])]
     _check(messages, special_tokens)
     return messages
 
@@ -115,12 +118,6 @@ def array_elements(lines: Iterable[Line]) -> Iterator[Line]:
         yield json.dumps(element).encode(), 0, 0
 
 
-def _list(record: dict[str, Any], name: str) -> list[Any]:
-    if not isinstance(record[name], list):
-        raise Unfit("not messages", f"{name}: got {quoted(record[name])}, wanted a list of messages")
-    return record[name]
-
-
 def _message(number: int, value: Any, name: str) -> Message:
     """Return a message as it is; its role and content are checked with the others'."""
     if not isinstance(value, dict):
@@ -129,9 +126,9 @@ def _message(number: int, value: Any, name: str) -> Message:
     if refused is not None:
         raise Unfit("unknown field", f"message {number}: '{refused}' is not supported; remove it")
     if name == "messages":
-        return Message(value.get("role"), value.get("content"))  # type: ignore[arg-type]
-    role = value.get("from")
-    return Message(SHAREGPT.get(role, role) if isinstance(role, str) else role, value.get("value"))  # type: ignore[arg-type]
+        return Message(value.get("role", ""), value.get("content", ""))
+    role = value.get("from", "")
+    return Message(SHAREGPT.get(role, role) if isinstance(role, str) else role, value.get("value", ""))
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
@@ -149,9 +146,8 @@ def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
         if len(text) >= LONGEST_GAP and gap_position(text) is not None:
             raise Unfit("no text", f"{where}: {GAP}")
     begin = bool(messages) and messages[0].role == SYSTEM
-    for number, (role, _) in enumerate(messages[begin:]):
-        if role != (USER, ASSISTANT)[number % 2]:
-            wanted = (USER, ASSISTANT)[number % 2]
-            raise Unfit("roles out of order", f"message {number + begin + 1}: got {role}, wanted {wanted}")
+    for number, message in enumerate(messages[begin:]):
+        if message.role != (wanted := (USER, ASSISTANT)[number % 2]):
+            raise Unfit("roles out of order", f"message {number + begin + 1}: got {message.role}, wanted {wanted}")
     if not any(message.role == ASSISTANT for message in messages):
         raise Unfit("no answer", "no message is the assistant's")

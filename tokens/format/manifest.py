@@ -83,7 +83,7 @@ class SplitRecord:
     from_tail: list[str] = attrs.field(factory=list)  # splits that got the last documents because no hash fell to them
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class RowsRecord:
     """Rows into which conversations are packed."""
 

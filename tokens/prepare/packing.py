@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from common.errors import BadInput
 from tokens.documents.inputs import Problems
 from tokens.documents.reader import Piece
 from tokens.prepare.plan import COUNTED, GROWING_WORD, PrepareSettings
@@ -53,9 +54,13 @@ class Packer:
         self._tokens = 0  # of these
 
     def add(self, pieces: list[Piece]) -> None:
-        """Add conversations, each with its end of text; those that are longer than a row are problems."""
+        """Add conversations, each with its end of text; one that the template refuses, or of more than a row, is left out."""
         for piece in pieces:
-            ids, weights = self._template.encode(self._tokenizer, piece.messages)
+            try:
+                ids, weights = self._template.encode(self._tokenizer, piece.messages)
+            except BadInput as error:
+                self._problems.add("cannot be encoded", piece.where, str(error))
+                continue
             if ids[-1] != self._tokenizer.end_of_text_id:
                 ids, weights = [*ids, self._tokenizer.end_of_text_id], [*weights, 0]
             if len(ids) > self._context_length:

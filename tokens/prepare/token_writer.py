@@ -195,7 +195,7 @@ class TokenWriter:
         return manifest
 
     def _manifest(self, shards: list[Shard], contents: list[Content], from_tail: list[str]) -> Manifest:
-        totals, plan = self.totals, self._plan
+        totals, plan, length = self.totals, self._plan, self._plan.settings.context_length
         return Manifest(
             files={
                 shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=plan.settings.dtype.name)
@@ -213,17 +213,7 @@ class TokenWriter:
             lost_documents=totals.lost_documents,
             lost_bytes=totals.lost_bytes,
             examples=totals.examples,
-            rows=self._rows(),
-        )
-
-    def _rows(self) -> RowsRecord | None:
-        if self._plan.settings.context_length is None:
-            return None
-        totals = self.totals
-        return RowsRecord(
-            context_length=self._plan.settings.context_length,
-            counted_tokens=totals.counted,
-            padding_tokens=totals.padding,
+            rows=None if length is None else RowsRecord(length, totals.counted, totals.padding),
         )
 
 

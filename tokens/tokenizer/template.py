@@ -43,9 +43,7 @@ class Template:
 
     text: str  # Jinja
     turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer must have for it
-    variables: Mapping[str, str] = attrs.field(
-        factory=dict, hash=False
-    )  # such as eos_token; the end of text by default
+    variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)  # eos_token and such; by default end of text
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Return a conversation as token ids, and the weight of each in the loss.
@@ -160,6 +158,8 @@ def read_template(name: str) -> Template:
         raise BadInput(f"template '{name}' is unknown; wanted {', '.join(TEMPLATES)} or a {SUFFIX} file")
     with refusing(f"{name}: cannot be read", kinds=(OSError, ValueError)):
         template = Template(read_regular(Path(name)).decode())
+    if "strftime_now" in template.text:
+        raise BadInput(f"{name}: asks for the date, so its tokens would differ from day to day; write one instead")
     turns = [Message(role, "") for role in (USER, ASSISTANT, USER)]
     with refusing(name, kinds=(BadInput,)):
         text = template.render("", turns, begins_answer=True)
