@@ -63,9 +63,8 @@ def say(line: str) -> None:
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
     asked = command.validation_fraction + command.test_fraction
-    print(
-        f"{printable(command.output)}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {seconds:.1f} s"
-    )
+    what = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
+    print(f"{printable(command.output)}: {what}, {manifest.tokens:,} tokens in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # of each file, by split
     for name, entry in manifest.files.items():
         tokens.setdefault(str(split_of(name)), []).append(entry.tokens)

@@ -54,7 +54,7 @@ class Packer:
         self._tokens = 0  # of these
 
     def add(self, pieces: list[Piece]) -> None:
-        """Add conversations, each with its end of text; one that the template refuses, or of more than a row, is left out."""
+        """Add conversations, each with its end of text, but those that the template or a row's length refuses."""
         for piece in pieces:
             try:
                 ids, weights = self._template.encode(self._tokenizer, piece.messages)

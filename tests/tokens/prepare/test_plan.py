@@ -51,14 +51,8 @@ def test_a_preparation_of_the_older_rules_goes_on_by_them(tmp_path: Path) -> Non
     sources = [attrs.evolve(plan.sources[0], inputs=plan.inputs[::-1])]
     older = make_plan(sources, attrs.evolve(plan.settings, version=1))
     values = attrs.asdict(older)
-    for name in (
-        "version",
-        "separator",
-        "pattern",
-        "special_tokens",
-        "template",
-        "context_length",
-    ):  # as that version wrote it
+    newer = ("version", "separator", "pattern", "special_tokens", "template", "context_length")
+    for name in newer:  # which that version did not write
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     (tmp_path / "then").mkdir()
