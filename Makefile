@@ -44,7 +44,7 @@ endif
 NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEXT")"); name=$${RUN:-$${name%.*}}; \
   name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
 NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
-  "python evaluate.py sample $(1)" "python report.py $(1)" "$(2)"
+  "python evaluate.py chat $(1)" "python report.py $(1)" "$(2)"
 
 text:
 	@[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }

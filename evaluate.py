@@ -14,6 +14,7 @@ DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, on
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
+  python evaluate.py chat runs/mine --system "Be brief."
   python evaluate.py smoke runs/8xa100 --checkpoint latest --temperature 0
   python evaluate.py smoke openai-community/gpt2
   python evaluate.py loss runs/8xa100 openai-community/gpt2

@@ -54,20 +54,39 @@ class SmokeCommand(MeasureOptions):
 
 
 @attrs.frozen(kw_only=True)
-class SampleCommand:
-    """Sample text of any length after a prompt; without one, a prompt at the terminal."""
+class ModelOptions:
+    """Options of a command that loads one model."""
 
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
     checkpoint: Checkpoint = None
     tokenizer: Tokenizer = None
     device: Device = None
-    prompt: Annotated[str | None, option("text to continue; default: stdin where it is piped", "TEXT|FILE:PATH")] = None
-    samples: Annotated[int, option("texts for each prompt", "N", check=COUNT)] = 1
-    tokens: Annotated[int, option("tokens of each", "N", check=COUNT)] = 500
+
+
+@attrs.frozen(kw_only=True)
+class GenerationOptions(ModelOptions):
+    """Options of a command that generates text by one model."""
+
+    prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
+    tokens: Annotated[int, option("tokens of a text, or of an answer at most", "N", check=COUNT)] = 500
     temperature: Annotated[float, option("sampling temperature; 0: the likeliest token", "T", check=_temperature)] = 0.8
     top_k: Annotated[int, option("candidates for each token: the K likeliest", "K", check=COUNT)] = 200
     top_p: Annotated[float, option("the fewest of them that reach P", "P", check=number(0, 1, above=True))] = 1.0
     seed: Annotated[int, option("seed of the first text; the next has the next one", "N", check=integer(0))] = 0
+
+
+@attrs.frozen(kw_only=True)
+class SampleCommand(GenerationOptions):
+    """Sample text of any length after a prompt."""
+
+    samples: Annotated[int, option("number of texts", "N", check=COUNT)] = 1
+
+
+@attrs.frozen(kw_only=True)
+class ChatCommand(GenerationOptions):
+    """Converse with a model at the terminal, or have it answer one --prompt."""
+
+    system: Annotated[str | None, option("system message, before the conversation", "TEXT")] = None
 
 
 @attrs.frozen(kw_only=True)
@@ -230,6 +249,7 @@ class RegisteredCommand:
 
 COMMANDS = {  # in the order of the comparison's columns
     "sample": RegisteredCommand(SampleCommand, "evaluation.sample.sample"),
+    "chat": RegisteredCommand(ChatCommand, "evaluation.chat.chat"),
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
     "hellaswag": RegisteredCommand(

@@ -1,0 +1,118 @@
+"""Chat: a conversation with a model at a terminal, or the answer to one message."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from common.errors import BadInput, nearest, printable
+from common.files import writing
+from common.json_files import JsonLog
+from evaluation.chat.conversation import Conversation
+from evaluation.command_line import ChatCommand
+from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show
+from model.generate import Sampling
+
+HELP = {
+    "/reset": "forget the conversation",
+    "/save FILE": "add it to a .jsonl file of conversations, for prepare_data.py",
+    "/help": "this list; a space before a / makes it a message",
+}
+
+
+def run(command: ChatCommand) -> None:
+    """Print answers to what is typed, until the end of the input, or to one message."""
+    typed = command.prompt is None and os.isatty(0)
+    message = "" if typed else read_prompt(command.prompt)
+    conversation = Conversation(load_for_generation(command), command.tokens, command.system)
+    if conversation.trained.template is None:
+        note("the model has no conversation template: it continues the text")
+    if not typed:
+        show(conversation.answer(message, sampling_of(command, 0)))
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() edits lines by it
+    print(printable(conversation.trained.place.title))
+    print("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
+    for number in count():
+        try:
+            signal.signal(signal.SIGINT, _interrupt_once)
+            respond(conversation, input("> "), sampling_of(command, number))
+        except KeyboardInterrupt:
+            print("\nCtrl-D ends the program.")
+        except BadInput as problem:
+            print(problem)
+        except EOFError:
+            print()
+            break
+
+
+def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
+    """Carry out a command, or print the answer to a message until it ends, or Ctrl-C. Raises BadInput."""
+    message = typed.strip()
+    if re.match(r"/\w*(\s|$)", typed):
+        print(obey(conversation, *message.split(maxsplit=1)))
+    elif message:
+        before, unseen = len(conversation.turns), conversation.unseen
+        with closing(conversation.answer(message, sampling)) as parts, suppress(KeyboardInterrupt):
+            show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
+            if not conversation.left:
+                note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends")
+        if len(conversation.turns) == before:
+            note("no answer; the message is forgotten")
+        if conversation.unseen > unseen == 0:
+            note(f"the oldest turns are forgotten: the context has {conversation.context:,} tokens")
+
+
+def obey(conversation: Conversation, name: str, value: str = "") -> str:
+    """Carry out a command; return a report. Raises BadInput."""
+    if name == "/help":
+        return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
+    if name == "/reset":
+        conversation.reset()
+        return "The conversation is forgotten."
+    if name != "/save":
+        raise BadInput(f"{name}: unknown command{nearest(name, (usage.split()[0] for usage in HELP))}")
+    path = Path(value).expanduser()
+    if path.suffix != ".jsonl" or not conversation.turns:
+        got = "no turns yet" if path.suffix == ".jsonl" else value or "no name"
+        raise BadInput(f"/save: got {got}, wanted turns, and a .jsonl file to add them to as a line")
+    messages = [message._asdict() for message in [*conversation.system, *conversation.turns]]
+    with writing(path), closing(JsonLog(path)) as log:
+        log.append({"messages": messages}, durable=True)
+    return f"Saved {len(messages)} messages as the last line of {printable(str(path))}"
+
+
+def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
+    """Yield a text with line ends in place of spaces before words that would cross a terminal's last column.
+
+    A word waits until it is whole, or longer than a line; a character of CJK counts as one.
+    """
+    line = pending = ""
+    for part in chain(parts, ["\n"]):
+        *words, pending = re.split(r"(?=[\s\u2e80-\U0010ffff])", pending + part)
+        if len(pending) > columns:
+            words, pending = [*words, pending], ""
+        for word in words:
+            width = sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in line + word)
+            shown = "\n" + word.lstrip(" ") if line and width > columns and word[:1] != "\n" else word
+            line = (line + shown).rpartition("\n")[2]
+            yield shown
+
+
+def note(text: str) -> None:
+    """Print a remark beside the text of the model."""
+    print(f"NOTE: {text}", file=sys.stderr, flush=True)
+
+
+def _interrupt_once(*_: Any) -> None:
+    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt: a second one would end the program."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -1,0 +1,137 @@
+"""`evaluate.py chat` at a terminal: answers, commands, interrupts; and the answer to one message."""
+
+import json
+import os
+import pty
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from common.errors import BadInput
+from evaluation.chat.chat import obey, wrapped
+from evaluation.chat.conversation import Conversation
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from tests.conftest import TINY_MODEL, only_line
+from tests.evaluation.chat.test_conversation import GREEDY, trained
+from tests.evaluation.comparison.stored import evaluate
+from tests.evaluation.sample.test_sample import start
+from tests.model.test_naming import gpjt, plain_of
+
+TEMPLATE = "{% for message in messages %}{{ message.role[0] + ':' + message.content + '\n' }}{% endfor %}a:"
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with a chat template, whose answers are long and plain ASCII."""
+    folder, values = tmp_path_factory.mktemp("talker"), TINY_MODEL | {"context_length": 1 << 14}
+    model = GPT(ModelConfig(**values))
+    initialize(model, 1)
+    with torch.no_grad():
+        model.token_embedding.weight[: ord("!")] = 0
+        model.token_embedding.weight[ord("~") :] = 0
+    weights = gpjt(plain_of(model), model.config)
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    (folder / "model.json").write_text(json.dumps(values))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+class Terminal:
+    """A program at a terminal of 80 columns."""
+
+    def __init__(self, *words: str | Path):
+        self.controller, terminal = pty.openpty()
+        self.process = start([*words], *[terminal] * 3)
+        os.close(terminal)
+
+    def until(self, wanted: str, more: int = 0) -> str:
+        """Return what is shown up to a text, and so many characters after it."""
+        shown = ""
+        while wanted not in shown or len(shown.partition(wanted)[2]) < more:
+            shown += os.read(self.controller, 4096).decode(errors="replace")
+        return shown
+
+    def type(self, text: str, wanted: str) -> str:
+        os.write(self.controller, text.encode())
+        return self.until(wanted)
+
+
+@pytest.fixture
+def terminal(talker: Path) -> Iterator[Terminal]:
+    started = Terminal("chat", talker, "--tokenizer=bytes", "--system=Sys")
+    assert "Ctrl-C ends an answer" in started.until("\n> ")
+    yield started
+    started.process.kill()
+    started.process.wait()
+    os.close(started.controller)
+
+
+def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
+    for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
+        os.write(terminal.controller, f"{question}\r".encode())
+        terminal.until("\r\n", more=100)
+        for _ in range(9):
+            terminal.process.send_signal(signal.SIGINT)
+        terminal.until("\n> ")
+    saved = tmp_path / "of two.jsonl"
+    for count in (1, 2):
+        assert "Saved 5 messages" in terminal.type(f"/save {saved}\r", "\n> ")
+        lines = saved.read_text().splitlines()
+        assert len(lines) == count
+    messages = json.loads(lines[-1])["messages"]
+    assert [each["role"] for each in messages] == ["system", *["user", "assistant"] * 2]
+    assert [each["content"] for each in messages[:4:3]] == ["Sys", "And é?"]
+    assert len(messages[2]["content"]) > 90
+    assert "forgotten" in terminal.type("/reset\r", "\n> ")
+    assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
+    assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
+    assert "/reset" in terminal.type("/help\r", "\n> ")
+    os.write(terminal.controller, b"half a line")
+    terminal.until("half a line")
+    terminal.process.send_signal(signal.SIGINT)
+    assert "Ctrl-D ends the program" in terminal.until("\n> ")
+    os.write(terminal.controller, b"\x04")
+    assert terminal.process.wait(60) == 0
+
+
+def test_one_message_is_answered(talker: Path, copied: Path) -> None:
+    options = ("--tokenizer=bytes", "--tokens=30", "--temperature=0", "--prompt")
+    one = evaluate("chat", talker, *options, "Hello", "--system", "Sys")
+    assert (one.returncode, one.stderr, len(one.stdout)) == (0, "", 31)
+    assert "wanted at most" in only_line(evaluate("chat", talker, *options, "x" * 16384))
+    plain = evaluate("chat", copied, *options[1:], "import os")
+    assert "NOTE: the model has no conversation template" in plain.stderr and plain.stdout.strip()
+    assert "no place for a system message" in only_line(evaluate("chat", copied, "--prompt", "x", "--system", "Sys"))
+
+
+def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> None:
+    talk = Conversation(trained(), 9, "Sys")
+    assert [*talk.answer("Hi", GREEDY)]
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
+        with pytest.raises(BadInput, match=problem):
+            obey(talk, "/save", name and str(tmp_path / name))
+    with pytest.raises(BadInput, match="folder has its name"):
+        obey(talk, "/save", str(tmp_path / "folder.jsonl"))
+
+
+@given(st.lists(st.text("ab  \n-", max_size=60)), st.integers(2, 12))
+def test_lines_fit_and_nothing_but_spaces_changes(parts: list[str], columns: int) -> None:
+    text, shown = "".join(parts), "".join(wrapped(parts, columns))
+    assert "".join(shown.split()) == "".join(text.split())
+    assert all(len(line) <= columns or " " not in line.strip() for line in shown.split("\n"))
+    if len(text) <= columns:
+        assert shown == text
+
+
+def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
+    assert "".join(wrapped(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
+    assert "".join(wrapped(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
+    assert "".join(wrapped(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
