@@ -14,8 +14,9 @@ from tests.hub_server import TOKEN, Hub, environment, serve
 from tests.tokens.documents.reading import flipped
 from tests.tokens.hub.test_download import download
 from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
+from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
-from tokens.hub.upload import public_name, size_category
+from tokens.hub.upload import public_manifest, public_name, size_category
 from tokens.prepare.verify import verify
 from tokens.stats.stats import stats
 
@@ -67,6 +68,21 @@ def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path
     assert "its README.md is kept" in done.stdout
     assert len(hub.commits) == 1  # nothing was new
     assert len([line for line in hub.requests if line.startswith("PUT")]) == 3
+
+
+def test_conversations_keep_template_and_weights(hub: Hub, tmp_path: Path) -> None:
+    source, out = tmp_path / "talks.jsonl", tmp_path / "talks"
+    source.write_text(json.dumps({"instruction": "a", "output": "b"}) + "\n")
+    write(out, source, template="alpaca", context_length=200)
+    assert push(hub, out, NAME).returncode == 0
+    card = published(hub)["README.md"].decode()
+    assert "Conversations as tokens, ready to train on: 1 conversations, 201 tokens" in card
+    assert "rows of 200 tokens: 1.00% count in the loss" in card and "{{ '\\n\\n### Response:\\n' + message" in card
+    assert "`tokens`, and `weights`" in card and ".reshape(-1, 200)" in card
+    assert download(hub.url, tmp_path / "again", tmp_path / "cache").returncode == 0
+    manifest = read_manifest(out)
+    assert manifest is not None and read_manifest(tmp_path / "again") == public_manifest(manifest)
+    assert open_split(tmp_path / "again", "train").context_length == 200
 
 
 def test_nothing_of_this_machine_is_told(prepared: Path, hub: Hub, tmp_path: Path) -> None:
