@@ -20,6 +20,8 @@ from common.hub_client import CARD, check_logged_in, check_names, hub_errors, up
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand
 from evaluation.export.model_card import model_card
+from evaluation.export.serving_files import generation_defaults, modelfile
+from evaluation.shared.chat_template import GENERATION
 from evaluation.shared.load import Trained, load, locate
 from model.axes import unpadded
 from model.gpt import GPT
@@ -28,9 +30,9 @@ from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
-LONGEST_GENERATION = 256  # tokens, the default of pipelines; a short context gets less
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
-CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MODELFILE = "Modelfile"
 FINE_TUNING = "fine_tuning.json"
 
 
@@ -157,11 +159,11 @@ def _is_there(partial: Path, descriptor: int) -> bool:
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:
-    config = trained.network.config
-    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
-    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    tokenizer = trained.tokenizer
+    write_tokenizer_files(tokenizer, directory, trained.network.config.context_length, trained.template)
+    end = {"bos_token_id": tokenizer.end_of_text_id, "eos_token_id": tokenizer.end_of_text_id}
     save_network(trained.network, directory, dtype, **end)
-    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
-    generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
-    replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
+    replace_file(directory / GENERATION, json.dumps(generation_defaults(trained), indent=2) + "\n")
+    if (ollama := modelfile(trained)) is not None:
+        replace_file(directory / MODELFILE, ollama)
     (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)  # safetensors lets nobody else read it

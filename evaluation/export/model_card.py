@@ -43,6 +43,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
         title=name.rpartition("/")[2],
         name=name,
         stock=stock,
+        chats=trained.template is not None,
         parameters=f"{parameter_count(config):,}",
         sections=sections,
     )

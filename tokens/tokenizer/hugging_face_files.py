@@ -7,7 +7,7 @@ tiktoken, it is a rank for each byte sequence. Either follows from the other.
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -18,6 +18,9 @@ from tokens.tokenizer.known import recognized
 from tokens.tokenizer.merges import merges
 from tokens.tokenizer.patterns import GPT2, PATTERNS
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
+
+if TYPE_CHECKING:
+    from tokens.tokenizer.template import Template
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -106,18 +109,23 @@ def tokenizer_text(tokenizer: Tokenizer) -> str:
     return json.dumps({**empty, **tokenizer_json(tokenizer)}, ensure_ascii=False, indent=1) + "\n"
 
 
-def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length: int) -> None:
+def write_tokenizer_files(
+    tokenizer: Tokenizer, directory: Path, context_length: int, template: "Template | None" = None
+) -> None:
     """Write the files of AutoTokenizer; for GPT-2's pattern those of older loaders, too. Raises BadInput."""
     is_gpt2s = tokenizer.pattern in (None, GPT2)  # of another pattern, GPT2Tokenizer and vocab.json know nothing
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_gpt2s else "PreTrainedTokenizerFast",
         "model_max_length": context_length,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         **dict.fromkeys(["bos_token", "eos_token", "unk_token"], tokenizer.end_of_text),
     }
-    text = tokenizer_text(tokenizer)
-    files = {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}
+    files = {}
+    if template is not None:  # twice, as loaders know one place or the other
+        settings |= {**template.variables, "chat_template": template.text}
+        files[CHAT_TEMPLATE] = template.text
+    files |= {TOKENIZER: (text := tokenizer_text(tokenizer)), SETTINGS: json.dumps(settings, indent=2) + "\n"}
     if is_gpt2s:
         model = json.loads(text)["model"]
         vocabulary = {**model["vocab"], **tokenizer.special_tokens}
