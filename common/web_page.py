@@ -1,6 +1,7 @@
 """Web pages: templates with everything escaped; `templates/page.html` is the frame of a page that opens offline."""
 
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 ROOT = Path(__file__).parents[1]
+# Heat map of tokens (heat.css): least nats, the negative log-probability, of the classes p1 to p8; with probabilities.
+HEAT_NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+HEAT_LEGEND = [(bound, math.exp(-bound)) for bound in HEAT_NATS]
 
 
 def render(template: str, **values: Any) -> "Markup":

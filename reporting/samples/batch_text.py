@@ -18,14 +18,14 @@ from tqdm import tqdm
 from common.checks import integer
 from common.errors import EXIT_DONE, BadInput, printable
 from common.files import check_replaceable, replace_file, writing
-from common.web_page import render
+from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from reporting.run_history import read_resolved
 from reporting.samples.sample_log import HeldOutText, bytes_of
-from reporting.samples.sample_sections import LEGEND, cell
+from reporting.samples.sample_sections import cell
 from tokens.batches.micro_batches import locate, ready
 from tokens.batches.sampling import rank_shares, read_target_weights, read_windows
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
@@ -105,7 +105,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
             print(f"--- {printable(shown[-1][0])}")
             print(in_terminal(cells) if whole else in_terminal(cells[worst : worst + STRETCH]).replace("\n", ""))
     if command.html is not None:
-        page = render("reporting/templates/batch.html", title=name, lines=lines, legend=LEGEND, sequences=shown)
+        page = render("reporting/templates/batch.html", title=name, lines=lines, legend=HEAT_LEGEND, sequences=shown)
         with writing(command.html):
             replace_file(command.html, page)
         print(printable(f"page {command.html}"))

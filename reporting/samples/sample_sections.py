@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from common.web_page import render
+from common.web_page import HEAT_LEGEND, HEAT_NATS, render
 from reporting.run_history import run_names
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, record_samples, spaced
 from tokens.tokenizer.tokenizer import END_OF_TEXT
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
 MOST_LISTED = 40  # checkpoints whose means are listed, of all runs together
-# Lower bounds of the colours, in nats: of a negative log-probability, and of a difference either way.
-NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
-LEGEND = [(bound, math.exp(-bound)) for bound in NATS]  # with the probability
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colours of a difference, either way
 # Why a run is left out.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context"
@@ -82,7 +79,7 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup 
         labels=[label for label, _ in views],
         cells=[cell(text, at, [values[at] for _, values in views]) for at in range(len(text.ids))],
         left_out=[(name, OTHER_TEXT if usable[name] else NOT_RECORDED) for name in same if not same[name]],
-        legend=LEGEND,
+        legend=HEAT_LEGEND,
         difference_nats=DIFFERENCE_NATS,
         means=[
             (label, sample.mean_nats)
@@ -138,7 +135,7 @@ def cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
         if value is None:
             about.append("not finite")
         elif view == 0:
-            classes.append(f"p{sum(-value >= bound for bound in NATS)}")
+            classes.append(f"p{sum(-value >= bound for bound in HEAT_NATS)}")
             probability = math.exp(value)
             about.append(f"{value:.2f} nats, {probability:{'.1%' if probability >= 0.001 else '.1e'}}")
         else:
