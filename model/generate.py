@@ -62,6 +62,26 @@ class Drawn(NamedTuple):
     logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
 
 
+class Drawing:
+    """A text that is drawn token by token from the logits that a caller computes; `draw` is such a caller."""
+
+    def __init__(self, prefix: Prefix, prompt: list[int], sampling: Sampling):
+        self.prefix, self.sampling = prefix, sampling
+        self.context = prefix.model.config.context_length
+        self.generator = torch.Generator(prefix.cache.memory.device).manual_seed(sampling.seed)
+        self.new = prefix.reuse(prompt[-self.context :])  # tokens to compute next
+
+    def take(self, logits: Float[Tensor, "1 V"]) -> Drawn:
+        """Return the token after those in `new`, whose last one has these logits. Raises ValueError as `choose`."""
+        token, tokens = int(choose(logits.float(), self.sampling, self.generator)), self.prefix.tokens
+        tokens.append(token)
+        self.new = [token]
+        if len(tokens) > self.context:
+            self.prefix.cache.length = 0  # each token has another position now
+            self.new = self.prefix.reuse(tokens[-self.context :])
+        return Drawn(token, logits[0].float())
+
+
 @torch.inference_mode()
 def draw(
     prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
@@ -74,21 +94,13 @@ def draw(
     """
     if not prompt:
         raise ValueError("the prompt has no tokens")
-    model, cache = prefix.model.eval(), prefix.cache
-    device, context = model.token_embedding.weight.device, model.config.context_length
-    generator = torch.Generator(device).manual_seed(sampling.seed)
-    new = prefix.reuse(prompt[-context:])
+    model, drawing = prefix.model.eval(), Drawing(prefix, prompt, sampling)
     for _ in range(count):
-        if len(prefix.tokens) > context:
-            cache.length = 0  # each token has another position now
-            new = prefix.reuse(prefix.tokens[-context:])
-        logits = model(torch.tensor([new], device=device), cache)[:, -1].float()  # (1, V)
-        token = int(choose(logits, sampling, generator))
-        if token in stop:
+        logits = model(torch.tensor([drawing.new], device=prefix.cache.memory.device), prefix.cache)  # (1, 1, V)
+        drawn = drawing.take(logits[:, -1])
+        if drawn.token in stop:
             return
-        yield Drawn(token, logits[0])
-        prefix.tokens.append(token)
-        new = [token]
+        yield drawn
 
 
 def generate(

@@ -38,16 +38,52 @@ class KeyValueCache:
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
         shape = (2, config.n_layers, batch_size, config.kv_heads, config.context_length, config.head_width)
         self.memory = torch.empty(shape, device=device)  # (2, L, B, K, T, D)
-        self.length = 0  # tokens seen; advanced by GPT.hidden after the last block
+        self.length = 0  # tokens seen; advanced by `finish`, after the last block
 
-    def extend(
-        self, layer: int, keys: Float[Tensor, "B K T D"], values: Float[Tensor, "B K T D"]
-    ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S D"]]:
-        """Append a layer's new keys and values; return all of them, (B, K, S, D) each."""
+    def positions(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "T"]:
+        """Return the positions of new tokens."""
+        return torch.arange(self.length, self.length + tokens.shape[1], device=tokens.device)
+
+    def attend(
+        self, layer: int, queries: Float[Tensor, "B H T D"], keys: Float[Tensor, "B K T D"], values: Tensor
+    ) -> Float[Tensor, "B H T D"]:
+        """Append a layer's new keys and values; return the attention of the new queries to all of them."""
         end = self.length + keys.shape[2]
         self.memory[0, layer, :, :, self.length : end] = keys
         self.memory[1, layer, :, :, self.length : end] = values
-        return self.memory[0, layer, :, :, :end], self.memory[1, layer, :, :, :end]
+        keys, values = self.memory[0, layer, :, :, :end], self.memory[1, layer, :, :, :end]
+        return attend(queries, keys, values, seen=self.length)
+
+    def finish(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B 1 C"]:
+        """Count new tokens as seen; return the last one of `x`: the others have their next token already."""
+        self.length += x.shape[1]
+        return x[:, -1:]
+
+
+class CacheGroup:
+    """Caches of T texts, each of batch size 1, that each get one new token: together these are a batch of one row."""
+
+    def __init__(self, caches: list[KeyValueCache]):
+        self.caches = caches
+
+    def positions(self, tokens: Int[Tensor, "1 T"]) -> Int[Tensor, "T"]:
+        return torch.tensor([cache.length for cache in self.caches], device=tokens.device)
+
+    def attend(
+        self, layer: int, queries: Float[Tensor, "1 H T D"], keys: Float[Tensor, "1 K T D"], values: Tensor
+    ) -> Float[Tensor, "1 H T D"]:
+        """Append a new key and value to each text; return the attention of each query to its own text."""
+        new = zip(self.caches, *(part.split(1, dim=2) for part in (queries, keys, values)), strict=True)
+        return torch.cat([cache.attend(layer, *parts) for cache, *parts in new], dim=2)
+
+    def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
+        """Count the new tokens as seen; return `x` as it is."""
+        for cache in self.caches:
+            cache.length += 1
+        return x
+
+
+Cache = KeyValueCache | CacheGroup
 
 
 class Attention(nn.Module):
@@ -69,18 +105,13 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
 
     def forward(
-        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
+        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: Cache | None = None
     ) -> Float[Tensor, "B T C"]:
         queries, keys, values = self.split(self.qkv(x), rotation)
-        causal, mask = True, None
-        if cache is not None:
-            causal = cache.length == 0
-            keys, values = cache.extend(self.layer, keys, values)
-            if not causal and x.shape[1] > 1:  # is_causal would have the first new token see the first one alone
-                mask = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device).tril(cache.length)
-        keys, values = repeat_heads(keys, self.heads[0]), repeat_heads(values, self.heads[0])
-        drop_rate = self.drop_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(queries, keys, values, mask, drop_rate, causal)
+        if cache is None:
+            mixed = attend(queries, keys, values, drop_rate=self.drop_rate if self.training else 0.0)
+        else:
+            mixed = cache.attend(self.layer, queries, keys, values)
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
     def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:
@@ -135,7 +166,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.drop_rate)
 
     def forward(
-        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
+        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: Cache | None = None
     ) -> Float[Tensor, "B T C"]:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -157,7 +188,7 @@ class GPT(nn.Module):
         self.final_norm = norm(config)
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
-    def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B _ V"]:
+    def forward(self, tokens: Int[Tensor, "B T"], cache: Cache | None = None) -> Float[Tensor, "B _ V"]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
@@ -165,14 +196,13 @@ class GPT(nn.Module):
         return output_logits(self.hidden(tokens, cache), self.output_weight(), self.head_options)
 
     def hidden(
-        self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None, recompute: Recompute | None = None
+        self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Float[Tensor, "B _ C"]:
         """Return the input of the output head, (B, T, C); with a cache of the last token alone.
 
         `recompute` runs a block without keeping its activations.
         """
-        first = 0 if cache is None else cache.length
-        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
         if self.position_embedding is None:
             rotation = rotation_at(positions, self.config)
@@ -182,8 +212,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x, rotation, cache) if recompute is None else recompute(block, x, rotation)
         if cache is not None:
-            cache.length += tokens.shape[1]
-            x = x[:, -1:]  # the others have their next token already
+            x = cache.finish(x)
         return self.final_norm(x)
 
     def output_weight(self) -> Float[Tensor, "_ C"]:
@@ -204,6 +233,21 @@ def norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.emb_dim, config.norm_eps, config.norm_gain)
     return nn.LayerNorm(config.emb_dim, config.norm_eps, config.norm_gain, config.biases)
+
+
+def attend(
+    queries: Float[Tensor, "B H T D"],
+    keys: Float[Tensor, "B K S D"],
+    values: Tensor,
+    drop_rate: float = 0.0,
+    seen: int = 0,
+) -> Float[Tensor, "B H T D"]:
+    """Return causal attention; the first query is that of the token after `seen` others."""
+    mask = None
+    if seen and queries.shape[2] > 1:  # is_causal would have the first new token see the first one alone
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(seen)
+    keys, values = repeat_heads(keys, queries.shape[1]), repeat_heads(values, queries.shape[1])
+    return F.scaled_dot_product_attention(queries, keys, values, mask, drop_rate, is_causal=not seen)
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:

@@ -5,7 +5,7 @@ import torch
 
 from model.config import ModelConfig
 from model.generate import Prefix, Sampling, choose, draw, generate, lay_out_for_generation
-from model.gpt import GPT, initialize
+from model.gpt import GPT, CacheGroup, initialize
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL, network
 from tests.model.test_naming import network as noisy
@@ -131,3 +131,16 @@ def test_a_prefix_computes_what_differs_and_survives_an_interrupt(monkeypatch: p
         next(draw(prefix, prompt, 1, Sampling()))
         assert lengths == [computed]
     hook.remove()
+
+
+@pytest.mark.parametrize("config", [SMALL, *MODERN.values()], ids=["GPT-2", *MODERN])
+def test_texts_of_different_lengths_get_a_token_each_in_one_forward_pass(config: ModelConfig) -> None:
+    model, texts = noisy(config), [[3, 1, 4, 1, 5, 9], [2, 7], [1, 8, 2, 8]]
+    alone, together = [[Prefix(model) for _ in texts] for _ in range(2)]
+    with torch.inference_mode():
+        for prefix, text in zip([*alone, *together], [*texts, *texts], strict=True):
+            model(torch.tensor([text]), prefix.cache)
+        for token in (5, 30):
+            logits = model(torch.full((1, 3), token), CacheGroup([prefix.cache for prefix in together]))
+            wanted = [model(torch.tensor([[token]]), prefix.cache) for prefix in alone]
+            torch.testing.assert_close(logits, torch.cat(wanted, dim=1))
