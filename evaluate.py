@@ -15,6 +15,7 @@ checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
   python evaluate.py chat runs/mine --system "Be brief."
+  python evaluate.py serve runs/chat
   python evaluate.py smoke runs/8xa100 --checkpoint latest --temperature 0
   python evaluate.py smoke openai-community/gpt2
   python evaluate.py loss runs/8xa100 openai-community/gpt2

@@ -90,6 +90,18 @@ class ChatCommand(GenerationOptions):
 
 
 @attrs.frozen(kw_only=True)
+class ServeCommand(ModelOptions):
+    """Serve a model: OpenAI's API and a page to chat."""
+
+    host: Annotated[str, option("address; others than loopback need an API key", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, option("0: a free one", "N", check=integer(0, 65535))] = 8000
+    api_key_file: Annotated[Path | None, option("file of the API key; default: $LOCKSTEP_API_KEY", "FILE")] = None
+    slots: Annotated[int, option("answers at a time, each with its keys and values", "N", check=COUNT)] = 8
+    queue: Annotated[int, option("answers that may wait", "N", check=integer(0))] = 64
+    tokens: Annotated[int | None, option("most tokens of an answer; default: the context", "N", check=COUNT)] = None
+
+
+@attrs.frozen(kw_only=True)
 class LossCommand(MeasureOptions):
     """Held-out loss in nats per token and bits per byte, with standard errors."""
 
@@ -250,6 +262,7 @@ class RegisteredCommand:
 COMMANDS = {  # in the order of the comparison's columns
     "sample": RegisteredCommand(SampleCommand, "evaluation.sample.sample"),
     "chat": RegisteredCommand(ChatCommand, "evaluation.chat.chat"),
+    "serve": RegisteredCommand(ServeCommand, "evaluation.serve.serve"),
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
     "hellaswag": RegisteredCommand(

@@ -99,10 +99,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, special tokens spelled; broken UTF-8, and an id of nothing, become U+FFFD."""
-        return b"".join(self._spelled.get(token, REPLACEMENT) for token in ids).decode("utf-8", errors="replace")
+        return b"".join(self.spelled.get(token, REPLACEMENT) for token in ids).decode("utf-8", errors="replace")
 
     @cached_property
-    def _spelled(self) -> dict[int, bytes]:
+    def spelled(self) -> dict[int, bytes]:
+        """The bytes of every id, special tokens spelled."""
         special = {number: name.encode(errors="replace") for name, number in self.special_tokens.items()}
         return {number: token for token, number in self.coder.ranks.items()} | special
 

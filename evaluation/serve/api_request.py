@@ -1,0 +1,199 @@
+"""Requests of OpenAI's API: JSON bodies, checked, as a prompt of token ids and the options of its answer."""
+
+import re
+import secrets
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from common.checks import ValueCheck, boolean, checked, integer, number, optional, text
+from common.errors import LARGEST_INTEGER, BadInput, quoted
+from common.json_files import check_text, parse_json
+from evaluation.command_line import LEAST_TEMPERATURE
+from evaluation.shared.load import Trained
+from model.generate import Sampling
+from tokens.tokenizer.template import ROLES, SYSTEM, Message
+
+STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # most of each
+# Parameters that change no answer, and values of others that ask for nothing: more of these is refused.
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+NEUTRAL |= {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "echo": False, "suffix": ""}
+
+
+class ApiError(Exception):
+    """A refusal or failure of a request, in the API's own form."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@attrs.frozen(kw_only=True)
+class ServedModel:
+    """A model as clients see it."""
+
+    trained: Trained
+    name: str
+    longest_answer: int  # most tokens of an answer
+
+    @property
+    def context(self) -> int:
+        return self.trained.network.config.context_length
+
+    @cached_property
+    def most_characters(self) -> int:
+        """Characters of the longest text that the context can hold: to encode more would take long, for nothing."""
+        return self.context * max(map(len, self.trained.tokenizer.spelled.values()))
+
+
+def _is_stop(value: Any) -> bool:
+    strings = [value] if isinstance(value, str) else value
+    return isinstance(strings, list) and all(
+        isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in strings
+    )
+
+
+STOP = ValueCheck(_is_stop, f"strings of at most {STOP_CHARACTERS:,} characters")
+FLAGS = ValueCheck(lambda value: isinstance(value, dict) and all(type(one) is bool for one in value.values()), "flags")
+
+
+@attrs.frozen(kw_only=True)
+class AnswerOptions:
+    """Parameters of both forms."""
+
+    model: str = attrs.field(validator=text())
+    max_tokens: int | None = attrs.field(default=None, validator=optional(integer(1)))
+    temperature: float = attrs.field(default=1.0, validator=number(0, 2))
+    top_p: float = attrs.field(default=1.0, validator=number(0, 1, above=True))
+    seed: int | None = attrs.field(default=None, validator=optional(integer(-LARGEST_INTEGER)))
+    stop: str | list[str] = attrs.field(factory=list, validator=STOP)
+    stream: bool = attrs.field(default=False, validator=boolean())
+    stream_options: dict[str, bool] = attrs.field(factory=dict, validator=FLAGS)
+
+
+@attrs.frozen(kw_only=True)
+class CompletionBody(AnswerOptions):
+    """Body of /v1/completions."""
+
+    prompt: Any
+    max_tokens: int = attrs.field(default=16, validator=integer(1))  # as OpenAI's
+    logprobs: int | None = attrs.field(default=None, validator=optional(integer(0, 20)))
+
+
+@attrs.frozen(kw_only=True)
+class ChatBody(AnswerOptions):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Any] = attrs.field(
+        validator=ValueCheck(lambda value: isinstance(value, list) and value != [], "a list of messages")
+    )
+    max_completion_tokens: int | None = attrs.field(default=None, validator=optional(integer(1)))
+    logprobs: bool = attrs.field(default=False, validator=boolean())
+    top_logprobs: int = attrs.field(default=0, validator=integer(0, 20))
+
+
+@attrs.frozen(kw_only=True)
+class AnswerRequest:
+    """A prompt, and how it is to be answered."""
+
+    prompt: list[int]
+    count: int  # most tokens
+    sampling: Sampling
+    stop: tuple[str, ...]
+    alternatives: int | None  # of each token, with probabilities; None: no probabilities
+    stream: bool
+    include_usage: bool
+    is_chat: bool
+    repeatable: bool  # has a seed: nothing is reused or computed together, so that other requests change no bit
+
+
+def read_request(content: bytes, served: ServedModel, *, chat: bool) -> AnswerRequest:
+    """Return the request of a body. Raises ApiError."""
+    try:
+        body = {key: value for key, value in parse_json(content).items() if value is not None and key not in IGNORED}
+        for key, nothing in NEUTRAL.items():
+            if body.pop(key, nothing) != nothing:
+                problem = f"{key}: not supported here; wanted {nothing!r}, or leave it out"
+                raise ApiError(400, problem, param=key, code="unsupported_parameter")
+        wanted = checked(ChatBody, body) if chat else checked(CompletionBody, body)
+        if wanted.model != served.name:
+            problem = f"the model {quoted(wanted.model)} does not exist; this server has '{served.name}'"
+            raise ApiError(404, problem, param="model", code="model_not_found")
+        return _answer_request(wanted, served)
+    except (ValueError, BadInput) as error:
+        found = re.match(r"(?:(?:unknown )?key '(\w+)'|(\w+)(?:\[\d+\])?:)", str(error))
+        raise ApiError(400, str(error), param=found and (found[1] or found[2])) from error
+
+
+def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> AnswerRequest:
+    if isinstance(wanted, ChatBody):
+        prompt, alternatives = _chat_prompt(wanted, served), wanted.top_logprobs if wanted.logprobs else None
+        count = wanted.max_completion_tokens or wanted.max_tokens or served.context
+        if wanted.top_logprobs and not wanted.logprobs:
+            raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
+    else:
+        prompt, alternatives, count = _plain_prompt(wanted, served), wanted.logprobs, wanted.max_tokens
+    stop = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
+    if len(stop) > STOP_STRINGS:
+        raise ValueError(f"stop: got {len(stop)} strings, wanted at most {STOP_STRINGS}")
+    if len(prompt) >= served.context:
+        raise _too_long(f"{len(prompt):,} tokens", served)
+    seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
+    temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
+    return AnswerRequest(
+        prompt=prompt,
+        count=min(count, served.longest_answer, served.context - len(prompt)),
+        sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=seed),
+        stop=tuple(stop),
+        alternatives=alternatives,
+        stream=wanted.stream,
+        include_usage=wanted.stream_options.get("include_usage", False),
+        is_chat=isinstance(wanted, ChatBody),
+        repeatable=wanted.seed is not None,
+    )
+
+
+def _plain_prompt(wanted: CompletionBody, served: ServedModel) -> list[int]:
+    given = wanted.prompt[0] if isinstance(wanted.prompt, list) and len(wanted.prompt) == 1 else wanted.prompt
+    if isinstance(given, str):
+        check_text(given, "prompt")
+        if len(given) > served.most_characters:
+            raise _too_long(f"{len(given):,} characters", served)
+        return served.trained.encode(given)
+    known = integer(0, served.trained.network.config.vocab_size - 1)
+    if isinstance(given, list) and given and all(known.holds(one) for one in given):
+        return given
+    raise ValueError(f"prompt: got {quoted(wanted.prompt)}, wanted one string, or token ids, each {known.wanted}")
+
+
+def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
+    trained = served.trained
+    if trained.template is None:
+        raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
+    messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
+    if (count := sum(len(message.content) for message in messages)) > served.most_characters:
+        raise _too_long(f"{count:,} characters", served)
+    return trained.template.prompt(trained.tokenizer, messages)
+
+
+def _message(where: str, given: Any) -> Message:
+    """Return a message of a request, whose content is a string or a list of parts of text."""
+    given = {key: value for key, value in given.items() if value} if isinstance(given, dict) else {}
+    role, content = given.pop("role", None), given.pop("content", "")
+    given.pop("name", None)
+    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+        content = "".join(str(one.get("text", "")) for one in content)
+    role = SYSTEM if role == "developer" else role
+    if role not in ROLES or not isinstance(content, str) or given:
+        raise ValueError(f"{where}: wanted role ({', '.join(ROLES)}) and content, a text, and nothing else")
+    check_text(content, where)
+    return Message(role, content)
+
+
+def _too_long(got: str, served: ServedModel) -> ApiError:
+    problem = f"the prompt has {got}; prompt and answer together have at most {served.context:,} tokens"
+    return ApiError(400, problem, code="context_length_exceeded")

@@ -1,0 +1,153 @@
+"""Engine: one thread that owns the network and draws a token of each active answer in turn, in one forward pass.
+
+An answer takes a free slot, the one whose last text begins most like its prompt; others wait in order.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
+
+import torch
+
+from common.errors import refusing
+from evaluation.serve.answer import DrawnAnswer
+from evaluation.serve.api_request import ApiError
+from evaluation.shared.load import Trained
+from model.generate import Drawing, Prefix
+from model.gpt import CacheGroup
+
+CHUNK = 128  # tokens of a prompt that are computed before the others' next token
+GRACE_SECONDS = 3.0  # for active answers, once the server stops
+
+
+class Engine:
+    """Slots for active answers, and the queue behind them."""
+
+    def __init__(self, trained: Trained, slots: int, waiting: int):
+        self.trained, self.slots, self.waiting = trained, slots, waiting
+        self._changed = threading.Condition()
+        self._queue: deque[DrawnAnswer] = deque()
+        self._open: list[DrawnAnswer] = []  # slow readers of complete ones included
+        self._active: list[DrawnAnswer] = []
+        self._idle: list[Prefix] = []
+        self._end: float | None = None  # time of the end, once it stops
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, answer: DrawnAnswer) -> None:
+        """Queue an answer. Raises ApiError where the queue is full, or the server stops."""
+        with self._changed:
+            if self._end is not None:
+                raise stopping()
+            self._open = [one for one in self._open if not one.closed]
+            if len(self._open) >= self.slots + self.waiting:
+                problem = f"{len(self._open)} requests are being answered or wait; try again later"
+                raise ApiError(429, problem, code="rate_limit_exceeded")
+            self._open.append(answer)
+            self._queue.append(answer)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Refuse new and waiting answers, and give active ones GRACE_SECONDS."""
+        with self._changed:
+            self._end = self._end or time.monotonic() + GRACE_SECONDS
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(GRACE_SECONDS)
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while self._admit():
+            for answer in [*self._active]:
+                problem = self._problem(answer)
+                if problem is not None or answer.closed:
+                    self._release(answer, problem)
+            drawing = [one for one in self._active if one.drawing and len(one.drawing.new) == 1]
+            together = [one for one in drawing if not one.request.repeatable]
+            alone = [one for one in self._active if one not in together]
+            for group in [*([together] if together else []), *([one] for one in alone)]:
+                self._advance(group)
+
+    def _admit(self) -> bool:
+        """Wait for work, and give free slots to those that wait longest; return False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._active or self._end)
+            while self._queue and (len(self._active) < self.slots or self._end or self._queue[0].closed):
+                answer = self._queue.popleft()
+                if self._end:
+                    answer.post(stopping())
+                elif not answer.closed:
+                    self._attempt([answer], partial(self._begin, answer))
+            return not (self._end and not self._active)
+
+    def _begin(self, answer: DrawnAnswer) -> None:
+        prompt = answer.request.prompt
+        self._idle.sort(key=lambda prefix: common_beginning(prefix, prompt))
+        full = len(self._idle) + len(self._active) >= self.slots
+        fresh = not full and (not self._idle or not common_beginning(self._idle[-1], prompt))
+        self._active.append(answer)
+        answer.begin(Prefix(self.trained.network) if fresh else self._idle.pop(0 if answer.request.repeatable else -1))
+
+    def _problem(self, answer: DrawnAnswer) -> ApiError | None:
+        now = time.monotonic()
+        if self._end is not None and now > self._end:
+            return stopping()
+        late = "the answer took longer than this server allows; ask for fewer tokens"
+        return ApiError(503, late, code="timeout") if now > answer.deadline else None
+
+    def _advance(self, group: list[DrawnAnswer]) -> None:
+        """Compute the next token of each answer of a group, or a chunk of the prompt of a single one."""
+
+        def compute() -> None:
+            drawings = [answer.drawing for answer in group if answer.drawing is not None]
+            caches = [drawing.prefix.cache for drawing in drawings]
+            now = [token for drawing in drawings for token in drawing.new[:CHUNK]]
+            cache = caches[0] if len(group) == 1 else CacheGroup(caches)
+            logits = self.trained.network(torch.tensor([now], device=caches[0].memory.device), cache)[0]
+            if len(group) == 1 and (rest := drawings[0].new[CHUNK:]):
+                drawings[0].new = rest
+                return
+            for answer, drawing, row in zip(group, drawings, logits, strict=True):
+                self._attempt([answer], partial(self._draw, answer, drawing, row))
+
+        self._attempt(group, compute)
+
+    def _draw(self, answer: DrawnAnswer, drawing: Drawing, logits: torch.Tensor) -> None:
+        part = answer.take(drawing.take(logits[None]))
+        if part.text or part.tokens or part.finish:
+            answer.post(part)
+        if part.finish:
+            self._release(answer, None)
+
+    def _attempt(self, answers: list[DrawnAnswer], work: Callable[[], None]) -> None:
+        """Do work for answers; they end with its exception, the others go on."""
+        try:
+            with refusing(self.trained.place.path):  # logits that are not finite
+                work()
+        except Exception as error:  # noqa: BLE001  # too little memory, for one
+            for answer in answers:
+                self._release(answer, error)
+
+    def _release(self, answer: DrawnAnswer, problem: Exception | None) -> None:
+        """Free an answer's slot; its prefix stays for a prompt that begins alike."""
+        if problem is not None:
+            answer.post(problem)
+        if answer in self._active:
+            self._active.remove(answer)
+            if answer.drawing is not None:
+                self._idle.append(answer.drawing.prefix)
+
+
+def common_beginning(prefix: Prefix, tokens: list[int]) -> int:
+    """Return how many first tokens a prefix and a text have in common."""
+    pairs = zip(prefix.tokens[: prefix.cache.length], tokens, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def stopping() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down")

@@ -1,0 +1,157 @@
+"""Server of a model: OpenAI's API and a page, on loopback, or with an API key on another address."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from common.errors import BadInput, printable, refusing
+from common.json_files import read_regular
+from evaluation.command_line import ServeCommand
+from evaluation.serve.answer import ANSWER_SECONDS
+from evaluation.serve.api_request import ServedModel
+from evaluation.serve.engine import GRACE_SECONDS, Engine
+from evaluation.serve.web_app import BODY_SECONDS, web_app
+from evaluation.shared.generation import load_for_generation
+
+KEY_VARIABLE = "LOCKSTEP_API_KEY"
+KEY_CHARACTERS = 16  # least
+HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 14
+CONNECTIONS = 1024  # that wait to be accepted, and of those that have been
+
+
+def run(command: ServeCommand) -> None:
+    """Serve until SIGTERM, or SIGINT, which raises KeyboardInterrupt. Raises BadInput for an address without a key."""
+    key = read_key(command)
+    with listen(command, key) as listener:
+        trained = load_for_generation(command)
+        trained.stop_ids  # noqa: B018  # a model without a tokenizer is refused here, not at the first request
+        longest = command.tokens or trained.network.config.context_length
+        name = trained.place.home.resolve().name.replace("--", "/")
+        served = ServedModel(trained=trained, name=name, longest_answer=longest)
+        if asyncio.run(answer_requests(command, served, listener, key)):
+            raise KeyboardInterrupt
+
+
+def read_key(command: ServeCommand) -> bytes | None:
+    """Return the API key of a file or the environment. Raises BadInput for a short one."""
+    place, given = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+    if command.api_key_file is not None:
+        place = str(command.api_key_file)
+        with refusing(f"--api-key-file {place}", kinds=(OSError, ValueError)):
+            given = read_regular(command.api_key_file, 1 << 12).decode("ascii").strip()
+    if given is None:
+        return None
+    if len(given) < KEY_CHARACTERS or not given.isascii() or not given.isprintable() or " " in given:
+        wanted = f"an API key of at least {KEY_CHARACTERS} ASCII characters without spaces"
+        raise BadInput(f"{place}: wanted {wanted}; make one: openssl rand -hex 32")
+    return given.encode()
+
+
+def listen(command: ServeCommand, key: bytes | None) -> socket.socket:
+    """Return a listening socket. Raises BadInput for an address that is taken, or not loopback and without a key."""
+    where = f"--host {command.host} --port {command.port}"
+    with refusing(where, "pass another", kinds=(OSError, UnicodeError)):
+        family, kind, _, _, address = socket.getaddrinfo(command.host, command.port, type=socket.SOCK_STREAM)[0]
+        if key is None and not is_loopback(address[0]):
+            raise BadInput(f"--host {command.host}: not loopback: pass an API key: --api-key-file or ${KEY_VARIABLE}")
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(CONNECTIONS)
+        return listener
+
+
+def is_loopback(address: str | int) -> bool:
+    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+
+
+async def answer_requests(
+    command: ServeCommand, served: ServedModel, listener: socket.socket, key: bytes | None
+) -> bool:
+    """Answer requests until a signal; return whether it was SIGINT."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not each malformed request
+    engine = Engine(served.trained, command.slots, command.queue)
+    host, port = listener.getsockname()[:2]
+    server = Server(
+        uvicorn.Config(
+            web_app(served, engine, key, loopback=is_loopback(host)),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
+    )
+    signals: list[int] = []
+
+    def end(number: int) -> None:
+        signals.append(number)
+        engine.stop()
+        server.force_exit = server.should_exit  # a second one does not wait
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"{printable(served.trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
+    sys.stdout.flush()
+    await server.serve(sockets=[listener])
+    engine.join()
+    return signals[:1] == [signal.SIGINT]
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose signals are handled by its caller."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Do nothing: uvicorn would raise the signal again, and the process end by it."""
+        return nullcontext()
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 with deadlines of a request's head, and of its whole answer: a slow client is dropped."""
+
+    deadline: asyncio.TimerHandle | None = None
+    waits_for_head: bool | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.set_deadline()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+    def set_deadline(self) -> None:
+        """Set the deadline of the state that the connection has come to."""
+        waits_for_head = self.conn.their_state is h11.IDLE
+        if waits_for_head is not self.waits_for_head:
+            self.waits_for_head = waits_for_head
+            if self.deadline is not None:
+                self.deadline.cancel()
+            seconds = HEADER_SECONDS if waits_for_head else BODY_SECONDS + ANSWER_SECONDS + HEADER_SECONDS
+            self.deadline = self.loop.call_later(seconds, self.transport.abort)

@@ -1,0 +1,204 @@
+"""Web application: OpenAI's API, and a page that uses it.
+
+Without CORS, and on loopback for names of this machine alone: a page of another origin can neither read nor ask.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from common.errors import BadInput
+from common.web_page import HEAT_LEGEND, render
+from evaluation.serve.answer import AnswerPart, DrawnAnswer
+from evaluation.serve.api_reply import ApiReply, as_event
+from evaluation.serve.api_request import ApiError, ServedModel, read_request
+from evaluation.serve.engine import Engine
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+BODY_BYTES = 1 << 20  # most of a request
+BODY_SECONDS = 20.0  # to send it
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+CODES = {404: "unknown_url", 405: "method_not_allowed"}
+Parts = AsyncGenerator[AnswerPart, None]
+
+
+def web_app(served: ServedModel, engine: Engine, key: bytes | None, *, loopback: bool) -> Starlette:
+    """Return the application. `key`: of the API, None: open; `loopback`: no other machine reaches its address."""
+    page = page_of(served)
+
+    async def complete(request: Request, *, chat: bool) -> Response:
+        wanted = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[AnswerPart | Exception]()
+
+        def post(part: AnswerPart | Exception) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, part)
+
+        answer = DrawnAnswer(wanted, served, post)
+        engine.submit(answer)
+        return await respond(ApiReply(answer, served), parts_of(answer, queue, request))
+
+    async def models(request: Request) -> Response:
+        entry = {"id": served.name, "object": "model", "created": 0, "owned_by": "lockstep"}
+        name = request.path_params.get("name", served.name)
+        if name != served.name:
+            raise ApiError(404, f"the model '{name}' does not exist", param="model", code="model_not_found")
+        return JSONResponse(entry if request.path_params else {"object": "list", "data": [entry]})
+
+    async def show(_: Request) -> Response:
+        return page
+
+    return Starlette(
+        routes=[
+            Route("/", show),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", models),
+            Route("/v1/chat/completions", partial(complete, chat=True), methods=["POST"]),
+            Route("/v1/completions", partial(complete, chat=False), methods=["POST"]),
+        ],
+        middleware=[Middleware(OriginGuard, key=key, loopback=loopback)],
+        exception_handlers=dict.fromkeys((ApiError, BadInput, HTTPException, Exception), on_error),
+    )
+
+
+async def read_body(request: Request) -> bytes:
+    """Return a request's body. Raises ApiError for one that is too large or too slow."""
+    content = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            content.extend(part)
+            if len(content) > BODY_BYTES:
+                raise ApiError(413, f"the body has more than {BODY_BYTES:,} bytes")
+
+    try:
+        await asyncio.wait_for(read(), BODY_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise ApiError(408, f"the body has not come within {BODY_SECONDS:g} seconds") from error
+    return bytes(content)
+
+
+async def parts_of(answer: DrawnAnswer, queue: "asyncio.Queue[AnswerPart | Exception]", request: Request) -> Parts:
+    """Yield the parts of an answer, while its client is there: one that leaves frees the slot."""
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        answer.closed = True
+        queue.put_nowait(ConnectionError("the client has left"))
+
+    watch = asyncio.create_task(leave())
+    try:
+        finish = None
+        while finish is None:
+            part = await queue.get()
+            if isinstance(part, Exception):
+                raise part
+            finish = part.finish
+            yield part
+    finally:
+        answer.closed = True
+        watch.cancel()
+
+
+async def respond(reply: ApiReply, parts: Parts) -> Response:
+    """Return the response of an answer's parts: a stream, or one body."""
+    try:
+        first = await anext(parts)  # refusals until then have their status
+        if reply.answer.request.stream:
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            return StreamingResponse(events(reply, first, parts), media_type="text/event-stream", headers=headers)
+        return JSONResponse(reply.body([first, *[part async for part in parts]]))
+    except ConnectionError:
+        return Response()  # nobody reads it
+
+
+async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGenerator[bytes, None]:
+    """Yield server-sent events of an answer's parts."""
+    async with aclosing(parts):
+        try:
+            yield as_event(reply.chunk(first, None))
+            offset = len(first.text)
+            async for part in parts:
+                yield as_event(reply.chunk(part, offset))
+                offset += len(part.text)
+            if reply.answer.request.include_usage:
+                yield as_event(reply.usage_chunk())
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield as_event(api_error(error).body)
+            if not isinstance(error, ApiError | BadInput | ConnectionError):
+                raise
+
+
+class OriginGuard:
+    """Middleware: refuses other origins, and requests of the API without its key."""
+
+    def __init__(self, app: "ASGIApp", key: bytes | None, *, loopback: bool):
+        self.app, self.key, self.loopback = app, key, loopback
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        problem = self._problem(Request(scope))
+        await (self.app if problem is None else error_response(problem))(scope, receive, send)
+
+    def _problem(self, request: Request) -> ApiError | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self.loopback and host.rpartition(":")[0].strip("[]") not in LOOPBACK_NAMES and host not in LOOPBACK_NAMES:
+            return ApiError(403, "Host: got another name than localhost or 127.0.0.1")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return ApiError(403, "Origin: a page of another origin may not use this server")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        if self.key and request.url.path.startswith("/v1") and not hmac.compare_digest(given, self.key):
+            return ApiError(401, "incorrect API key", code="invalid_api_key")
+        return None
+
+
+def page_of(served: ServedModel) -> HTMLResponse:
+    """Return the page, with a policy by which a browser runs no other script and asks no other server."""
+    values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
+    longest = min(served.longest_answer, served.context)
+    html = render("evaluation/serve/chat_page.html", title=f"{served.name}: chat", longest=longest, **values)
+    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    for name in ("style", "script"):
+        found = re.search(f"<{name}>(.*?)</{name}>", html, re.DOTALL)
+        digest = hashlib.sha256(found[1].encode() if found else b"").digest()
+        policy += f"; {name}-src 'sha256-{base64.b64encode(digest).decode()}'"
+    policy += "; frame-ancestors 'none'"
+    return HTMLResponse(html, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return any error as one of the API; the text of a defect stays in the server's log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, f"this URL or method: {error.detail}", code=CODES.get(error.status_code))
+    return ApiError(500, str(error) if isinstance(error, BadInput) else "internal error; the server's log has it")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    told = api_error(error)
+    headers = {"Retry-After": "1"} if told.status in (429, 503) else {}
+    if told.status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
+    return JSONResponse(told.body, told.status, headers)
+
+
+async def on_error(_: Request, error: Exception) -> Response:
+    return error_response(error)

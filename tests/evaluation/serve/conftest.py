@@ -1,0 +1,83 @@
+"""A conversational model of a few steps, and real servers of it on loopback."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+
+from tests import launch
+from tests.conftest import TINY_MODEL, TINY_TRAIN
+from tests.launch import ROOT
+
+CONTEXT = 512
+Serve = Callable[..., Any]
+
+
+@attrs.frozen
+class Served:
+    """A server that answers at `url`, whose base for OpenAI's client is `api`."""
+
+    process: launch.Process
+    url: str
+    path: ClassVar[str] = "/v1"
+
+    @property
+    def api(self) -> str:
+        return self.url + self.path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@pytest.fixture(scope="session")
+def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of conversations, with two steps behind it. Tests read it."""
+    folder = tmp_path_factory.mktemp("chat")
+    said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three " * 20}]
+    (folder / "conversations.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 40)
+    options = ("--template", "turns", "--context-length", str(CONTEXT), "--tokenizer", "bytes")
+    source, tokens = str(folder / "conversations.jsonl"), str(folder / "tokens")
+    tail = ("--split", "tail", "--validation-fraction", "0.2")
+    launch.run(ROOT / "prepare_data.py", source, "--output", tokens, *options, *tail).check_returncode()
+    run = folder / "run"
+    run.mkdir()
+    (run / "model.json").write_text(json.dumps(TINY_MODEL | {"vocab_size": 261, "context_length": CONTEXT}))
+    changed = {"dataset": tokens, "objective": "answers", "min_train_tokens": 2 * CONTEXT, "microbatch_size": 1}
+    train = TINY_TRAIN | {"validation_interval": None} | changed
+    (run / "train.json").write_text(json.dumps(train))
+    launch.run(ROOT / "train.py", str(run), "--device", "cpu").check_returncode()
+    return run
+
+
+@pytest.fixture(scope="session")
+def serve() -> Serve:
+    """Return a context manager that serves a run: its first line says where."""
+
+    @contextmanager
+    def serving(run: Path, *options: str, **environment: str) -> Iterator[Served]:
+        process = launch.start(
+            ROOT / "evaluate.py", "serve", str(run), "--device=cpu", "--port=0", *options, environment=environment
+        )
+        try:
+            line = process.stdout.readline()
+            assert " is the page" in line, process.communicate()
+            yield Served(process, line.partition(": ")[2].partition(" ")[0])
+        finally:
+            process.send_signal(15)
+            process.wait(30)
+
+    os.environ.pop("LOCKSTEP_API_KEY", None)
+    return serving
+
+
+@pytest.fixture(scope="session")
+def served(chat_run: Path, serve: Serve) -> Iterator[Served]:
+    """One server, which many tests ask."""
+    with serve(chat_run) as server:
+        yield server

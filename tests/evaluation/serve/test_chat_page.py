@@ -1,0 +1,97 @@
+"""The page of `evaluate.py serve` in a browser: chat, colours with alternatives, stop, errors, phone, dark."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.serve.conftest import Serve, Served
+
+CHROMIUM = Path("/usr/bin/chromium")
+WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+TEMPERATURE = "element => { element.value = 0; element.dispatchEvent(new Event('input')); }"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+
+
+def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) -> Any:
+    """Return a page that chats greedily; its complaints, and requests to other servers, are added to `troubles`."""
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((served.url, "data:")) else troubles.append(asked.url)
+    )
+    page.goto(served.url)
+    page.locator("#temperature").evaluate(TEMPERATURE)
+    return page
+
+
+def say(page: Any, text: str) -> None:
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+    page.locator("#send").wait_for(state="visible", timeout=60_000)
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: Any, served: Served, width: int) -> None:
+    troubles: list[str] = []
+    page = opened(browser, served, troubles, width)
+    page.click("#options-button")
+    page.fill("#longest", "20")
+    page.click("#options-button")
+    say(page, "<b>Hello</b>")
+    page.fill("#message", "two")
+    page.press("#message", "Shift+Enter")
+    page.locator("#message").press_sequentially("lines")
+    page.press("#message", "Enter")
+    page.locator("#send").wait_for(state="visible", timeout=60_000)
+    assert page.locator(".user p").all_inner_texts() == ["<b>Hello</b>", "two\nlines"]
+    assert page.locator(".about").first.inner_text().startswith("20 tokens") and page.locator(".text").count() == 2
+    cell = page.locator(".text span").first
+    background = "element => getComputedStyle(element).backgroundColor"
+    plain = cell.evaluate(background)
+    page.check("#colours")
+    assert cell.evaluate(background) != plain and page.locator(".legend").is_visible()
+    cell.click() if width == 390 else cell.hover()
+    told = cell.evaluate("element => getComputedStyle(element, '::after').content")
+    assert told.count("%") == 6 and "nats" in told
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(WIDE) <= 0
+    page.click("#new")
+    assert page.locator(".said").count() == 0 and troubles == []
+
+
+def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, served: Served) -> None:
+    troubles: list[str] = []
+    page = opened(browser, served, troubles)
+    page.fill("#message", "Hello")
+    page.press("#message", "Enter")
+    page.locator(".text span").nth(3).wait_for()
+    page.click("#stop")
+    page.locator(".about", has_text="stopped").wait_for()
+    page.fill("#message", "x" * 600)
+    page.press("#message", "Enter")
+    page.locator(".error", has_text="at most 512 tokens").wait_for()
+    assert page.input_value("#message") == "x" * 600 and page.evaluate(WIDE) <= 0
+    assert len(troubles) == 1 and "400" in troubles[0]
+
+
+def test_a_base_model_continues_text_and_a_key_is_asked_for(browser: Any, finished: Path, serve: Serve) -> None:
+    key = "0123456789abcdef"
+    with serve(finished, LOCKSTEP_API_KEY=key) as served:
+        page = opened(browser, served, [])
+        page.locator("#key").wait_for(state="visible")
+        page.fill("#key-text", key)
+        page.press("#key-text", "Enter")
+        say(page, "def <script>alert(1)</script>")
+        shown = page.locator(".text").inner_text()
+        assert shown.startswith("def <script>alert(1)</script>") and len(shown) > 29
+        assert page.locator(".text script").count() == 0

@@ -1,0 +1,234 @@
+"""`evaluate.py serve`, asked by OpenAI's client: answers, refusals in the API's form, clients that leave, signals."""
+
+import http.client
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from evaluation.shared.load import load, locate
+from model.generate import Sampling
+from tests import launch
+from tests.conftest import only_line
+from tests.evaluation.serve.conftest import CONTEXT, Serve, Served
+from tests.launch import ROOT
+from tokens.tokenizer.template import Message
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+KEY = "0123456789abcdef"
+GREEDY = {"model": "run", "messages": HELLO, "temperature": 0}
+
+
+def client(served: Served, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.api, api_key=key, max_retries=0, timeout=60)
+
+
+def ask(served: Served, body: Any, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any, Any]:
+    """Return status, headers and JSON of a POST; `body`: bytes, or a value to write as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", path, data, named)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, json.loads(answer.read())
+
+
+def stream(served: Served, **body: Any) -> socket.socket:
+    """Return a connection on which an answer has begun to stream."""
+    data = json.dumps({**GREEDY, "stream": True, **body}).encode()
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    assert b"200 OK" in connection.recv(4096)
+    return connection
+
+
+def test_answers_are_those_of_the_network_whole_and_streamed(chat_run: Path, served: Served) -> None:
+    trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
+    assert trained.template is not None
+    prompt = trained.template.prompt(trained.tokenizer, [Message("user", "Hello")])
+    wanted = trained.decode([*trained.generate(prompt, 40, Sampling(temperature=0), trained.stop_ids)])
+    asked: Any = client(served).chat.completions
+    said = asked.create(**GREEDY, max_tokens=40, logprobs=True, top_logprobs=3)
+    assert (said.choices[0].message.content, said.choices[0].finish_reason) == (wanted, "length")
+    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(prompt), 40)
+    scores = said.choices[0].logprobs.content
+    assert b"".join(bytes(one.bytes) for one in scores) == wanted.encode()
+    assert all(one.logprob == one.top_logprobs[0].logprob and len(one.top_logprobs) == 3 for one in scores)
+    usage = {"include_usage": True}
+    chunks = [*asked.create(**GREEDY, max_completion_tokens=40, stream=True, stream_options=usage)]
+    assert "".join(one.choices[0].delta.content for one in chunks[:-1]) == wanted
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 40 and chunks[-1].choices == []
+    stopped = asked.create(**GREEDY, stop=[wanted[10:14], "never"])
+    text = wanted[: wanted.index(wanted[10:14])]
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == (text, "stop")
+
+
+def test_the_history_of_a_chat_is_not_computed_again_unless_a_seed_is_given(served: Served) -> None:
+    asked: Any = client(served).chat.completions
+    first = asked.create(**GREEDY, max_tokens=9)
+    history = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}, *HELLO]
+    for more, least in (({}, 8), ({"seed": 3}, 0)):
+        again = asked.create(**{**GREEDY, "messages": history}, max_tokens=9, **more)
+        cached = again.usage.prompt_tokens_details.cached_tokens
+        assert cached >= least if least else cached == 0
+
+
+def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> None:
+    asked = client(served).completions
+    said = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8, logprobs=2)
+    scores = said.choices[0].logprobs
+    assert scores and scores.tokens and scores.text_offset and said.choices[0].finish_reason == "length"
+    assert "".join(scores.tokens) == said.choices[0].text and scores.text_offset == [*range(8)]
+    chunks = [*asked.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
+    assert "".join(one.choices[0].text for one in chunks) == said.choices[0].text
+    assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "param", "problem"),
+    [
+        ({"model": "gpt-4"}, 404, "model", "this server has 'run'"),
+        ({"model": None}, 400, "model", "is missing"),
+        ({"n": 2}, 400, "n", "not supported"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+        ({"top_k": 5}, 400, "top_k", "unknown key"),
+        ({"temperature": -1}, 400, "temperature", "wanted a number from 0 up to 2"),
+        ({"temperature": float("nan")}, 400, "temperature", "wanted a number"),
+        ({"top_p": 0}, 400, "top_p", "above 0"),
+        ({"seed": 1.5}, 400, "seed", "an integer"),
+        ({"max_tokens": -5}, 400, "max_tokens", "at least 1"),
+        ({"stop": ["a"] * 5}, 400, "stop", "at most 4"),
+        ({"stop": ""}, 400, "stop", "strings"),
+        ({"stream": "yes"}, 400, "stream", "true or false"),
+        ({"top_logprobs": 3}, 400, "top_logprobs", "logprobs to be true"),
+        ({"messages": []}, 400, "messages", "a list of messages"),
+        ({"messages": [{"role": "cook", "content": ""}]}, 400, "messages", "wanted role"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "surrogate"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "a text"),
+        ({"messages": HELLO * 10_000}, 400, None, f"at most {CONTEXT} tokens"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, None, "600|60[0-9] tokens"),
+    ],
+)
+def test_refusals_are_the_apis_own(
+    served: Served, changed: dict[str, Any], status: int, param: str | None, problem: str
+) -> None:
+    got, _, body = ask(served, {**GREEDY, **changed})
+    error = body["error"]
+    assert (got, error["param"], error["type"]) == (status, param, "invalid_request_error"), body
+    assert re.search(problem, error["message"]), error
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\x00", b"[" * 200_000, b"[]", b'{"model":"run","model":"run"}'])
+def test_bodies_that_are_no_request_are_refused(served: Served, body: bytes) -> None:
+    status, _, told = ask(served, body)
+    assert status == 400 and told["error"]["type"] == "invalid_request_error"
+
+
+def test_large_bodies_other_methods_and_unknown_places_are_refused(served: Served) -> None:
+    assert ask(served, b" " * (2 << 20))[0] == 413
+    assert ask(served, {}, "/v1/chat/complete")[2]["error"]["code"] == "unknown_url"
+    assert ask(served, {}, "/v1/../../etc/passwd")[0] == 404
+    for head, status in (
+        ("GET /v1/chat/completions HTTP/1.1\r\nHost: localhost", b" 405 "),
+        ("HEAD / HTTP/1.1\r\nHost: localhost", b" 200 "),
+        ("GET / HTTP/1.0\r\nHost: localhost", b" 200 "),
+        ("GET / HTTP/1.0", b" 403 "),
+        ("\x00\x01\x02", b" 400 "),
+        ("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + "y" * 2_000_000, b" 400 "),
+    ):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n")
+            assert status in connection.recv(100).partition(b"\r\n")[0], head
+
+
+def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+        assert ask(served, GREEDY, **headers)[0] == 403
+    own = f"127.0.0.1:{served.port}"
+    status, headers, _ = ask(served, {**GREEDY, "max_tokens": 1}, Host=own, Origin=f"http://{own}")
+    assert status == 200 and "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
+    chat_run: Path, serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    for options, environment in (
+        (["--api-key-file", str(tmp_path / "key"), "--host=0.0.0.0"], {}),
+        ([], {"LOCKSTEP_API_KEY": KEY}),
+    ):
+        with serve(chat_run, *options, **environment) as served:
+            for path in ("/v1/models", "/v1/nothing", "/v1/completions"):
+                assert ask(served, {}, path)[2]["error"]["code"] == "invalid_api_key"
+            with pytest.raises(openai.AuthenticationError):
+                client(served, KEY[:-1]).models.list()
+            assert ask(served, {}, "/v1/models", Authorization="Bearer é")[0] == 401
+            assert client(served, KEY).models.list().data[0].id == "run"
+    for options, problem in (
+        (["--host=0.0.0.0"], "not loopback: pass an API key"),
+        (["--host=no.such.host.invalid"], "--host no.such.host.invalid"),
+        (["--api-key-file", str(tmp_path / "none")], "No such file"),
+        (["--api-key-file", "/dev/null"], "at least 16"),
+    ):
+        done = launch.run(ROOT / "evaluate.py", "serve", str(chat_run), "--device=cpu", "--port=0", *options)
+        assert problem in only_line(done)
+
+
+def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_run: Path, serve: Serve) -> None:
+    with serve(chat_run, "--slots=1", "--queue=0") as served:
+        leaves = stream(served)
+        status, headers, body = ask(served, GREEDY)
+        assert (status, headers["Retry-After"], body["error"]["code"]) == (429, "1", "rate_limit_exceeded")
+        leaves.close()
+        launch.wait_until(lambda: ask(served, {**GREEDY, "max_tokens": 1})[0] == 200, served.process, 20)
+
+
+def test_a_seed_gives_one_answer_whatever_else_is_served(served: Served) -> None:
+    def said(seed: int | None) -> str:
+        body = {**GREEDY, "temperature": 1.5, "seed": seed, "max_tokens": 60}
+        return str(ask(served, body)[2]["choices"][0]["message"]["content"])
+
+    alone = [said(seed) for seed in (7, -8)]
+    with ThreadPoolExecutor(8) as pool:
+        crowd = [*pool.map(said, [7, None, -8, None, None, 7, None, -8])]
+    assert [crowd[0], crowd[5]] == [alone[0]] * 2 and [crowd[2], crowd[7]] == [alone[1]] * 2
+    assert len({*crowd}) >= 5
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals_end_answers_within_seconds(chat_run: Path, serve: Serve, number: int, status: int) -> None:
+    with serve(chat_run) as served:
+        connections = [stream(served) for _ in range(3)]
+        begun = time.monotonic()
+        served.process.send_signal(number)
+        assert served.process.wait(30) == status and time.monotonic() - begun < 15
+        for connection in connections:
+            received = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # noqa: B023
+            assert b"[DONE]" in received or b'"code":"shutting_down"' in received
+        line = "evaluate.py: interrupted; stored results are kept\n" if status else ""
+        assert served.process.stderr.read() == line
+
+
+def test_a_port_that_is_taken_is_one_line(chat_run: Path, served: Served) -> None:
+    command = ("serve", str(chat_run), "--device=cpu", f"--port={served.port}")
+    assert "Address already in use; pass another" in only_line(launch.run(ROOT / "evaluate.py", *command))
+
+
+def test_a_slow_reader_holds_up_nobody(served: Served) -> None:
+    slow = stream(served, logprobs=True, top_logprobs=20)
+    begun = threading.active_count()
+    assert ask(served, {**GREEDY, "max_tokens": 5})[0] == 200
+    assert threading.active_count() == begun
+    slow.close()
