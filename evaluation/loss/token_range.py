@@ -88,7 +88,7 @@ def choose_range(
         start = DEFAULT.start
         if length <= DEFAULT.start + 1:
             seen = [end for place in places for _, _, end in _seen(place, directory, split)]
-            start = -(-max((end for end in seen if end < length), default=0) // row) * row
+            start = max((end for end in seen if end < length), default=0)
     there = length - start - 1
     if there < 1 or (count is not None and count > there):
         wanted = "1 token" if count is None else f"{count:,} tokens"
@@ -141,17 +141,17 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
         return []
     config = read_state(place.path).config
     train = config.train
-    length, streams = open_split(directory, split).length, config.train_streams
-    seen = []
-    for stream, source in zip(streams, config.sources or [], strict=True):
+    whole, seen = open_split(directory, split), []
+    last = 0 if whole.weighted else 1  # the target after a row, the first token of the next one, does not count
+    for stream, source in zip(config.train_streams, config.sources or [], strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
             begin = train["start_train_token"]
             # Shuffled windows may lie anywhere.
             everything = train["shuffle"] or source["epochs"] is None or source["epochs"] > 1
-            seen.append(("trained", begin, length if everything else begin + source["tokens"] + 1))
+            seen.append(("trained", begin, whole.length if everything else begin + source["tokens"] + last))
     if any(_is_same(held_out, "validation", directory, split) for held_out in config.validation_streams):
         begin, windows = train["start_val_token"], train["validation_sequences"]
-        seen.append(("validated", begin, begin + windows * config.model["context_length"] + 1))
+        seen.append(("validated", begin, begin + windows * config.model["context_length"] + last))
     return seen
 
 
