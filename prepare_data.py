@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
+from common.errors import EXIT_DONE, BadInput, printable
 from common.installation import exit_status, keep_logs_only, prepare_process, run_command
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ def run(command: "PrepareCommand | Lines") -> int:
         if not isinstance(command, PrepareCommand):
             print("\n".join(map(printable, command())))
             return EXIT_DONE
-        from tokens.prepare.display import report, too_many_bad
+        from tokens.prepare.display import refuse_losses, report
         from tokens.prepare.prepare import prepare
 
         keep_logs_only()
         began = time.monotonic()
         manifest = prepare(command)
         report(command, manifest, time.monotonic() - began)
-        return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
+        refuse_losses(manifest, sum(source.bytes for source in manifest.sources), "the token files are")
+        return EXIT_DONE
     except OSError as error:  # a full disk, above all
         raise BadInput(f"{error}{kept(command)}") from error
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from common.arguments import option, parse, refuse
 from common.checks import integer
 from common.remote_files import REMOTE
-from tokens.prepare.command import PrepareCommand
+from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document),
@@ -30,6 +30,8 @@ examples:
       --shard-tokens 100000000
 
 commands (write ./status for a source of that name):
+  python prepare_data.py tokenizer SOURCE... --vocab-size N
+                                        train an own tokenizer: byte pairs
   python prepare_data.py status DIR     progress of a preparation
   python prepare_data.py verify DIR     check token files against their manifest
   python prepare_data.py stats DIR      document lengths, also as a chart,
@@ -82,7 +84,7 @@ def stats_command(
         option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1)),
     ] = None,
 ) -> Lines:
-    """Document lengths, also as a chart, duplicates and contamination."""
+    """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
     return partial(_call, "tokens.stats.stats", "stats", Path(directory), end_of_text)
 
 
@@ -101,7 +103,13 @@ def push_command(
     )
 
 
-COMMANDS = {"status": status_command, "verify": verify_command, "stats": stats_command, "push": push_command}
+COMMANDS: dict[str, Any] = {
+    "tokenizer": TokenizerCommand,
+    "status": status_command,
+    "verify": verify_command,
+    "stats": stats_command,
+    "push": push_command,
+}
 
 
 def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
@@ -113,10 +121,15 @@ def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
     script = "prepare_data.py"
     if not words or words[0] not in COMMANDS:
         return cast(PrepareCommand, parse(script, PrepareCommand, words, epilog=EPILOG))
-    if any(word.startswith("--o") and "--output".startswith(word.partition("=")[0]) for word in words):
+    if words[0] != "tokenizer" and any(
+        word.startswith("--o") and "--output".startswith(word.partition("=")[0]) for word in words
+    ):
         refuse(
             script,
             f"'{words[0]}' is a command, which takes no --output; for a source of that name write ./{words[0]}, for "
             f"the command {script} {words[0]} DIR",
         )
-    return cast(Lines, parse(script, COMMANDS, words))
+    command = parse(script, COMMANDS, words)
+    if isinstance(command, TokenizerCommand):
+        return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)
+    return cast(Lines, command)

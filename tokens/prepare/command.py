@@ -1,4 +1,4 @@
-"""Command line of a preparation: sources, output, tokenizer, splits and workers."""
+"""Command lines of a preparation, and of a tokenizer's training."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,12 @@ from common.arguments import UsageError, option
 from common.checks import integer, number
 from common.files import is_bucket
 from common.remote_files import REMOTE
+from tokens.tokenizer.template import TURN_TOKENS
 
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
-
+SPECIAL = 1 + len(TURN_TOKENS)  # tokens of an own tokenizer: the end of text, turns of conversations
+LARGEST_SAMPLE = (1 << 31) - 1  # the trainer counts pairs in 32 bits
 LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes: S3 copies no object of more than 5 GB to its final name
 
 
@@ -26,6 +28,12 @@ def _separator(text: str) -> str:
             f"got {text!r}, wanted a text that cannot overlap itself: its end must not be its beginning as well"
         )
     return text
+
+
+def _json_file(text: str) -> Path:
+    if not text.endswith(".json"):
+        raise ValueError(f"got {text}, wanted a name ending in .json")
+    return Path(text)
 
 
 @attrs.frozen(kw_only=True)
@@ -122,3 +130,29 @@ class PrepareCommand:
             raise UsageError(f"--template {self.template}: wanted --tokenizer DIR/manifest.json, of the model's tokens")
         if (self.shard_tokens or length) % length:
             raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerCommand:
+    """Train a byte-level BPE tokenizer, and write it as one tokenizer.json."""
+
+    sources: Annotated[
+        tuple[str, ...], option("as of a preparation: see prepare_data.py --help", name="SOURCE...", required=True)
+    ] = attrs.field(kw_only=False)
+    vocab_size: Annotated[
+        int,
+        option(f"ids: bytes, byte pairs and {SPECIAL} special tokens", "N", check=integer(256 + SPECIAL, 1 << 20)),
+    ]
+    output: Annotated[Path, option("file to write; one that exists is kept", "FILE.json", check=_json_file)] = Path(
+        "token_files/tokenizer.json"
+    )
+    pattern: Annotated[
+        Literal["cl100k", "gpt2", "o200k"],
+        option("splitting of a text into words; digits: up to three together, of gpt2 any number"),
+    ] = "cl100k"
+    sample_bytes: Annotated[
+        int,
+        option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE)),
+    ] = 200_000_000
+    text_field: Annotated[str, option("field of records", "NAME")] = "text"
+    separator: Annotated[str | None, option("text between the documents", "TEXT", check=_separator)] = None

@@ -5,7 +5,8 @@ import sys
 import time
 from typing import Any
 
-from common.errors import printable
+from common.errors import BadInput, printable
+from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of
 from tokens.prepare.command import PrepareCommand
@@ -77,30 +78,32 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     if held_out > SURPRISING_SHARE * asked:
         whole = "whole documents, and some of them are long" if manifest.rows is None else "whole rows"
         print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: {whole}")
-    if not manifest.problems:
+    report_problems(manifest, "ledger.jsonl has more")
+
+
+def report_problems(found: Manifest | DocumentSample, more: str) -> None:
+    """Print the documents left out, by kind, with examples. `more`: the place of further examples."""
+    if not found.problems:
         return
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest.problems.items()))
-    print(
-        f"bad documents: {kinds}; {manifest.lost_documents:,} documents and {manifest.lost_bytes:,} bytes of "
-        "input are left out:",
-        file=sys.stderr,
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
+    say(
+        f"bad documents: {kinds}; {found.lost_documents:,} documents and {found.lost_bytes:,} bytes of "
+        "input are left out:"
     )
-    for line in itertools.chain.from_iterable(manifest.examples.values()):
-        print(f"  {printable(line)}", file=sys.stderr)
-    if any(len(lines) < manifest.problems[kind] for kind, lines in manifest.examples.items()):
-        print("  ledger.jsonl has more", file=sys.stderr)
+    for line in itertools.chain.from_iterable(found.examples.values()):
+        say(f"  {line}")
+    if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):
+        say(f"  {more}")
 
 
-def too_many_bad(manifest: Manifest) -> bool:
-    """Tell whether more input was lost than is acceptable, and print so."""
-    documents = manifest.documents + manifest.lost_documents
-    size = sum(source.bytes for source in manifest.sources)
-    damaged = manifest.problems.get("damaged file")  # with an unknown number of documents
-    encoded = manifest.problems.get(WRONG_ENCODING)
-    too_many = manifest.lost_documents > BAD_SHARE * documents or manifest.lost_bytes > BAD_SHARE * size
+def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:
+    """Raise BadInput where more of `size_bytes` of input was lost than is acceptable; `made` is complete without."""
+    documents = found.documents + found.lost_documents
+    damaged = found.problems.get("damaged file")  # with an unknown number of documents
+    encoded = found.problems.get(WRONG_ENCODING)
+    too_many = found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes
     what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
     if encoded and not damaged:
         what = f"{encoded:,} documents in another encoding than UTF-8"
     if damaged or encoded or too_many:
-        print(f"prepare_data.py: {what} could not be read; the token files are complete without", file=sys.stderr)
-    return bool(damaged or encoded or too_many)
+        raise BadInput(f"{what} could not be read; {made} complete without")

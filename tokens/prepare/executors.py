@@ -71,17 +71,7 @@ class Processes(Executor):
             return future
 
     def restart(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
-        receiver, self._line = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (receiver,))
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers until they set their own
-        try:
-            for _ in range(self._workers):  # each submission begins a process, with its imports, before there is work
-                self._pool.submit(os.getpid)
-        except BrokenExecutor:
-            pass  # a worker was killed already: the first task will raise it
-        finally:
-            signal.signal(signal.SIGINT, handler)
+        self._pool, self._line = start_workers(self._workers)
 
     def close(self) -> None:
         self._line.close()  # ends workers at any moment: uncommitted units are computed again
@@ -129,6 +119,22 @@ class RayCluster(Executor):
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
+    """Return processes that ignore Ctrl-C, and a line whose closing ends them at once."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
+    receiver, line = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers until they set their own
+    try:
+        for _ in range(count):  # each submission begins a process, with its imports, before there is work
+            pool.submit(os.getpid)
+    except BrokenExecutor:
+        pass  # a worker was killed already: the first task will raise it
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return pool, line
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:

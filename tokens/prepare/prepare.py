@@ -58,7 +58,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
-        settings = _settings(command, tokenizer, version, template)
+        settings = settings_of(command, tokenizer, version, template)
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)
@@ -88,7 +88,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         return manifest
 
 
-def _settings(
+def settings_of(
     command: PrepareCommand, tokenizer: Tokenizer, version: int, template: Template | None = None
 ) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
@@ -119,7 +119,7 @@ def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan 
     elif name == "chars" and plan is not None:
         name = plan.settings.tokenizer if plan.settings.tokenizer.startswith(CHARACTERS) else CHARACTERS
     elif name == "chars":
-        units = make_plan(sources, _settings(command, load_tokenizer("bytes"), version))
+        units = make_plan(sources, settings_of(command, load_tokenizer("bytes"), version))
         reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
         for piece in (piece for unit in units.units for piece in reader.read(unit)):
             found.update(piece.text)

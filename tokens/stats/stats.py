@@ -17,6 +17,7 @@ from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
 from tokens.format.manifest import PLAN, SPLITS, Manifest, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
+from tokens.stats.bytes_per_token import compare_with_gpt2
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19
@@ -54,9 +55,10 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     documents = int(counts.sum())
     lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
-    text_bytes = manifest.text_bytes if manifest else None
-    if text_bytes is not None and tokens > ends:
-        lines.append(f"  bytes per token      {text_bytes / (tokens - ends):.2f}, without end-of-text ids")
+    if manifest is not None and tokens > ends:
+        if manifest.text_bytes is not None:
+            lines.append(f"  bytes per token      {manifest.text_bytes / (tokens - ends):.2f}, without end-of-text ids")
+        lines += compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
     if manifest is not None and manifest.rows is not None:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():

@@ -1,13 +1,15 @@
 """The report of a preparation: tokens by split, problems with examples, and when too much was lost."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import pytest
 
+from common.errors import BadInput
 from tokens.format.manifest import FileEntry, Manifest, SourceRecord, TokenizerRecord
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.display import report, too_many_bad
+from tokens.prepare.display import refuse_losses, report
 
 
 def entry(tokens: int) -> FileEntry:
@@ -59,8 +61,6 @@ def test_problems_are_reported_with_examples(capsys: pytest.CaptureFixture[str])
         ({"problems": {"wrong encoding": 1}}, "1 documents in another encoding than UTF-8 could not be read"),
     ],
 )
-def test_more_than_a_hundredth_lost_or_any_file_is_too_much(
-    changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert too_many_bad(attrs.evolve(MANIFEST, **changes)) == bool(said)
-    assert said in capsys.readouterr().err
+def test_more_than_a_hundredth_lost_or_any_file_is_too_much(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=f"{said}.*; the token files are complete without") if said else nullcontext():
+        refuse_losses(attrs.evolve(MANIFEST, **changes), 10_000, "the token files are")

@@ -1,0 +1,87 @@
+"""Tokenizer trained on a sample of the sources, as one tokenizer.json."""
+
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+from common.errors import BadInput
+from common.files import replace_file, writing
+from tokens.documents.document_sample import DocumentSample
+from tokens.documents.reader import Reader
+from tokens.documents.sources import resolve_sources
+from tokens.prepare.command import SPECIAL, PrepareCommand, TokenizerCommand
+from tokens.prepare.display import refuse_losses, report_problems, say
+from tokens.prepare.executors import start_workers
+from tokens.prepare.plan import VERSION, make_plan
+from tokens.prepare.prepare import settings_of
+from tokens.tokenizer.hugging_face_files import tokenizer_text
+from tokens.tokenizer.loading import load_tokenizer
+from tokens.tokenizer.patterns import PATTERNS
+from tokens.tokenizer.template import TURN_TOKENS
+from tokens.tokenizer.tokenizer import byte_pair_tokenizer
+from tokens.tokenizer.training import train_ranks
+
+
+def train_tokenizer(command: TokenizerCommand) -> list[str]:
+    """Write a tokenizer; return lines about it. Raises BadInput, also where too much of the text cannot be read.
+
+    The file is a function of the sources and the options; number and order of threads do not change it.
+    """
+    path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
+    _refuse_existing(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    sample, source_bytes = _sample(command, pattern)
+    ranks, sample = _train(sample, size - SPECIAL, pattern)
+    report_problems(sample, "there are more")
+    if not sample.text_bytes:
+        raise BadInput(f"{', '.join(command.sources)}: no text could be read; nothing was written")
+    tokenizer = byte_pair_tokenizer(path.stem, ranks, pattern).with_special_tokens(TURN_TOKENS)
+    if tokenizer.vocabulary_size < size:
+        most = tokenizer.vocabulary_size
+        raise BadInput(
+            f"--vocab-size {size}: {sample.text_bytes:,} bytes of text give {most:,} ids, then no pair occurs twice; "
+            f"pass --vocab-size {most} or less, or more text; nothing was written"
+        )
+    text = tokenizer_text(tokenizer)
+    with writing(path):
+        replace_file(path, text, durable=True, keep=True)
+        if path.read_text(encoding="utf-8") != text:  # another command was faster
+            _refuse_existing(path)
+    refuse_losses(sample, source_bytes if sample.is_whole else sample.text_bytes, f"{path} is")
+    share = "all" if sample.is_whole else f"{sample.text_bytes / source_bytes:.1%}, evenly spread,"
+    return [
+        f"{path}: {size:,} ids, {SPECIAL} of them special tokens from {tokenizer.end_of_text_id} on",
+        f"  trained on {sample.text_bytes:,} bytes: {share} of {source_bytes:,} bytes of sources",
+        f"  next: prepare_data.py SOURCE... --tokenizer {path} --output DIR",
+    ]
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise BadInput(f"{path}: exists; pass another --output, or delete it to train anew")
+
+
+def _sample(command: TokenizerCommand, pattern: str) -> tuple[DocumentSample, int]:
+    """Return the sample to train on, and the bytes of the sources."""
+    field, separator = command.text_field, command.separator
+    prepared = PrepareCommand(command.sources, output="", text_field=field, separator=separator)
+    settings = settings_of(prepared, load_tokenizer("bytes"), VERSION)
+    plan = make_plan(resolve_sources(command.sources, say=say), settings)
+    reader = Reader(plan.inputs, field, separator, pattern)
+    return DocumentSample(reader, plan.units, plan.unit_bytes, command.sample_bytes), sum(plan.unit_bytes)
+
+
+def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
+    """Train in a process of its own: the library's threads do not hear of Ctrl-C, and may run out of memory."""
+    pool, line = start_workers(1)
+    try:
+        return pool.submit(_train_here, sample, count, pattern).result()
+    except BrokenExecutor as error:
+        raise BadInput("the process that trains was killed; if memory was short, pass less --sample-bytes") from error
+    finally:
+        line.close()
+        pool.shutdown(cancel_futures=True)
+
+
+def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
+    return train_ranks(sample.texts(), count, pattern), sample
