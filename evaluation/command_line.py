@@ -146,7 +146,7 @@ class FineTuneSettings:
     # of the order of records, and of dropout
     seed: Annotated[int, option("first seed", "N", check=integer(0))] = 0
     epochs: Annotated[int, option("maximum", "N", check=COUNT)] = 20
-    batch_size: Annotated[int, option("records per update", "N", check=COUNT)] = 8
+    batch_size: Annotated[int, option("records per update, about: it is made of rows of several", "N", check=COUNT)] = 8
     learning_rate: Annotated[float, option("learning rate, constant", "X", check=number(0, above=True))] = 5e-5
     weight_decay: Annotated[float, option("decay of the weights", "X", check=number(0))] = 0.1
     prompt_loss: Annotated[bool, option("train on the prompt's tokens as well")] = False
@@ -162,9 +162,7 @@ class InstructCommand(MeasureOptions):
     seeds: Annotated[int, option("number of fine-tunings", "N", check=COUNT)] = 1
     settings: Annotated[FineTuneSettings, Parameter(name="*")] = FineTuneSettings()
     output: Annotated[Path | None, option("directory for answers; default: answers/ of the run", "DIR")] = None
-    keep_weights: Annotated[
-        Path | None, option("write each fine-tuned model to DIR, as Hugging Face's libraries load it", "DIR")
-    ] = None
+    keep: Annotated[Path | None, option("keep the run of each fine-tuning in DIR", "DIR")] = None
 
 
 @attrs.frozen(kw_only=True)

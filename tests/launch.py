@@ -317,15 +317,15 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from experiments.shared import training_jobs
     from training.batch_finder import probe as team
+    from training.supervision import training_process
     from training.telemetry import chart
 
     team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
     chart.subprocess = SimpleNamespace(
         Popen=lambda args, env, **_: _fork_again(args[1:], env), TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None
     )
-    training_jobs.subprocess = SimpleNamespace(
+    training_process.subprocess = SimpleNamespace(
         DEVNULL=None,
         STDOUT=None,
         Popen=lambda args, env, stdout, **_: _fork_again(

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def check_environment() -> None:
         values[name] = int(text)
     if problem := _contradiction(values):
         raise BadInput(f"{problem}; start torchrun, which sets all, or unset them to run on one process", alone=True)
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of a rank, for a job of its own."""
+    ranks, prefixes = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK"}, ("TORCHELASTIC_", "ROLE_")
+    return {name: text for name, text in environment.items() if name not in ranks and not name.startswith(prefixes)}
 
 
 def environment_world_size() -> int:

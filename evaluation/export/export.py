@@ -33,7 +33,6 @@ from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODELFILE = "Modelfile"
-FINE_TUNING = "fine_tuning.json"
 
 
 def run(command: ExportCommand) -> None:
@@ -70,23 +69,6 @@ def export(
             partial.rename(directory)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
             raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
-
-
-def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]) -> None:
-    """Write a fine-tuned model for Hugging Face's libraries, with its settings, in place of an earlier one.
-
-    Raises BadInput where the directory holds something else, or cannot be written.
-    """
-    if directory.exists() and not (directory / FINE_TUNING).is_file():
-        raise BadInput(f"{directory}: exists, and holds no fine-tuned model; move it away")
-    with _partial_directory(directory) as partial:
-        _write_model(trained, partial)
-        replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
-        before = partial.with_name(f"{partial.name}-before")
-        with suppress(FileNotFoundError):
-            directory.rename(before)
-        partial.rename(directory)
-        shutil.rmtree(before, ignore_errors=True)
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:

@@ -1,118 +1,100 @@
-"""Fine-tuning of a copy of a model on instructions with reference answers, until its validation loss rises.
+"""Fine-tuning on instructions with reference answers: a run over their token files, until its validation loss rises.
 
-A micro-batch is one record, so nothing is padded, and a batch is one elastic step
-(training/parallel/ordered_reduce.py): the gradient has the same bits on any number of ranks that divides it into powers
-of two.
+The run directory holds its token files: records as conversations of Alpaca's template (Taori et al. 2023), those to
+train on packed into rows of the model's context, those to validate on each in a row of its own. A micro-batch is a row,
+and a batch one elastic step, so the weights have the same bits on any number of GPUs.
 """
 
-import math
-from collections.abc import Iterator
-from typing import cast
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
-from common.errors import BadInput
+from common.errors import EXIT_DONE, BadInput
+from common.files import replace_file
 from evaluation.command_line import FineTuneSettings
 from evaluation.loss.held_out_loss import prediction_losses
 from evaluation.shared.load import Trained
-from evaluation.shared.measuring import share
 from evaluation.shared.records import Record
 from model.gpt import GPT
-from model.loss import NextTokenLoss
-from tokens.batches.micro_batches import MicroBatch
-from tokens.batches.sampling import Layout, microbatch_index
-from training.guard import Guard
-from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks
-from training.parallel.wrap import parallelize
-from training.precision import LossScale, Numerics
-from training.schedule import Schedule
-from training.state import StepSettings, TrainState
-from training.step import run_microbatches
+from tokens.documents.conversations import conversation
+from tokens.format.header import read_header, write_weighted
+from tokens.format.manifest import (
+    MANIFEST,
+    RANKS_FILE,
+    FileEntry,
+    Manifest,
+    SourceRecord,
+    TokenizerRecord,
+    manifest_text,
+    read_content,
+)
+from tokens.prepare.packing import pack
+from tokens.tokenizer.loading import recorded_pattern, recorded_special_tokens
+from tokens.tokenizer.ranks import ranks_text
+from tokens.tokenizer.template import TEMPLATES, Message
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
+from training.supervision.training_process import JOB_LOG, TrainingProcess
+from training.telemetry.metrics_log import read_metrics
+
+ROOT = Path(__file__).parents[2]
+ALPACA = TEMPLATES["alpaca"]
+TOKENS = "tokens"  # directory of the token files, in the run directory
+TRAIN: dict[str, Any] = {  # of train.json, whatever the records and the settings
+    "objective": "answers",
+    "shuffle": True,
+    "microbatch_size": 1,
+    "keep_checkpoints": 1,
+    "patience": 1,
+    "precision": "fp32",
+    "determinism": "elastic",
+    "compile": False,
+    "require_stock_class": False,
+}
+LOOK_SECONDS = 0.1  # between looks at a run that trains
+MOST_RANKS = 8  # that training/supervision/torchrun.py starts
 
 
 @attrs.frozen
 class Example:
     """A record as tokens: the prompt, the reference answer, the end of text."""
 
-    tokens: list[int]  # at most context + 1
+    tokens: list[int]
     first_target: int  # index of the answer's first token
     cut: bool  # the context is too short for all of it
 
 
 @attrs.frozen(kw_only=True)
 class FineTuned:
-    """Outcome of a fine-tuning, after which the network has the weights of the best epoch."""
+    """Outcome of a fine-tuning."""
 
     losses: list[float]  # validation loss after each epoch, nats per token of the answers; the first is before any
     best_epoch: int  # 0: no epoch improved the loss
 
 
-def prompt_text(record: Record) -> str:
-    """Return the prompt of a record in the form of Stanford's Alpaca (Taori et al. 2023), as gpjt's comparisons use."""
-    text = (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-        f"\n\n### Instruction:\n{record.instruction}"
-    )
-    return text + (f"\n\n### Input:\n{record.input}" if record.input else "") + "\n\n### Response:\n"
+def messages(record: Record) -> list[Message]:
+    """Return the question of a record, with its input, and the reference answer."""
+    return conversation(attrs.asdict(record), special_tokens=())
 
 
-def make_example(trained: Trained, record: Record) -> Example:
-    """Return a record as tokens. To fit the context, the prompt is cut at its start, then the answer at its end."""
-    room = trained.network.config.context_length + 1
-    prompt = trained.tokenizer.encode(prompt_text(record)).tolist()
-    answer = [*trained.tokenizer.encode(record.output).tolist(), trained.tokenizer.end_of_text_id]
+def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:
+    """Return a record as tokens. To fit the context, the prompt is cut at its start, then the answer at its end.
+
+    `targets`: its tokens are inputs and targets, one more than the context; else they are a row, as many.
+    """
+    room = trained.network.config.context_length + targets
+    ids, weights = ALPACA.encode(trained.tokenizer, messages(record))
+    prompt, answer = ids[: weights.index(1)], ids[weights.index(1) :]
     kept = prompt[-max(room - len(answer), room // 2) :]
-    tokens = (kept + answer)[:room]
-    return Example(tokens, len(kept), len(prompt) + len(answer) > room)
-
-
-def fine_tune(
-    trained: Trained, train: list[Record], validation: list[Record], settings: FineTuneSettings, ranks: Ranks
-) -> FineTuned:
-    """Train the network on the records until validation loss rises; call it on every rank.
-
-    Raises BadInput where the batch cannot be shared by so many ranks, and where a loss is not finite.
-    """
-    if ranks.data_parallel.size > settings.batch_size:
-        got = f"got {ranks.data_parallel.size} ranks, wanted at most that many"
-        raise BadInput(f"--batch-size {settings.batch_size}: {got}")
-    if len(train) < settings.batch_size:
-        raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
-    network = trained.network
-    held_out = [make_example(trained, record) for record in validation]
-    losses = [validation_loss(trained, held_out, ranks)]
-    best_epoch, best = 0, _copy(network)
-    tuner = _Tuner(trained, [make_example(trained, record) for record in train], settings, ranks)
-    for epoch in range(1, settings.epochs + 1):
-        tuner.run_epoch(epoch)
-        losses.append(validation_loss(trained, held_out, ranks))
-        if ranks.coordinates:
-            tqdm.write(f"  epoch {epoch}: validation loss {losses[-2]:.4f} -> {losses[-1]:.4f}")
-        if losses[-1] >= losses[best_epoch]:
-            break
-        best_epoch, best = epoch, _copy(network)
-    network.load_state_dict(best)
-    network.eval()
-    return FineTuned(losses=losses, best_epoch=best_epoch)
-
-
-def validation_loss(trained: Trained, examples: list[Example], ranks: Ranks) -> float:
-    """Return the mean loss of all tokens of all answers, nats; ranks share the examples.
-
-    Raises BadInput where it is not finite.
-    """
-    sums = share(ranks, examples, lambda example: float(answer_losses(trained.network, example).sum()), "record")
-    loss = math.fsum(sums) / sum(len(example.tokens) - example.first_target for example in examples)
-    if not math.isfinite(loss):
-        raise BadInput(
-            f"{trained.place.path}: its loss is not finite: the weights are damaged, or --learning-rate is too high"
-        )
-    return loss
+    return Example((kept + answer)[:room], len(kept), len(ids) > room)
 
 
 def answer_losses(network: GPT, example: Example) -> Tensor:
@@ -120,58 +102,114 @@ def answer_losses(network: GPT, example: Example) -> Tensor:
     return prediction_losses(network, torch.tensor([example.tokens]))[0, example.first_target - 1 :]
 
 
-class _Tuner:
-    def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
-        self._examples, self._settings, self._ranks = examples, settings, ranks
-        network = trained.network.to(ranks.device)
-        rate, records = settings.learning_rate, settings.batch_size
-        self._step = StepSettings(
-            layout=Layout(
-                context_length=network.config.context_length,
-                microbatch_size=1,
-                microbatches=records,
-                data_parallel_size=ranks.data_parallel.size,
-            ),
-            schedule=Schedule(peak=rate, decay=None, warmup_steps=0, decay_steps=0, total_steps=1, final_fraction=1.0),
-            numerics=Numerics(determinism="elastic", precision="fp32", compiled=False),
-            seed=settings.seed,
-            clipping_max_norm=None,
-        )
-        self._adamw = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=settings.weight_decay)
-        self._state = TrainState(
-            parallel=parallelize(NextTokenLoss(network), "ddp", self._step.numerics, records, ranks),
-            optimizer=cast("Optimizer", self._adamw),  # decays all parameters, as the book's does
-            loss_scale=LossScale("fp32", ranks.device),
-            guard=Guard(ranks),
-        )
-
-    def run_epoch(self, epoch: int) -> None:
-        """Make one update for each whole batch of the records, in an order set by the seed and the epoch."""
-        size, network = self._settings.batch_size, self._state.parallel.network
-        order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self._examples))
-        steps = len(order) // size
-        network.train()
-        shown = None if self._ranks.coordinates else True
-        for step in tqdm(range(steps), f"  epoch {epoch}", disable=shown, unit="step", leave=False):
-            batch = [self._examples[number] for number in order[step * size : (step + 1) * size]]
-            micro_batches = self._micro_batches(batch)
-            run_microbatches(self._state, self._step, (epoch - 1) * steps + step, micro_batches.__next__)
-            self._adamw.step()
-            self._state.parallel.zero_grad()
-        network.eval()
-
-    def _micro_batches(self, batch: list[Example]) -> Iterator[MicroBatch]:
-        """Yield this rank's records of a batch. Their losses add up to the mean over the batch's targets."""
-        firsts = [1 if self._settings.prompt_loss else example.first_target for example in batch]
-        targets = sum(len(example.tokens) - first for example, first in zip(batch, firsts, strict=True))
-        layout = self._step.layout
-        for micro_step in range(layout.accumulation):
-            index = microbatch_index(layout, micro_step, self._ranks.data_parallel.rank)
-            ids = torch.tensor(batch[index].tokens, device=self._ranks.device)[None]
-            weights = torch.full(ids[:, 1:].shape, ids.shape[1] - 1.0, device=ids.device)  # against the mean over them
-            weights[:, : firsts[index] - 1] = 0.0
-            yield MicroBatch(ids[:, :-1], ids[:, 1:], weights, mean_weight=targets)
+def write_run(
+    trained: Trained, train: list[Record], validation: list[Record], settings: FineTuneSettings, run: Path
+) -> None:
+    """Write the run directory of a fine-tuning. Raises BadInput where there are too few records for an update."""
+    if len(train) < settings.batch_size:
+        raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
+    context = trained.network.config.context_length
+    examples = [make_example(trained, record, targets=False) for record in train]
+    held_out = [make_example(trained, record, targets=False) for record in validation]
+    rows = pack([len(example.tokens) for example in examples], context)
+    (run / TOKENS).mkdir(parents=True, exist_ok=True)
+    files = run / TOKENS / "train.safetensors", run / TOKENS / "validation.safetensors"
+    _write_rows(files[0], trained, [[examples[index] for index in row] for row in rows], settings)
+    _write_rows(files[1], trained, [[example] for example in held_out], attrs.evolve(settings, prompt_loss=False))
+    _write_manifest(run / TOKENS, trained.tokenizer, files, len(examples) + len(held_out))
+    batch = max(1, round(settings.batch_size * len(rows) / len(examples)))
+    steps = len(rows) // batch  # of an epoch
+    values = TRAIN | {
+        "dataset": str((run / TOKENS).absolute()),
+        "min_train_tokens": settings.epochs * steps * batch * context,
+        "max_epochs": settings.epochs,
+        "global_batch_size": batch,
+        "learning_rate": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "checkpoint_interval": steps,
+        "validation_interval": steps,
+        "validation_sequences": len(held_out),
+        "random_seed": settings.seed,
+    }
+    for name, content in (("model", attrs.asdict(trained.network.config)), ("train", values)):
+        replace_file(run / f"{name}.json", json.dumps(content, indent=4) + "\n")
 
 
-def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
+    """Train a run from the weights of a model, or go on with it, to its end; return its losses. Raises BadInput."""
+    batch = json.loads((run / "train.json").read_text())["global_batch_size"]
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 1
+    launcher = ["-m", "training.supervision.torchrun"] if 1 < min(gpus, MOST_RANKS) <= batch else []
+    options = ["--init-from", str(origin.absolute()), "--device", device.type]
+    command = [*launcher, str(ROOT / "train.py"), str(run.absolute()), *options]
+    process = TrainingProcess(run, command, {"PYTHONPATH": os.pathsep.join([str(ROOT), os.getenv("PYTHONPATH", "")])})
+    told = 1
+    try:
+        while (status := process.status()) is None:
+            told = _tell_losses(run, told)
+            time.sleep(LOOK_SECONDS)
+    finally:  # Ctrl-C, for one
+        process.ask_to_stop()
+        while process.status() is None:
+            time.sleep(LOOK_SECONDS)
+    _tell_losses(run, told)
+    if status != EXIT_DONE:
+        raise BadInput(f"{process.last_words()} ({run / JOB_LOG})")
+    losses = _losses(run)
+    return FineTuned(losses=losses, best_epoch=losses.index(min(losses)))
+
+
+def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], settings: FineTuneSettings) -> None:
+    """Write a token file of rows of examples, with the weight of each token as a target."""
+    context, end = trained.network.config.context_length, trained.tokenizer.end_of_text_id
+    tokens = np.full(len(rows) * context + 1, end, token_dtype(trained.tokenizer.vocabulary_size))
+    weights = np.zeros(len(tokens), np.uint8)
+    for number, row in enumerate(rows):
+        place = number * context
+        for example in row:
+            first, following = (1 if settings.prompt_loss else example.first_target), place + len(example.tokens)
+            tokens[place:following] = example.tokens
+            weights[place + first : following] = 1
+            place = following
+    write_weighted(path, tokens, weights, context)
+
+
+def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path], documents: int) -> None:
+    """Write the manifest of token files, and the ranks that it names."""
+    ranks = directory / RANKS_FILE if tokenizer.has_ranks_file else None
+    if ranks is not None:
+        replace_file(ranks, ranks_text(tokenizer.ranks()))
+    opened = [read_header(path) for path in files]
+    entries = {
+        file.path.name: FileEntry(**attrs.asdict(read_content(file)), tokens=file.length, dtype=file.dtype.name)
+        for file in opened
+    }
+    record = TokenizerRecord(
+        name=tokenizer.name,
+        characters=tokenizer.characters,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+        fingerprint=fingerprint(tokenizer),
+        ranks_file=None if ranks is None else RANKS_FILE,
+        pattern=recorded_pattern(tokenizer),
+        special_tokens=recorded_special_tokens(tokenizer),
+        template=ALPACA.text,
+    )
+    tokens = sum(file.length for file in opened)
+    sources = [SourceRecord(name="instruct", files=1, bytes=0)]
+    manifest = Manifest(files=entries, documents=documents, tokens=tokens, tokenizer=record, sources=sources)
+    replace_file(directory / MANIFEST, manifest_text(manifest))
+
+
+def _losses(run: Path) -> list[float]:
+    """Return the validation losses of a run so far, the first of them before its first step."""
+    found = {record["step"]: record["validation_loss"] for record in read_metrics(run) if "validation_loss" in record}
+    return [*found.values()]
+
+
+def _tell_losses(run: Path, first: int) -> int:
+    """Print the validation losses from epoch `first` on; return the next epoch."""
+    losses = _losses(run)
+    for epoch in range(first, len(losses)):
+        tqdm.write(f"  epoch {epoch}: validation loss {losses[epoch - 1]:.4f} -> {losses[epoch]:.4f}")
+    return max(first, len(losses))

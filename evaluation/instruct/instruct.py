@@ -1,6 +1,8 @@
 """Instruction following: fine-tune a copy of a model, then generate answers to held-out questions."""
 
 import hashlib
+import json
+import shutil
 import statistics
 from functools import partial
 from pathlib import Path
@@ -9,12 +11,19 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput, printable
-from common.files import sha256
+from common.errors import EXIT_DONE, BadInput, printable
+from common.files import replace_file, sha256, writing
 from common.json_files import read_json
 from evaluation.command_line import FineTuneSettings, InstructCommand
-from evaluation.export.export import FINE_TUNING, write_fine_tuned
-from evaluation.instruct.fine_tuning import FineTuned, answer_losses, fine_tune, make_example, prompt_text
+from evaluation.instruct.fine_tuning import (
+    ALPACA,
+    FineTuned,
+    answer_losses,
+    make_example,
+    messages,
+    train_run,
+    write_run,
+)
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS, share
@@ -22,12 +31,13 @@ from evaluation.shared.records import Answer, Answers, Record, check_folder, rea
 from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
 from model.generate import Sampling, lay_out_for_generation
-from model.stock import stock_class
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop
+from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS
 
 TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
+IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, data and settings
 
 
 @attrs.frozen(kw_only=True)
@@ -123,19 +133,21 @@ def instruct(
         raise BadInput(f"{place.path}: the model has no id for the end of text, which ends an answer")
     name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
     file = (command.output or place.home / ANSWERS) / f"{name}.json"
-    weights = None if command.keep_weights is None else command.keep_weights / name
+    run = file.with_name(f".{name}") if command.keep is None else command.keep / name
     known = attrs.asdict(settings) | {"data": questions.described()}
     known |= from_coordinator(ranks, lambda: _identity(trained))
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, questions.test))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test))
+    if command.keep is not None and not from_coordinator(ranks, lambda: _is_complete(run, known)):
+        answers = kept = None
     if answers is None:
-        if weights is not None:
-            stock_class(trained.network.config, str(place.path))  # refuses now what could not be written then
-        known |= attrs.asdict(fine_tune(trained, questions.train, questions.validation, settings, ranks))
-        if weights is not None:
-            from_coordinator(ranks, lambda: write_fine_tuned(trained, weights, known))
-        texts = answer_all(trained, questions.test, settings, ranks)
+        made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
+        tuned = trained if made.best_epoch == 0 else load_on_all(ranks, locate(str(run), None), None)
+        texts = answer_all(tuned, questions.test, settings, ranks)
+        known |= attrs.asdict(made)
         answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
         from_coordinator(ranks, lambda: write_answers(file, answers))
+        if command.keep is None and ranks.coordinates:
+            shutil.rmtree(run, ignore_errors=True)
     everything = [*questions.train, *questions.validation, *questions.test]
     return Tuned(
         seed=settings.seed,
@@ -182,7 +194,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     longest = min(settings.longest_answer, max(1, context // 2))
 
     def answer(record: Record) -> str:
-        prompt = trained.tokenizer.encode(prompt_text(record)).tolist()[-max(1, context - longest) :]
+        prompt = ALPACA.prompt(trained.tokenizer, messages(record)[:1])[-max(1, context - longest) :]
         chosen = trained.generate(prompt, longest, Sampling(temperature=0), [trained.tokenizer.end_of_text_id])
         return trained.decode([*chosen]).strip()
 
@@ -201,8 +213,8 @@ def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQues
     questions = read_questions(command.data)
     for place in places:
         check_folder(command.output or place.home / ANSWERS)
-    if command.keep_weights is not None:
-        check_folder(command.keep_weights, "--keep-weights")
+    if command.keep is not None:
+        check_folder(command.keep, "--keep")
     return places, questions
 
 
@@ -215,17 +227,41 @@ def _identity(trained: Trained) -> dict[str, Any]:
     return {"weights_sha256": digest.hexdigest(), "tokenizer": trained.tokenizer.name}
 
 
-def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: list[Record]) -> Answers | None:
+def _train(
+    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, run: Path, known: dict[str, Any]
+) -> FineTuned:
+    """Train a run directory, or go on with it. Raises BadInput for one of another fine-tuning that is to be kept."""
+    if not _is_run_of(run, known):
+        if not run.name.startswith(".") and run.exists():
+            raise BadInput(f"{run}: exists, and is no such fine-tuning; move it away, or pass another --keep")
+        shutil.rmtree(run, ignore_errors=True)
+    with writing(run):
+        if not (run / "train.json").exists():  # which is written last
+            run.mkdir(parents=True, exist_ok=True)
+            replace_file(run / IDENTITY, json.dumps(known, indent=2) + "\n")
+            write_run(trained, questions.train, questions.validation, settings, run)
+    return train_run(run, trained.place.path, next(trained.network.parameters()).device)
+
+
+def _is_run_of(run: Path, known: dict[str, Any]) -> bool:
+    return (run / IDENTITY).is_file() and read_json(run / IDENTITY) == known
+
+
+def _is_complete(run: Path, known: dict[str, Any]) -> bool:
+    ended = read_exit(run) if _is_run_of(run, known) else None
+    return ended is not None and ended.status == EXIT_DONE
+
+
+def _kept(file: Path, known: dict[str, Any], questions: list[Record]) -> Answers | None:
     """Return the answers of an earlier session with the same model, data and settings, if it finished."""
     if not file.exists():
         return None
     try:
         answers = read_answers(file)
         structured(answers.settings, FineTuned, unknown_keys=True)
-        made = answers.settings if weights is None else read_json(weights / FINE_TUNING)
     except (BadInput, ValueError):
-        return None  # another program's, damaged, or without weights: fine-tune again
-    same = made == answers.settings and all(made.get(key) == value for key, value in known.items())
+        return None  # another program's, or damaged: fine-tune again
+    same = all(answers.settings.get(key) == value for key, value in known.items())
     return answers if same and [answer.record for answer in answers.answers] == questions else None
 
 

@@ -24,8 +24,9 @@ from common.files import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
-from experiments.shared.training_jobs import PoolDevices, PoolOptions, TrainingProcess, train_command
+from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
 from training.supervision.run_lock import lock_is_held
+from training.supervision.training_process import TrainingProcess
 from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier
 

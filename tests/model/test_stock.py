@@ -1,6 +1,5 @@
 """Stock class of a configuration: every field is expressed or refused, before training and before an export."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +90,14 @@ def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: Ma
     assert load_run(run, ["require_stock_class=false"]).model.positions == "rope"
 
 
-def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_and_kept_weights_are_refused(
+def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_is_refused(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run(model={"positions": "rope"}, require_stock_class=False)
     complete(run, "--max-steps", "2")
     assert evaluate("smoke", run, "--prompt", "def").returncode == 0
-    records = [{"instruction": f"Say {number}", "output": f"{number}"} for number in range(20)]
-    (tmp_path / "records.json").write_text(json.dumps(records))
-    kept = ("--data", tmp_path / "records.json", "--keep-weights", tmp_path / "kept")
-    for done in (evaluate("export", run, tmp_path / "out"), evaluate("instruct", run, *kept)):
-        assert done.returncode == 1
-        assert 'got positions "rope", norm "layernorm", but no class' in done.stderr
-        assert done.stderr.count("\n") == 1
+    done = evaluate("export", run, tmp_path / "out")
+    assert done.returncode == 1
+    assert 'got positions "rope", norm "layernorm", but no class' in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    assert list((tmp_path / "kept").iterdir()) == []

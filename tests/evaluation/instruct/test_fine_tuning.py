@@ -1,72 +1,85 @@
-"""Fine-tuning makes the update of the mean over answers' tokens, and ends with the best epoch."""
+"""Fine-tuning is a run: its token files, and updates of the mean over the answers' tokens."""
 
-import copy
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from common.errors import BadInput
 from evaluation.command_line import FineTuneSettings
-from evaluation.instruct import fine_tuning
-from evaluation.instruct.fine_tuning import fine_tune, make_example, prompt_text, validation_loss
+from evaluation.instruct.fine_tuning import TOKENS, make_example, train_run, write_run
+from evaluation.shared.load import load, locate
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records
-from training.parallel.process_group import Ranks
+from tokens.format.manifest import open_listed, read_manifest
 
 
 @pytest.mark.parametrize("prompt_loss", [False, True])
-def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
-    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, *, prompt_loss: bool
-) -> None:
-    settings = FineTuneSettings(epochs=1, batch_size=4, learning_rate=1e-2, prompt_loss=prompt_loss)
-    ours, theirs = fresh(tmp_path), fresh(tmp_path)
-    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(falling))
-    falling = iter([2.0, 1.0])
-    fine_tune(ours, records()[:4], records()[4:6], settings, alone)
-    optimizer = torch.optim.AdamW(theirs.network.parameters(), lr=1e-2, weight_decay=0.1)
+def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, prompt_loss: bool) -> None:
+    trained, train, held_out = fresh(tmp_path, context_length=512), records()[:8], records()[8:11]
+    write_run(trained, train, held_out, FineTuneSettings(batch_size=4, prompt_loss=prompt_loss), tmp_path / "run")
+    manifest = read_manifest(tmp_path / "run" / TOKENS)
+    assert manifest is not None
+    assert manifest.tokenizer.template is not None
+    found = {}
+    for split, rows in (("train", 3), ("validation", 3)):
+        stream = open_listed(tmp_path / "run" / TOKENS, split, manifest)
+        assert (stream.length, stream.context_length) == (rows * 512 + 1, 512)
+        tokens, weights = np.empty(stream.length, np.uint16), np.empty(stream.length, np.uint8)
+        stream.read_into(tokens, 0)
+        stream.read_weights_into(weights, 0)
+        found[split] = tokens, weights
+    tokens, weights = found["train"]
+    text = trained.tokenizer.decode(tokens.tolist())
+    assert all(text.count(f"Instruction:\n{record.instruction}\n") == 1 for record in train)
+    answers = "".join(f"{record.output}<|endoftext|>" for record in train)
+    counted = trained.tokenizer.decode(tokens[weights == 1].tolist())
+    assert (len(counted) > len(answers)) if prompt_loss else (sorted(counted) == sorted(answers))
+    tokens, weights = found["validation"]
+    answers = "".join(f"{record.output}<|endoftext|>" for record in held_out)
+    assert trained.tokenizer.decode(tokens[weights == 1].tolist()) == answers
+    values = json.loads((tmp_path / "run" / "train.json").read_text())
+    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # of eight records in three rows
+
+
+def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp_path: Path) -> None:
+    place = locate(str(copied), None)
+    ours, settings = load(place, None, torch.device("cpu")), FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0)
+    short = [Record(instruction="Say", input="", output=f"{number} is {number}") for number in range(6)]
+    write_run(ours, short[:4], short[4:], settings, tmp_path / "tuned")
+    made = train_run(tmp_path / "tuned", place.path, torch.device("cpu"))
+    assert len(made.losses) == 2
+    optimizer = torch.optim.AdamW(ours.network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     losses = []
-    for record in records()[:4]:
-        prompt, answer = (theirs.tokenizer.encode(text).tolist() for text in (prompt_text(record), record.output))
-        tokens = torch.tensor([*prompt, *answer, theirs.tokenizer.end_of_text_id])
-        loss = F.cross_entropy(theirs.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
-        losses.append(loss if prompt_loss else loss[len(prompt) - 1 :])
+    for record in short[:4]:
+        example = make_example(ours, record, targets=False)
+        tokens = torch.tensor(example.tokens)
+        loss = F.cross_entropy(ours.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
+        losses.append(loss[example.first_target - 1 :])
     torch.cat(losses).mean().backward()
     optimizer.step()
-    for (name, one), other in zip(ours.network.named_parameters(), theirs.network.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4, msg=name)
-        assert not torch.equal(one, fresh(tmp_path).network.get_parameter(name))
-
-
-def test_the_best_epoch_is_handed_on_and_later_ones_are_not(tmp_path: Path, alone: Ranks) -> None:
-    trained, train, validation = fresh(tmp_path), records()[:34], records()[38:]
-    outcome = fine_tune(trained, train, validation, FineTuneSettings(learning_rate=2e-2, epochs=50), alone)
-    assert 0 < outcome.best_epoch < len(outcome.losses) - 1 < 50
-    assert min(outcome.losses) == outcome.losses[outcome.best_epoch] < outcome.losses[-1]
-    held_out = [make_example(trained, record) for record in validation]
-    assert validation_loss(trained, held_out, alone) == outcome.losses[outcome.best_epoch]
-    assert not trained.network.training
-
-
-def test_a_model_that_only_gets_worse_stays_as_it_was(
-    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = fresh(tmp_path)
-    before = copy.deepcopy(trained.network.state_dict())
-    rising = iter([1.0, 2.0])
-    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(rising))
-    assert fine_tune(trained, records()[:8], records()[8:], FineTuneSettings(learning_rate=1.0), alone).best_epoch == 0
-    assert all(torch.equal(value, before[name]) for name, value in trained.network.state_dict().items())
+    found = load(locate(str(tmp_path / "tuned"), None), None, torch.device("cpu"))
+    for (name, one), other in zip(found.network.named_parameters(), ours.network.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4, msg=name)
+    assert found.template is not None
+    assert made == train_run(tmp_path / "tuned", place.path, torch.device("cpu"))  # complete: nothing is trained again
 
 
 def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:
     record = Record(instruction="Say it.", input="", output="x" * 100)
-    for context in (32, 128, 512):
-        trained = fresh(tmp_path, context_length=context)
-        example = make_example(trained, record)
-        text = trained.tokenizer.decode(example.tokens[: example.first_target])
-        assert prompt_text(record).endswith(text)
+    whole = make_example(fresh(tmp_path, context_length=512), record)
+    assert not whole.cut
+    for context in (32, 128):
+        example = make_example(fresh(tmp_path, context_length=context), record)
+        assert example.cut
+        assert whole.tokens[: whole.first_target][-example.first_target :] == example.tokens[: example.first_target]
         assert len(example.tokens) <= context + 1
-        assert example.cut == (text != prompt_text(record) or example.tokens[-1] != trained.tokenizer.end_of_text_id)
-        assert example.first_target >= context // 2 or not example.cut
-    assert not example.cut
+        assert example.first_target >= context // 2
+
+
+def test_too_few_records_for_an_update_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--batch-size 8: got 7 training records; pass a smaller one"):
+        write_run(fresh(tmp_path), records()[:7], records()[7:], FineTuneSettings(), tmp_path / "run")

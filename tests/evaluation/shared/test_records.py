@@ -84,5 +84,5 @@ def test_an_output_folder_that_cannot_be_written_is_refused_with_its_option(tmp_
     (tmp_path / "file").touch()
     check_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
-    with pytest.raises(BadInput, match="file/b: cannot be written: Not a directory; pass another --keep-weights"):
-        check_folder(tmp_path / "file" / "b", "--keep-weights")
+    with pytest.raises(BadInput, match="file/b: cannot be written: Not a directory; pass another --keep"):
+        check_folder(tmp_path / "file" / "b", "--keep")

@@ -17,11 +17,12 @@ from experiments.shared import run_pool, training_jobs
 from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
-from experiments.shared.training_jobs import JOB_LOG, PoolOptions, TrainingProcess
+from experiments.shared.training_jobs import PoolOptions
 from tests import launch
 from tests.conftest import ROOT, MakeRun
 from training.launch import job_seconds
 from training.supervision.run_lock import lock_is_held, take_run_lock
+from training.supervision.training_process import JOB_LOG, TrainingProcess
 from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import read_metrics
 
@@ -127,7 +128,7 @@ def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_de
 def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None:
     job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
     start = (
-        "import pathlib, signal, time; from experiments.shared.training_jobs import TrainingProcess; "
+        "import pathlib, signal, time; from training.supervision.training_process import TrainingProcess; "
         f"signal.pthread_sigmask(signal.SIG_BLOCK, [15]); TrainingProcess(pathlib.Path({str(tmp_path)!r}), "
         f"['-c', {job!r}], {{}}); print(flush=True); time.sleep(99)"
     )

@@ -1,0 +1,101 @@
+"""Training job as a subprocess that does not outlive the command that has started it."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from common.errors import EXIT_ERROR
+from common.files import writing
+from common.json_files import open_descriptor, open_regular
+from training.launch import without_launcher
+from training.supervision.run_lock import EXIT_FILE, read_exit
+
+JOB_LOG = "train.log"  # output of all jobs, in the run directory
+LOG_TAIL_BYTES = 1 << 16
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+class TrainingProcess:
+    """A job that this process has started."""
+
+    def __init__(self, directory: Path, command: list[str], environment: Mapping[str, str]):
+        """Start Python. It has a session of its own: Ctrl-C in a terminal reaches its parent alone, which asks it."""
+        path = self.log = directory / JOB_LOG
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with writing(path), os.fdopen(open_descriptor(path, flags), "ab") as log:
+            self._log_start = log.tell()
+            self._began = time.time()
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                env={**without_launcher(os.environ), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # it takes no lock that a thread may hold
+            )
+        self._directory = directory
+
+    def status(self) -> int | None:
+        """Return the job's exit status, EXIT_ERROR where it was killed; None while it runs."""
+        code = self._process.poll()
+        if code in (None, 0):
+            return code
+        # torchrun ends with 1 whatever its ranks end with; exit.json tells, where this job has written it
+        with suppress(OSError):
+            ended = read_exit(self._directory)
+            if ended is not None and (self._directory / EXIT_FILE).stat().st_mtime >= self._began:
+                return ended.status
+        return code if code is not None and code > 0 else EXIT_ERROR
+
+    def ask_to_stop(self) -> None:
+        """Ask it to save a checkpoint and to end."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it and its ranks, and wait for it; the last checkpoint is as it was."""
+        for pid in _children(self._process.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the last error of this job, as a line; the signal that killed it, if one did."""
+        if (code := self._process.poll()) is not None and code < 0:
+            memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{memory}"
+        text = b""
+        with suppress(OSError), open_regular(self.log) as log:  # which may be gone
+            log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
+            text = log.read()
+        lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
+        own = [line for line in lines if line.startswith("train.py: ")]
+        return (own or lines or ["it printed nothing"])[-1]
+
+
+def _stop_with_parent() -> Callable[[], None] | None:
+    """Return a function to call in a new process: it gets SIGTERM, and saves a checkpoint, once this one was killed."""
+    if sys.platform != "linux":
+        return None
+    parent, system = os.getpid(), ctypes.CDLL(None)
+
+    def prepare() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would lose it before the program begins
+        system.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(EXIT_ERROR)
+
+    return prepare
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):  # ended, or no /proc
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
