@@ -10,6 +10,7 @@ from tokens.documents.inputs import Damaged
 if TYPE_CHECKING:
     import pyarrow.parquet
 
+CONVERSATION = ("messages", "instruction", "input", "output")  # columns of one
 ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
 
 
@@ -22,12 +23,21 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 
 
-def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> None:
-    """Raise BadInput unless there is a text column of that name."""
+def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
+    """Return the column of a name; without one those of CONVERSATION that there are."""
+    return [each for each in CONVERSATION if each in table.schema_arrow.names] if name is None else [name]
+
+
+def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
+    """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
+    if name is None and columns(table, None):
+        return
     schema, metadata = table.schema_arrow, table.metadata
     names = [field.name for field in schema if _is_text(field.type)]
     if name in names:
         return
+    if name is None:
+        raise BadInput(f"{path}: no column of {', '.join(CONVERSATION)}; it has {', '.join(schema.names)}")
     what, has = f"no column '{name}'", f"columns of text: {', '.join(names) or 'none'}"
     if name in schema.names:
         what = f"column '{name}' is {schema.types[schema.names.index(name)]}, not text"
@@ -38,23 +48,23 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> 
     raise BadInput(f"{path}: {what}; {has}: pass --text-field")
 
 
-def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, names: str | list[str]) -> int:
-    """Return the uncompressed size of columns in a row group."""
-    columns = [table.metadata.row_group(group).column(index) for index in range(table.metadata.num_columns)]
-    wanted = tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
-    return sum(each.total_uncompressed_size for each in columns if f"{each.path_in_schema}.".startswith(wanted))
+def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> int:
+    """Return the uncompressed size of `columns` in a row group."""
+    chunks = [table.metadata.row_group(group).column(index) for index in range(table.metadata.num_columns)]
+    wanted = tuple(f"{each}." for each in columns(table, name))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(wanted))
 
 
-def values(table: "pyarrow.parquet.ParquetFile", group: int, names: str | list[str]) -> Iterator[list[Any]]:
-    """Yield the values of a row group's column, or of a list of columns its records, in batches. Raises Damaged.
+def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> Iterator[list[Any]]:
+    """Yield a row group's texts, or records without a name, in batches; of one not in UTF-8 its UnicodeDecodeError.
 
-    Of a value not in UTF-8 its UnicodeDecodeError.
+    Raises Damaged.
     """
     count = table.metadata.row_group(group).num_rows
-    rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, names)))))
+    rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
     with _damage():
-        for batch in table.iter_batches(rows, [group], [names] if isinstance(names, str) else names, use_threads=False):
-            column = batch.column(0) if isinstance(names, str) else batch.to_struct_array()
+        for batch in table.iter_batches(rows, [group], columns(table, name), use_threads=False):
+            column = batch.column(0) if name is not None else batch.to_struct_array()
             try:
                 found = column.to_pylist()
             except UnicodeDecodeError:

@@ -9,7 +9,7 @@ separator, a text is several documents, which belong to the range in which they 
 import json
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput
 from tokens.documents import parquet
@@ -45,9 +45,6 @@ from tokens.documents.text_file import (
 )
 from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
@@ -92,7 +89,11 @@ class Reader:
     """Reader of units, with the problems found in them."""
 
     def __init__(
-        self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None, pattern: str | None = None
+        self,
+        inputs: tuple[Input, ...],
+        text_field: str | None,
+        separator: str | None = None,
+        pattern: str | None = None,
     ):
         self.problems = Problems()
         self._inputs = inputs
@@ -200,16 +201,16 @@ class Reader:
         except (ValueError, RecursionError) as error:
             self.problems.add("not JSON", where, str(error))
             return
-        yield from self._record(record, where, surrogates=b"\\u" in line or b"\xed" in line)  # escaped, or raw
+        yield from self._record(record, where, line)
 
-    def _record(self, record: Any, where: str, *, surrogates: bool) -> Iterator[Piece]:
-        """Yield the text of a record, which may have lone surrogates, or add a problem."""
+    def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
+        """Yield the text of a record, or add a problem. `line`: its source."""
         if not isinstance(record, dict) or self._text_field not in record:
             has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
             self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
-        if isinstance(text, str) and surrogates:
+        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped, or raw
             text = self._without_lone_surrogates(text, where)
         yield from self._value(text, where)
 
@@ -256,7 +257,7 @@ class Reader:
             row = first_row
             first_row += table.metadata.row_group(group).num_rows
             try:
-                for value in chain.from_iterable(parquet.values(table, group, self._columns(table))):
+                for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
                     if isinstance(value, str) and len(value) < LONGEST_GAP and not self._is_marked(value):
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
@@ -264,9 +265,6 @@ class Reader:
                         yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
-
-    def _columns(self, table: "ParquetFile") -> str | list[str]:
-        return self._text_field
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""

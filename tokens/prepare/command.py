@@ -116,18 +116,13 @@ class PrepareCommand:
         return self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])
 
     def _check_conversations(self) -> None:
-        """Raise UsageError for options that go with --template and are missing, or do not go with it."""
-        length = self.context_length
-        if (self.template is None) != (length is None):
+        """Raise UsageError for --template without --context-length, and for options that do not go with them."""
+        if (self.template is None) != (self.context_length is None):
             raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
-        if length is None:
-            return
-        options = {"--separator": self.separator, "--text-field": self.text_field != "text", "--output": self.bucket}
-        if (other := next((name for name, value in options.items() if value), None)) is not None:
-            wanted = "a folder" if other == "--output" else f"no {other}, which is of text"
-            raise UsageError(f"--template {self.template}: wanted {wanted}")
-        if self.tokenizer == "chars":
-            raise UsageError(f"--template {self.template}: wanted --tokenizer DIR/manifest.json, of the model's tokens")
+        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != "text"]
+        if self.template is not None and (any(others) or self.tokenizer == "chars"):
+            unfit = "an output in a bucket, --separator, --text-field or --tokenizer chars"
+            raise UsageError(f"--template {self.template}: does not go with {unfit}")
         if (self.shard_tokens or length) % length:
             raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")
 

@@ -55,20 +55,21 @@ class Packer:
 
     def add(self, pieces: list[Piece]) -> None:
         """Add conversations, each with its end of text, but those that the template or a row's length refuses."""
+        end = self._tokenizer.end_of_text_id
         for piece in pieces:
             try:
                 ids, weights = self._template.encode(self._tokenizer, piece.messages)
             except BadInput as error:
                 self._problems.add("cannot be encoded", piece.where, str(error))
                 continue
-            if ids[-1] != self._tokenizer.end_of_text_id:
-                ids, weights = [*ids, self._tokenizer.end_of_text_id], [*weights, 0]
-            if len(ids) > self._context_length:
-                detail = f"got {len(ids):,} tokens, wanted {self._context_length:,} at most, the --context-length"
+            words = np.array(ids, GROWING_WORD) | np.array(weights, GROWING_WORD) << COUNTED
+            words = words if ids[-1] == end else np.append(words, GROWING_WORD.type(end))
+            if len(words) > self._context_length:
+                detail = f"got {len(words):,} tokens, wanted {self._context_length:,} at most, the --context-length"
                 self._problems.add("too long", piece.where, detail)
                 continue
-            self._waiting.append(np.array(ids, GROWING_WORD) | np.array(weights, GROWING_WORD) << COUNTED)
-            self._tokens += len(ids)
+            self._waiting.append(words)
+            self._tokens += len(words)
             if self._tokens >= WINDOW_TOKENS:
                 self.flush()
 

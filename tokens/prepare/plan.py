@@ -18,7 +18,6 @@ from common.checks import structured
 from common.errors import BadInput
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
-from tokens.documents.conversations import columns_of
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
@@ -222,8 +221,7 @@ def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tupl
         if table is None or table.metadata.num_rows == 0:
             yield Extent(number, 0, 0), item.size_bytes  # its unit counts it as damaged, or empty
             return
-        if settings.template is None:
-            check_column(table, settings.text_field, item.path)
-        columns = settings.text_field if settings.template is None else columns_of(table, item.path)
+        name = settings.text_field if settings.template is None else None
+        check_column(table, name, item.path)
         for group in range(table.metadata.num_row_groups):
-            yield Extent(number, group, group + 1), group_bytes(table, group, columns)
+            yield Extent(number, group, group + 1), group_bytes(table, group, name)

@@ -31,7 +31,7 @@ from tokens.tokenizer.loading import (
     recorded_special_tokens,
 )
 from tokens.tokenizer.ranks import ranks_text
-from tokens.tokenizer.template import Template, read_template
+from tokens.tokenizer.template import Template, load_template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
@@ -44,7 +44,7 @@ def prepare(command: PrepareCommand) -> Manifest:
     """
     directory = command.directory.absolute()
     _check_output(command)
-    template = None if command.template is None else read_template(command.template)
+    template = None if command.template is None else load_template(command.template)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
@@ -74,8 +74,6 @@ def prepare(command: PrepareCommand) -> Manifest:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
                 bucket.delete_leftovers()
-            for path in partial_files(directory):  # of packed conversations, if it was killed before it deleted them
-                path.unlink()
             say(f"{command.output}: complete already")
             return finished
         _warn_of_large_units(plan)
@@ -232,7 +230,9 @@ def _refuse_other_tokens(directory: Path) -> None:
 
 
 def _delete_units(directory: Path) -> None:
-    """Delete computed units that were not committed: they are computed again."""
+    """Delete computed units that were not committed: they are computed again; and what is finished, as it grew."""
+    for path in partial_files(directory) if (directory / MANIFEST).exists() else ():  # packed conversations
+        path.unlink()
     if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
         (directory / UNITS).unlink()
     shutil.rmtree(directory / UNITS, ignore_errors=True)

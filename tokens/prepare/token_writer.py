@@ -28,7 +28,7 @@ from tokens.format.manifest import (
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
-from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard, partial_files
+from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, TAIL, PrepareSettings, UnitPlan
 
 COPY_TOKENS = COPY_BYTES // 2
@@ -162,8 +162,6 @@ class TokenWriter:
         reached("all named")
         replace_file(self.directory / MANIFEST, manifest_text(manifest), durable=True)
         reached("manifest written")
-        for path in partial_files(self.directory):  # of packed conversations
-            path.unlink()
         return manifest
 
     def close(self) -> None:
@@ -221,18 +219,17 @@ def _lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals, *,
     """Return the length of each split once the missing ones are cut from the tail. Raises TooFewDocuments."""
     missing, end = missing_splits(settings, totals), totals.tokens["train"]
     documents = sum(totals.documents.values()) - totals.empty_documents
-    packed, size = settings.context_length is not None, settings.context_length or 1
-    text = _end_of_text(train, end, settings.end_of_text_id) if by_tokens and not packed else end
-    whole, room = documents, totals.documents["train"] - totals.empty_documents
-    if by_tokens:  # or by rows
-        whole = room = text // size
+    text, whole, room = end, documents, totals.documents["train"] - totals.empty_documents
+    size = settings.context_length or 1  # of packed conversations rows are cut off
+    if by_tokens:
+        whole = room = -(-_end_of_text(train, end, settings.end_of_text_id) // size)
+        text = whole * size
     counts = {split: max(1, round(whole * share)) for split, share in missing.items()}
     if missing and sum(counts.values()) >= room:
         what = f"text of {text:,} tokens is" if by_tokens else f"{documents} documents are"
-        what = f"{room:,} rows of {size:,} tokens are" if packed else what
-        advice = "; add conversations, or pass --validation-fraction 0" if packed else ""
+        what = f"{room:,} rows of {size:,} tokens are" if size > 1 else what
         wanted = " and ".join(f"{count} for {split}" for split, count in counts.items())
-        raise TooFewDocuments(f"{what} too few to hold out {wanted}{advice}")
+        raise TooFewDocuments(f"{what} too few to hold out {wanted}")
     lengths = dict(totals.tokens)
     for split in reversed(counts):  # the test split is the very end
         text = text - counts[split] * size if by_tokens else _before_documents(train, counts[split], text, settings)

@@ -147,7 +147,7 @@ TEMPLATES = {
 }
 
 
-def read_template(name: str) -> Template:
+def load_template(name: str) -> Template:
     """Return the template "turns" or "alpaca", or that of a file, whose turn tokens are spelled <|name|>.
 
     Raises BadInput for another name, and for a file that does not render each message once.

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import BadInput
 from tokens.tokenizer.loading import load_tokenizer
-from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, USER, Message, Template, read_template
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, USER, Message, Template, load_template
 
 TURNS = [Message(SYSTEM, "S"), Message(USER, "Q"), Message(ASSISTANT, "A"), Message(USER, "R"), Message(ASSISTANT, "B")]
 CHATML = (
@@ -78,7 +78,7 @@ def test_what_a_message_says_becomes_no_special_token() -> None:
 def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> None:
     for text in (CHATML, TEMPLATES["turns"].text, LLAMA_2):
         (tmp_path / "a.jinja").write_text(text)
-        found = read_template(str(tmp_path / "a.jinja"))
+        found = load_template(str(tmp_path / "a.jinja"))
         wanted = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: ()}.get(text, TEMPLATES["turns"].turn_tokens)
         assert (found.text, sorted(found.turn_tokens)) == (text, sorted(wanted))
 
@@ -89,7 +89,7 @@ def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> 
         ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, wanted each message once"),
         ("{% for", r"a\.jinja: the conversation template: .*"),
         ("{{ raise_exception('never') }}", "never"),
-        ("{{ ''.__class__.__mro__ }}", "template"),  # the sandbox
+        ("{{ strftime_now('%d') }}", r"a\.jinja: asks for the date, so its tokens would differ"),
         (None, r"a\.jinja: cannot be read: .*No such file"),
     ],
 )
@@ -97,11 +97,6 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | None,
     if text is not None:
         (tmp_path / "a.jinja").write_text(text)
     with pytest.raises(BadInput, match=said):
-        read_template(str(tmp_path / "a.jinja"))
+        load_template(str(tmp_path / "a.jinja"))
     with pytest.raises(BadInput, match=r"template 'llama' is unknown; wanted turns, alpaca or a \.jinja file"):
-        read_template("llama")
-
-
-def test_a_message_that_the_template_refuses_is_named() -> None:
-    with pytest.raises(BadInput, match="the conversation template: no system"):
-        spelled(Template(LLAMA_2), TURNS)
+        load_template("llama")
