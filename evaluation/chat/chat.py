@@ -37,8 +37,10 @@ def run(command: ChatCommand) -> None:
     if not typed:
         show(conversation.answer(message, sampling_of(command, 0)))
         return
-    with suppress(ImportError):
-        import readline  # noqa: F401  # input() edits lines by it
+    with suppress(ImportError):  # input() edits lines by it
+        import readline
+
+        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines at once are one message
     print(printable(conversation.trained.place.title))
     print("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
     for number in count():

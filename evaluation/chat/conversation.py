@@ -65,11 +65,8 @@ class Conversation:
             if len(ids) <= limit:
                 self.unseen = first
                 return ids
-        system = " with the system message" if self.system else ""
-        raise BadInput(
-            f"message: got {len(ids):,} tokens{system}, wanted at most {limit:,} of the context's {self.context:,}; "
-            "shorten it"
-        )
+        counted = "message and system message" if self.system else "message"
+        raise BadInput(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {self.context:,}")
 
     def _encode(self, turns: list[Message]) -> list[int]:
         if self.trained.template is not None:

@@ -13,34 +13,29 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 def read_template(directory: Path) -> Template | None:
     """Return the chat template, with the special tokens that it may name, or None without one. Raises BadInput."""
-    special, settings = _values(directory / SPECIAL), _values(directory / SETTINGS)
-    spelled = {name: _content(value) for name, value in {**special, **settings}.items() if name.endswith("_token")}
-    text, path = settings.get("chat_template"), directory / CHAT_TEMPLATE
+    settings, path = _values(directory / SPECIAL) | _values(directory / SETTINGS), directory / CHAT_TEMPLATE
+    text = settings.get("chat_template")
     if isinstance(text, list):  # several by name, as of tools
         text = next((each.get("template") for each in text if each.get("name") == "default"), None)
     if path.is_file():
         with refusing(path, kinds=(OSError, ValueError)):
             text = read_regular(path).decode()
-    if text is None:
-        return None
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")
-    return Template(text, variables={name: value for name, value in spelled.items() if isinstance(value, str)})
+    special = {name: value for name, value in settings.items() if name.endswith("_token")}
+    spelled = {name: value["content"] if isinstance(value, dict) else value for name, value in special.items()}
+    named = {name: value for name, value in spelled.items() if isinstance(value, str)}
+    return None if text is None else Template(text, variables=named)
 
 
 def end_ids(directory: Path) -> frozenset[int]:
     """Return the ids of `eos_token_id`: any of them ends an answer. Raises BadInput."""
-    path = next((path for name in (GENERATION, CONFIG) if (path := directory / name).is_file()), directory / GENERATION)
-    found = _values(path).get("eos_token_id") or []
-    ids = found if isinstance(found, list) else [found]
+    found = (_values(directory / CONFIG) | _values(directory / GENERATION)).get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(each, int) for each in ids):
-        raise BadInput(f"{path}: eos_token_id: got {quoted(found)}, wanted an id, or a list of ids")
+        raise BadInput(f"{directory}: eos_token_id: got {quoted(found)}, wanted an id, or a list of ids")
     return frozenset(ids)
 
 
 def _values(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from common.errors import BadInput
@@ -120,15 +118,6 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
             obey(talk, "/save", name and str(tmp_path / name))
     with pytest.raises(BadInput, match="folder has its name"):
         obey(talk, "/save", str(tmp_path / "folder.jsonl"))
-
-
-@given(st.lists(st.text("ab  \n-", max_size=60)), st.integers(2, 12))
-def test_lines_fit_and_nothing_but_spaces_changes(parts: list[str], columns: int) -> None:
-    text, shown = "".join(parts), "".join(wrapped(parts, columns))
-    assert "".join(shown.split()) == "".join(text.split())
-    assert all(len(line) <= columns or " " not in line.strip() for line in shown.split("\n"))
-    if len(text) <= columns:
-        assert shown == text
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:

@@ -80,7 +80,7 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
         assert model.network.config.context_length - len(talk._prompt(Message(USER, "x"))) >= 16
     assert talk.unseen > 0 and len(talk.turns) == 12 and talk.system == [Message(SYSTEM, "Sys")]
     assert talk._prompt(Message(USER, "x"))[:5] == [257, *b"Sys", 260]
-    with pytest.raises(BadInput, match="message: got 88 tokens with the system message, wanted at most 48 of"):
+    with pytest.raises(BadInput, match="system message: got 88 tokens, wanted at most 48 of"):
         next(talk.answer("x" * 80, GREEDY))
     assert len(talk.turns) == 12
 
@@ -88,7 +88,7 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
 def test_a_system_message_needs_a_template_and_room() -> None:
     with pytest.raises(BadInput, match="no conversation template"):
         Conversation(trained(template=None), 9, "Be brief.")
-    with pytest.raises(BadInput, match="with the system message, wanted at most"):
+    with pytest.raises(BadInput, match="system message: got 96 tokens"):
         Conversation(trained(context=64), 9, "Be brief. " * 9)
     refusing = attrs.evolve(trained(), template=attrs.evolve(TEMPLATES["turns"], text="{{ raise_exception('no!') }}"))
     with pytest.raises(BadInput, match="template: no!"):

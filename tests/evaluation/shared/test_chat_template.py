@@ -58,16 +58,10 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
 
 def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
-    for settings, problem in (
-        ({"chat_template": 5}, "wanted a Jinja text"),
-        ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
-    ):
-        write(tmp_path, settings)
+    for text, problem in ((5, "wanted a Jinja text"), ("{{ 1 / 0 }}", "zero"), ("{% if %}", "Expected")):
+        write(tmp_path, {"chat_template": text})
         with pytest.raises(BadInput, match=problem):
             read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
-    write(tmp_path, {"chat_template": "{% if %}"})
-    with pytest.raises(BadInput, match="conversation template: Expected an expression"):
-        read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
 
 
 def test_ids_that_end_an_answer_are_one_or_several(tmp_path: Path) -> None:
@@ -77,5 +71,5 @@ def test_ids_that_end_an_answer_are_one_or_several(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert end_ids(tmp_path) == {7, 9}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    with pytest.raises(BadInput, match=r"generation_config\.json: eos_token_id: got 'x'"):
+    with pytest.raises(BadInput, match=r"eos_token_id: got 'x'"):
         end_ids(tmp_path)
