@@ -33,9 +33,11 @@ class Client(threading.Thread):
         self.api = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
         self.model, self.tokens, self.end = model, tokens, end
         self.received = self.answers = 0
+        self.rate = 0.0  # tokens/s, waiting included
         self.lost: list[str] = []
 
     def run(self) -> None:
+        begun = time.monotonic()
         while time.monotonic() < self.end:
             try:
                 stream = self.api.completions.create(
@@ -45,16 +47,17 @@ class Client(threading.Thread):
                 for chunk in stream:
                     choice = chunk.choices[0]
                     finish = choice.finish_reason
-                    if time.monotonic() < self.end and choice.logprobs is not None:
+                    if choice.logprobs is not None:
                         self.received += len(choice.logprobs.tokens or [])
                 if finish is None:
                     raise ValueError("the stream ended without a reason")
                 self.answers += 1
             except Exception as error:  # noqa: BLE001  # counted
                 self.lost.append(repr(error))
+        self.rate = self.received / (time.monotonic() - begun)
 
 
-def main(*, clients: int = 32, seconds: float = 30.0, tokens: int = 64, run: Path | None = None) -> None:
+def main(*, clients: int = 32, seconds: float = 30.0, tokens: int = 32, run: Path | None = None) -> None:
     """Print the table."""
     print(f"torch threads 1, commit {git_commit()}", flush=True)
     with TemporaryDirectory() as folder:
@@ -87,7 +90,7 @@ def measure(url: str, pid: int, crowds: list[int], seconds: float, tokens: int) 
             client.start()
         for client in crowd:
             client.join()
-        rates = sorted(client.received / seconds for client in crowd)
+        rates = sorted(client.rate for client in crowd)
         alone = alone or rates[0]
         lost = [problem for client in crowd for problem in client.lost]
         row = [f"{count}", f"{sum(client.answers for client in crowd):,}", f"{len(lost)}", f"{sum(rates):,.0f}"]

@@ -47,10 +47,14 @@ class Prefix:
         self.cache = KeyValueCache(model.config, batch_size=1, device=model.token_embedding.weight.device)
         self.tokens: list[int] = []  # the first `cache.length` have keys and values
 
+    def shared(self, tokens: list[int]) -> int:
+        """Return how many of the first `tokens` have keys and values here."""
+        known = zip(self.tokens[: self.cache.length], tokens, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
+
     def reuse(self, tokens: list[int]) -> list[int]:
         """Keep the longest common beginning with `tokens`, but their last one; return the rest, to be computed."""
-        known = zip(self.tokens[: self.cache.length], tokens[:-1], strict=False)
-        self.cache.length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
+        self.cache.length = self.shared(tokens[:-1])
         self.tokens = [*tokens]
         return tokens[self.cache.length :]
 

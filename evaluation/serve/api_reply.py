@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import attrs
@@ -80,27 +81,19 @@ class ApiReply:
         return {"content": content, "refusal": None}
 
     def _scores(self, tokens: list[ScoredToken], offset: int) -> JSON:
-        offsets = []
-        for one in tokens:
-            offsets.append(offset)
-            offset += len(self._bytes(one.token).decode(errors="ignore"))
+        lengths = [len(self._bytes(one.token).decode(errors="ignore")) for one in tokens]
         return {
             "tokens": [self._name(one.token) for one in tokens],
             "token_logprobs": [one.log_probability for one in tokens],
             "top_logprobs": [{self._name(token): value for token, value in one.alternatives} for one in tokens],
-            "text_offset": offsets,
+            "text_offset": [*accumulate(lengths, initial=offset)][:-1],
         }
 
     def _bytes(self, token: int) -> bytes:
         return self.served.trained.tokenizer.spelled.get(token, b"")
 
     def _name(self, token: int) -> str:
-        """Return a token as OpenAI's completions spell it: one that is no UTF-8 as its bytes."""
-        spelled = self._bytes(token)
-        try:
-            return spelled.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        return self._bytes(token).decode(errors="backslashreplace")
 
 
 def as_event(value: JSON) -> bytes:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import takewhile
 
 import torch
 
@@ -34,8 +33,7 @@ class Engine:
         self._active: list[DrawnAnswer] = []
         self._idle: list[Prefix] = []
         self._end: float | None = None  # time of the end, once it stops
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def submit(self, answer: DrawnAnswer) -> None:
         """Queue an answer. Raises ApiError where the queue is full, or the server stops."""
@@ -51,26 +49,25 @@ class Engine:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Refuse new and waiting answers, and give active ones GRACE_SECONDS."""
+        """Refuse new and waiting answers; end active ones within GRACE_SECONDS, and the thread after them."""
         with self._changed:
             self._end = self._end or time.monotonic() + GRACE_SECONDS
             self._changed.notify()
 
-    def join(self) -> None:
-        """Wait for the thread's end."""
-        self._thread.join(GRACE_SECONDS)
-
     @torch.inference_mode()
     def _run(self) -> None:
         while self._admit():
+            now = time.monotonic()
             for answer in [*self._active]:
-                problem = self._problem(answer)
-                if problem is not None or answer.closed:
-                    self._release(answer, problem)
-            drawing = [one for one in self._active if one.drawing and len(one.drawing.new) == 1]
-            together = [one for one in drawing if not one.request.repeatable]
-            alone = [one for one in self._active if one not in together]
-            for group in [*([together] if together else []), *([one] for one in alone)]:
+                if self._end is not None and now > self._end:
+                    self._release(answer, stopping())
+                elif answer.closed or now > answer.deadline:
+                    self._release(
+                        answer, ApiError(503, "the answer took too long; ask for fewer tokens", code="timeout")
+                    )
+            alone = [one for one in self._active if one.request.repeatable or one.computes_prompt]
+            together = [one for one in self._active if one not in alone]
+            for group in [*filter(None, [together]), *([one] for one in alone)]:
                 self._advance(group)
 
     def _admit(self) -> bool:
@@ -87,18 +84,11 @@ class Engine:
 
     def _begin(self, answer: DrawnAnswer) -> None:
         prompt = answer.request.prompt
-        self._idle.sort(key=lambda prefix: common_beginning(prefix, prompt))
+        self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         full = len(self._idle) + len(self._active) >= self.slots
-        fresh = not full and (not self._idle or not common_beginning(self._idle[-1], prompt))
+        fresh = not full and (not self._idle or not self._idle[-1].shared(prompt))
         self._active.append(answer)
         answer.begin(Prefix(self.trained.network) if fresh else self._idle.pop(0 if answer.request.repeatable else -1))
-
-    def _problem(self, answer: DrawnAnswer) -> ApiError | None:
-        now = time.monotonic()
-        if self._end is not None and now > self._end:
-            return stopping()
-        late = "the answer took longer than this server allows; ask for fewer tokens"
-        return ApiError(503, late, code="timeout") if now > answer.deadline else None
 
     def _advance(self, group: list[DrawnAnswer]) -> None:
         """Compute the next token of each answer of a group, or a chunk of the prompt of a single one."""
@@ -141,12 +131,6 @@ class Engine:
             self._active.remove(answer)
             if answer.drawing is not None:
                 self._idle.append(answer.drawing.prefix)
-
-
-def common_beginning(prefix: Prefix, tokens: list[int]) -> int:
-    """Return how many first tokens a prefix and a text have in common."""
-    pairs = zip(prefix.tokens[: prefix.cache.length], tokens, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def stopping() -> ApiError:

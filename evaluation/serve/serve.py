@@ -111,7 +111,6 @@ async def answer_requests(
     print(f"{printable(served.trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
     sys.stdout.flush()
     await server.serve(sockets=[listener])
-    engine.join()
     return signals[:1] == [signal.SIGINT]
 
 

@@ -40,7 +40,6 @@ Parts = AsyncGenerator[AnswerPart, None]
 
 def web_app(served: ServedModel, engine: Engine, key: bytes | None, *, loopback: bool) -> Starlette:
     """Return the application. `key`: of the API, None: open; `loopback`: no other machine reaches its address."""
-    page = page_of(served)
 
     async def complete(request: Request, *, chat: bool) -> Response:
         wanted = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
@@ -61,12 +60,9 @@ def web_app(served: ServedModel, engine: Engine, key: bytes | None, *, loopback:
             raise ApiError(404, f"the model '{name}' does not exist", param="model", code="model_not_found")
         return JSONResponse(entry if request.path_params else {"object": "list", "data": [entry]})
 
-    async def show(_: Request) -> Response:
-        return page
-
     return Starlette(
         routes=[
-            Route("/", show),
+            Route("/", page_of(served), methods=["GET"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", models),
             Route("/v1/chat/completions", partial(complete, chat=True), methods=["POST"]),
@@ -155,7 +151,7 @@ class OriginGuard:
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         problem = self._problem(Request(scope))
-        await (self.app if problem is None else error_response(problem))(scope, receive, send)
+        await (self.app if problem is None else await on_error(None, problem))(scope, receive, send)
 
     def _problem(self, request: Request) -> ApiError | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -192,13 +188,10 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, str(error) if isinstance(error, BadInput) else "internal error; the server's log has it")
 
 
-def error_response(error: Exception) -> JSONResponse:
+async def on_error(_: Request | None, error: Exception) -> JSONResponse:
+    """Return the response that tells an error."""
     told = api_error(error)
     headers = {"Retry-After": "1"} if told.status in (429, 503) else {}
     if told.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
     return JSONResponse(told.body, told.status, headers)
-
-
-async def on_error(_: Request, error: Exception) -> Response:
-    return error_response(error)

@@ -165,6 +165,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
     chat_run: Path, serve: Serve, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
+    (tmp_path / "short").write_text(KEY[1:])
     for options, environment in (
         (["--api-key-file", str(tmp_path / "key"), "--host=0.0.0.0"], {}),
         ([], {"LOCKSTEP_API_KEY": KEY}),
@@ -180,7 +181,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
         (["--host=0.0.0.0"], "not loopback: pass an API key"),
         (["--host=no.such.host.invalid"], "--host no.such.host.invalid"),
         (["--api-key-file", str(tmp_path / "none")], "No such file"),
-        (["--api-key-file", "/dev/null"], "at least 16"),
+        (["--api-key-file", str(tmp_path / "short")], "at least 16"),
     ):
         done = launch.run(ROOT / "evaluate.py", "serve", str(chat_run), "--device=cpu", "--port=0", *options)
         assert problem in only_line(done)
