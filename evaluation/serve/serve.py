@@ -82,9 +82,10 @@ async def answer_requests(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not each malformed request
     engine = Engine(served.trained, command.slots, command.queue)
     host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
     server = Server(
         uvicorn.Config(
-            web_app(served, engine, key, loopback=is_loopback(host)),
+            web_app(served, engine, key, ("localhost", "127.0.0.1", shown) if is_loopback(host) else ()),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -107,7 +108,7 @@ async def answer_requests(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, end, number)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"http://{shown}:{port}"
     print(f"{printable(served.trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
     sys.stdout.flush()
     await server.serve(sockets=[listener])

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 1 << 20  # most of a request
 BODY_SECONDS = 20.0  # to send it
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
 Parts = AsyncGenerator[AnswerPart, None]
 
 
-def web_app(served: ServedModel, engine: Engine, key: bytes | None, *, loopback: bool) -> Starlette:
-    """Return the application. `key`: of the API, None: open; `loopback`: no other machine reaches its address."""
+def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Collection[str]) -> Starlette:
+    """Return the application. `key`: of the API, None: open; `names`: hosts that it answers to; none: all."""
 
     async def complete(request: Request, *, chat: bool) -> Response:
         wanted = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
@@ -68,7 +67,7 @@ def web_app(served: ServedModel, engine: Engine, key: bytes | None, *, loopback:
             Route("/v1/chat/completions", partial(complete, chat=True), methods=["POST"]),
             Route("/v1/completions", partial(complete, chat=False), methods=["POST"]),
         ],
-        middleware=[Middleware(OriginGuard, key=key, loopback=loopback)],
+        middleware=[Middleware(OriginGuard, key=key, names=names)],
         exception_handlers=dict.fromkeys((ApiError, BadInput, HTTPException, Exception), on_error),
     )
 
@@ -146,8 +145,8 @@ async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGener
 class OriginGuard:
     """Middleware: refuses other origins, and requests of the API without its key."""
 
-    def __init__(self, app: "ASGIApp", key: bytes | None, *, loopback: bool):
-        self.app, self.key, self.loopback = app, key, loopback
+    def __init__(self, app: "ASGIApp", key: bytes | None, names: Collection[str]):
+        self.app, self.key, self.names = app, key, names
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         problem = self._problem(Request(scope))
@@ -155,8 +154,8 @@ class OriginGuard:
 
     def _problem(self, request: Request) -> ApiError | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self.loopback and host.rpartition(":")[0].strip("[]") not in LOOPBACK_NAMES and host not in LOOPBACK_NAMES:
-            return ApiError(403, "Host: got another name than localhost or 127.0.0.1")
+        if self.names and re.sub(r":\d+$", "", host) not in self.names:
+            return ApiError(403, f"Host: got another name than {', '.join(self.names)}")
         if origin is not None and urlsplit(origin).netloc != host:
             return ApiError(403, "Origin: a page of another origin may not use this server")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
