@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +19,7 @@ from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.coders import byte_pair_coder
 from tokens.tokenizer.hugging_face_files import tokenizer_json
 from tokens.tokenizer.loading import recorded_tokenizer
-from tokens.tokenizer.patterns import GPT2
+from tokens.tokenizer.patterns import GPT2, PATTERNS
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, token_dtype
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 # may begin with an apostrophe as well.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-LONG_S = "\u017f"  # the "s" of a contraction where case does not count: fastokens' o200k does not know it
+# A contraction where case does not count, as "'S" is, after a letter or its mark: fastokens' o200k does not know it.
+LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
 FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
@@ -46,12 +48,12 @@ class FastBytePairEncoder:
         self.end_of_text_id, self.vocabulary_size = record.end_of_text_id, record.vocabulary_size
         self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
-        self._exact = None if record.pattern in (None, GPT2) else functools.cache(exact)
+        self._exact = functools.cache(exact) if record.pattern == PATTERNS["o200k"] else None
         self._thread = ThreadPoolExecutor(1)
         self._cached = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self._exact is not None and any(LONG_S in text for text in texts):
+        if self._exact is not None and any(LONG_S.search(text) for text in texts if "\u017f" in text):
             return self._exact().encode_batch(texts)
         forget = self._cached > FORGET_TOKENS
         if forget:
@@ -76,7 +78,8 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
     """
     if importlib.util.find_spec("fastokens") is None:
         return None
-    path.write_text(json.dumps(tokenizer_json(tokenizer), ensure_ascii=False), encoding="utf-8")
+    ordinary = attrs.evolve(tokenizer, special_tokens={})  # in a text they are
+    path.write_text(json.dumps(tokenizer_json(ordinary), ensure_ascii=False), encoding="utf-8")
     return path.absolute()
 
 
@@ -87,7 +90,7 @@ def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Itera
     """
     exact = functools.partial(recorded_tokenizer, record, ranks)
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
-    with suppress(ImportError):  # it is optional
+    with suppress(ImportError, ValueError):  # it is optional, and does not read all of them
         if recipe is not None:
             import fastokens
 

@@ -81,6 +81,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     pairs, unreached = merges(ranks)
     split = {"type": "Split", "pattern": {"Regex": tokenizer.pattern}, "behavior": "Isolated", "invert": False}
     sequence = {"type": "Sequence", "pretokenizers": [split, {**SPLITTING, "use_regex": False}]}
+    special = dict(sorted(tokenizer.special_tokens.items(), key=lambda item: item[1]))
+    follow = [*special.values()] == [*range(len(ranks), len(ranks) + len(special))]
     return {
         "version": "1.0",
         "added_tokens": [
@@ -90,13 +92,14 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
                 "special": True,
                 **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
             }
-            for name, number in sorted(tokenizer.special_tokens.items(), key=lambda item: item[1])
+            for name, number in special.items()
         ],
         "pre_tokenizer": SPLITTING if tokenizer.pattern in (None, GPT2) else sequence,
         "decoder": SPLITTING,
         "model": {
             "type": "BPE",
-            "vocab": {spelling: ranks[token] for token, spelling in spelled.items()},
+            # An added token has its id only where it is a word, too, or the next one after the words.
+            "vocab": {spelled[token]: ranks[token] for token in ranks} | ({} if follow else special),
             "merges": [f"{spelled[left]} {spelled[right]}" for left, right in pairs],
             **({"ignore_merges": True} if unreached else {}),
         },
