@@ -157,10 +157,13 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
     manifest, ours, ids = read_manifest(span.directory), trained.known_tokenizer, trained.network.config.vocab_size
     if manifest is not None and ours is not None:
         theirs = manifest.tokenizer
-        sizes = (theirs.vocabulary_size, theirs.end_of_text_id)
+        kept = theirs.all_special_tokens  # those that the model has besides were added at the end
+        added = len(ours.special_tokens) - len(kept)
+        sizes = (theirs.vocabulary_size + added, theirs.end_of_text_id)
         ranks = span.directory / RANKS_FILE
         if (
             sizes != (ours.vocabulary_size, ours.end_of_text_id)
+            or not kept.items() <= ours.special_tokens.items()
             or theirs.fingerprint not in (None, fingerprint(ours))
             or (ranks.is_file() and read_ranks(ranks) != ours.ranks())
         ):

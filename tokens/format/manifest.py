@@ -64,6 +64,22 @@ class TokenizerRecord:
         """Return the record as JSON, without unknown values."""
         return attrs.asdict(self, filter=lambda field, value: value is not None or field.default is attrs.NOTHING)
 
+    @property
+    def all_special_tokens(self) -> dict[str, int]:
+        """The special tokens, the end of text included."""
+        return self.special_tokens or {"<|endoftext|>": self.end_of_text_id}
+
+    def extends(self, other: "TokenizerRecord") -> bool:
+        """Tell whether all ids of another record mean the same here: special tokens may have been added at the end."""
+        kept, here = other.all_special_tokens, self.all_special_tokens
+        added = here.keys() - kept.keys()
+        return (
+            kept.items() <= here.items()
+            and {here[name] for name in added} == {*range(other.vocabulary_size, self.vocabulary_size)}
+            and all(getattr(self, key) == getattr(other, key) for key in ("end_of_text_id", "pattern", "characters"))
+            and len({self.fingerprint, other.fingerprint} - {None}) < 2
+        )
+
 
 @attrs.frozen(kw_only=True)
 class SourceRecord:

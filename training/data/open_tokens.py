@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -82,9 +82,13 @@ class TokenSet:
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
-        """A directory that records its tokenizer, and the entry; all that record one have the same."""
+        """A directory that records its tokenizer, and the entry; of several the one with most special tokens."""
         recorded = [(each.path, each.tokenizer) for each in self.directories if each.tokenizer is not None]
-        return next(iter(recorded), None)
+        path, largest = max(recorded, key=lambda each: each[1].vocabulary_size, default=(None, None))
+        if path is None or largest is None:
+            return None
+        templates = [tokenizer.template for _, tokenizer in recorded if tokenizer.template is not None]
+        return path, attrs.evolve(largest, template=next(iter(templates), None))
 
 
 def open_tokens(
@@ -210,7 +214,10 @@ def as_begun(stream: TokenStream, begun_with: Sequence[Sequence[str]]) -> TokenS
 
 
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
-    """Raise BadInput where datasets have different tokenizers, or one beyond the model's vocabulary."""
+    """Raise BadInput where datasets have different tokenizers or templates, or one beyond the model's vocabulary.
+
+    One may have special tokens that another lacks, at the end.
+    """
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
@@ -222,13 +229,17 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
     for directory in token_set.directories:
         other = directory.tokenizer
         if other is not None and (
-            _identity(directory.path, other) != _identity(first, tokenizer)
-            or len({other.fingerprint, tokenizer.fingerprint} - {None}) > 1
+            _ranks(directory.path, other) != _ranks(first, tokenizer) or not tokenizer.extends(other)
         ):
             raise BadInput(
                 f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
                 f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with another of that name; "
                 "prepare all datasets of a run with one tokenizer"
+            )
+        if other is not None and other.template not in (None, tokenizer.template):
+            raise BadInput(
+                f"{directory.path}: its conversations have another template than those of other datasets; prepare all "
+                "with one --template"
             )
 
 
@@ -268,6 +279,6 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
         raise BadInput(*problems)
 
 
-def _identity(directory: Path, tokenizer: TokenizerRecord) -> tuple[Any, ...]:
-    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else None
-    return tokenizer.name, tokenizer.vocabulary_size, tokenizer.end_of_text_id, ranks
+def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
+    """Return the ranks of a tokenizer, or its name, which tells them."""
+    return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name
