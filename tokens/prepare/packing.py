@@ -1,6 +1,6 @@
 """Packing: conversations of a unit into rows of T tokens, whole, by best fit, the longest first.
 
-What a row has left is end-of-text ids that do not count. Rows are a function of a unit's conversations alone.
+The rest of a row is end-of-text ids that do not count. Rows are a function of a unit's conversations alone.
 """
 
 import bisect

@@ -230,7 +230,7 @@ def _refuse_other_tokens(directory: Path) -> None:
 
 
 def _delete_units(directory: Path) -> None:
-    """Delete computed units that were not committed: they are computed again; and what is finished, as it grew."""
+    """Delete computed units that were not committed: they are computed again; and growing files of finished tokens."""
     for path in partial_files(directory) if (directory / MANIFEST).exists() else ():  # packed conversations
         path.unlink()
     if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
