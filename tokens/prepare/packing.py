@@ -74,7 +74,7 @@ class Packer:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the rows of what waits."""
+        """Write the waiting conversations as rows."""
         rows = pack([len(words) for words in self._waiting], self._context_length)
         words = np.full((len(rows), self._context_length), self._tokenizer.end_of_text_id, GROWING_WORD)
         for number, row in enumerate(rows):

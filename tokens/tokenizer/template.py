@@ -1,7 +1,7 @@
 """Conversation template: messages as the text that a model continues, as token ids, and the ids that count in the loss.
 
 A template is a Jinja text as Hugging Face's tokenizers have one (`chat_template`), so other programs render the same.
-It is rendered with a placeholder for each content: what a message says is ordinary text and never becomes a turn token.
+It is rendered with a placeholder for each content: the text of a message is ordinary and never becomes a turn token.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Template:
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Return a conversation as token ids, and the weight of each in the loss.
 
-        Weights are 1 for what the assistant says and the special token that ends its turn, and 0 for all else. Raises
+        Weights are 1 for the answers of the assistant and the special token that ends each, and 0 for all else. Raises
         BadInput where the template refuses the messages.
         """
         return self._encode(tokenizer, messages, begins_answer=False)
