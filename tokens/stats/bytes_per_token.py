@@ -23,7 +23,8 @@ def compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: P
             return []
         gpt2 = load_tokenizer("gpt2")
     except BadInput as error:
-        return [f"  beside GPT-2         not compared: {error}"]
+        problem = str(error).replace("pass a local ranks file (--tokenizer FILE.tiktoken) or ", "")
+        return [f"  beside GPT-2         not compared: {problem}"]
     text_bytes = tokens = gpt2_tokens = 0
     count = min(SAMPLE_BLOCK_TOKENS, stream.length)
     starts = np.linspace(0, stream.length - count, min(SAMPLE_BLOCKS, -(-stream.length // count))).astype(int)

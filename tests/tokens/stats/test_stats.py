@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from common.line_chart import LineChart, png
+from tests.tokens.gpt2 import tiktokens
 from tests.tokens.preparing import PREPARE, jsonl, run, succeed, write
 from tokens.format.token_file import open_split
-from tokens.stats import stats
+from tokens.stats import bytes_per_token, stats
 from tokens.stats.stats import CHART, draw_chart
 
 END = 50256
@@ -81,6 +83,24 @@ def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_p
     assert (tmp_path / "out" / CHART).read_bytes().startswith(b"\x89PNG")
     assert f"drawn in {tmp_path / 'out' / CHART}" in done.stdout
     succeed(PREPARE, "verify", tmp_path / "out")
+
+
+def test_bytes_per_token_stand_beside_gpt2s_on_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"Zeile {number}: grün und größer\n" * 9 for number in range(50)]
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
+    assert "not compared: tokenizer gpt2: its ranks are" in line and line.endswith("to a filled cache")
+    loaded = tiktokens()
+    monkeypatch.setattr(bytes_per_token, "load_tokenizer", lambda name: loaded)
+    [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
+    size = sum(len(text.encode()) for text in texts)
+    gpt2 = size / sum(len(loaded.encode(text)) for text in texts)
+    assert f"1.00 bytes per token, GPT-2's {gpt2:.2f}, on {size:,} bytes of the same text" in line
+    monkeypatch.setattr(bytes_per_token, "recorded_tokenizer", lambda record, directory: loaded)
+    assert not any("beside GPT-2" in line for line in stats.stats(tmp_path / "out"))
 
 
 def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path: Path) -> None:
