@@ -4,8 +4,8 @@
     python benchmarks/toy_dialogue.py toy --model runs/talk  # share of the held-out questions that it answers right
 
 People of a toy world own things, each of one colour, of one material and at one place. Stories tell all of it.
-Conversations ask about two of three things, held-out questions about the others: what a right answer says was learned
-from stories alone, and how to answer from conversations alone.
+Conversations ask for two of the three of each thing, held-out questions for the third: what a right answer says was
+learned from stories alone, and how to answer such a question from conversations about other things.
 """
 
 import json
@@ -30,7 +30,6 @@ COLOURS = ["red", "blue", "green", "white", "black", "yellow", "brown", "grey", 
 MATERIALS = ["wood", "iron", "glass", "paper", "stone", "silk"]
 PLACES = ["lake", "mill", "farm", "school", "bridge", "tower", "market", "harbour"]
 OWNED = 5  # things of a person
-HELD_OUT = 3  # one thing in so many
 MOST_QUESTIONS = 5  # of a conversation
 STORIES, CONVERSATIONS = 12_000, 2_000
 LONGEST_ANSWER = 40  # tokens
@@ -83,8 +82,8 @@ class ToyWorld:
             for owner in PEOPLE
             for kind in choose.sample(THINGS, OWNED)
         ]
-        self._held_out = choose.sample(self._things, len(self._things) // HELD_OUT)
-        self._asked_about = [thing for thing in self._things if thing not in self._held_out]
+        kinds = range(len(self._things[0].asked))
+        self._held_out = {thing: choose.choice(kinds) for thing in self._things}  # the question never asked about it
 
     def story(self) -> str:
         """Return a document for the base model, about one to three things."""
@@ -93,13 +92,16 @@ class ToyWorld:
 
     def conversation(self) -> list[Message]:
         """Return a conversation of one to MOST_QUESTIONS questions and answers."""
-        things = self._random.sample(self._asked_about, self._random.randint(1, MOST_QUESTIONS))
-        asked = [self._random.choice(thing.asked) for thing in things]
+        things = self._random.sample(self._things, self._random.randint(1, MOST_QUESTIONS))
+        asked = [self._random.choice([pair for pair in each.asked if pair != self._unasked(each)]) for each in things]
         return [Message(role, text) for pair in asked for role, text in zip((USER, ASSISTANT), pair, strict=True)]
 
     def questions(self) -> list[Question]:
         """Return all held-out questions: each alone."""
-        return [Question([Message(USER, asked)], answer) for thing in self._held_out for asked, answer in thing.asked]
+        return [Question([Message(USER, asked)], answer) for asked, answer in map(self._unasked, self._things)]
+
+    def _unasked(self, thing: Thing) -> tuple[str, str]:
+        return thing.asked[self._held_out[thing]]
 
 
 def write(directory: Path, seed: int) -> None:
