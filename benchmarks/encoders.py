@@ -22,7 +22,7 @@ from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 
 @attrs.frozen
-class Candidate:
+class TimedEncoder:
     """A tokenizer, written as workers of a preparation find it."""
 
     name: str
@@ -50,7 +50,7 @@ def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
     print(bench.table(["text", "tokenizer", "encoder", "tokens", "MB/s", "M tokens/s", "ratio"], rows))
 
 
-def _written(name: str, directory: Path) -> Candidate:
+def _written(name: str, directory: Path) -> TimedEncoder:
     directory.mkdir()
     tokenizer = load_tokenizer(name)
     (directory / RANKS_FILE).write_bytes(ranks_text(tokenizer.ranks()))
@@ -64,10 +64,10 @@ def _written(name: str, directory: Path) -> Candidate:
         pattern=recorded_pattern(tokenizer),
         special_tokens=recorded_special_tokens(tokenizer),
     )
-    return Candidate(Path(name).name, record, directory)
+    return TimedEncoder(Path(name).name, record, directory)
 
 
-def _measured(candidate: Candidate, text: str) -> tuple[int, float, str]:
+def _measured(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:
     """Return the tokens of a text, the CPU seconds of encoding it, and the kind of encoder."""
     parts = [text[begin : begin + BATCH_CHARACTERS] for begin in range(0, len(text), BATCH_CHARACTERS)]
     encoder = candidate.encoder()

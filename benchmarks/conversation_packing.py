@@ -1,6 +1,6 @@
 """Packing of conversations into rows: cut at row ends or whole, attention across conversations or within each.
 
-    python benchmarks/packing.py [--seeds 3]   # trains small networks on one core, six minutes
+    python benchmarks/conversation_packing.py [--seeds 3]   # trains small networks on one core, six minutes
 
 Conversations of benchmarks/toy_dialogue.py differ in length by a factor of five. For each seed a base model learns
 stories; from it each packing is fine-tuned on the same conversations, in updates of as many rows. Held-out
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import bench
 import numpy as np
@@ -90,12 +90,12 @@ def best_fit(conversations: list[Encoded], end: int) -> Rows:
     for number in sorted(range(len(conversations)), key=lambda each: -len(conversations[each][0])):
         length = len(conversations[number][0]) + 1
         fitting = [row for row, left in enumerate(room) if left >= length]
-        row = min(fitting, key=room.__getitem__, default=len(rows))
-        if row == len(rows):
+        place = min(fitting, key=room.__getitem__, default=len(rows))
+        if place == len(rows):
             rows.append([])
             room.append(CONTEXT)
-        rows[row].append(number)
-        room[row] -= length
+        rows[place].append(number)
+        room[place] -= length
     ids, weights, owners = list[int](), list[int](), list[int]()
     for row, left in zip(rows, room, strict=True):
         for number in row:
@@ -186,7 +186,7 @@ def one_seed(seed: int) -> dict[str, list[float]]:
     talks = [world.conversation() for _ in range(CONVERSATIONS)]
     asked = world.questions()
     tokenizer = WordTokenizer([*stories, *(message.content for talk in talks for message in talk)])
-    encode: Any = partial(TEMPLATES["turns"].encode, tokenizer)
+    encode: Any = partial(TEMPLATES["turns"].encode, cast(Any, tokenizer))
     end = tokenizer.end_of_text_id
     config = ModelConfig(
         vocab_size=tokenizer.vocabulary_size, context_length=CONTEXT, emb_dim=64, n_heads=4, n_layers=2,
