@@ -47,7 +47,9 @@ class PrepareCommand:
         str,
         option("output directory of the token files; resumes if partially written", "DIR|s3://...|gs://...|az://..."),
     ]
-    tokenizer: Annotated[str, option("text to ids; FILE: .tiktoken, .pkl, .json", "gpt2|bytes|chars|FILE")] = "gpt2"
+    tokenizer: Annotated[
+        str, option("text to ids; or cl100k, o200k; FILE: .tiktoken, .model, .pkl, .json", "gpt2|bytes|chars|FILE")
+    ] = "gpt2"
     text_field: Annotated[str, option("field of records", "NAME")] = "text"
     separator: Annotated[
         str | None,

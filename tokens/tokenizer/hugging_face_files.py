@@ -116,7 +116,10 @@ def write_tokenizer_files(
     tokenizer: Tokenizer, directory: Path, context_length: int, template: "Template | None" = None
 ) -> None:
     """Write the files of AutoTokenizer; for GPT-2's pattern those of older loaders, too. Raises BadInput."""
-    is_gpt2s = tokenizer.pattern in (None, GPT2)  # of another pattern, GPT2Tokenizer and vocab.json know nothing
+    text = tokenizer_text(tokenizer)
+    model = json.loads(text)["model"]
+    # Of another pattern, and of tokens that no merges give, GPT2Tokenizer and vocab.json know nothing.
+    is_gpt2s = tokenizer.pattern in (None, GPT2) and "ignore_merges" not in model
     settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_gpt2s else "PreTrainedTokenizerFast",
         "model_max_length": context_length,
@@ -128,9 +131,8 @@ def write_tokenizer_files(
     if template is not None:  # twice, as loaders know one place or the other
         settings |= {**template.variables, "chat_template": template.text}
         files[CHAT_TEMPLATE] = template.text
-    files |= {TOKENIZER: (text := tokenizer_text(tokenizer)), SETTINGS: json.dumps(settings, indent=2) + "\n"}
+    files |= {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}
     if is_gpt2s:
-        model = json.loads(text)["model"]
         vocabulary = {**model["vocab"], **tokenizer.special_tokens}
         files[VOCABULARY] = json.dumps(vocabulary, ensure_ascii=False) + "\n"
         files[MERGES] = "\n".join(["#version: 0.2", *model["merges"]]) + "\n"

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from common.errors import BadInput
 from tests.tokens.format.token_directory import TOKENIZER, check, check_flips, contents_of, prepared
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import TokenizerRecord, read_manifest
 from tokens.prepare.plan import read_plan
 
 
@@ -88,3 +89,20 @@ def test_a_directory_that_may_not_be_read_is_one_line(
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(BadInput, match=r"\.json: cannot be read: Permission denied; check"):
         read(tmp_path)
+
+
+def test_a_tokenizer_extends_another_by_special_tokens_at_the_end_alone() -> None:
+    plain = TokenizerRecord(name="x", vocabulary_size=257, end_of_text_id=256, ranks_file=None, fingerprint="a")
+    turns = {"<|endoftext|>": 256, "<|user|>": 257}
+    more = attrs.evolve(plain, vocabulary_size=258, special_tokens=turns)
+    assert plain.extends(plain) and more.extends(plain) and not plain.extends(more)
+    for change in (
+        {"special_tokens": {**turns, "<|user|>": 5}},
+        {"special_tokens": {**turns, "<|end|>": 258}},
+        {"special_tokens": {"<|end|>": 256, "<|user|>": 257}},
+        {"fingerprint": "b"},
+        {"pattern": "."},
+        {"end_of_text_id": 257},
+        {"vocabulary_size": 259},
+    ):
+        assert not attrs.evolve(more, **change).extends(plain)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
+from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files, write_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.patterns import PATTERNS
+from tokens.tokenizer.tokenizer import PROBE, byte_pair_tokenizer
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
@@ -106,3 +108,24 @@ def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(BadInput, match=r"vocab\.json: got 257 ids of an unknown tokenizer, without tokenizer\.json"):
         read_tokenizer_files(tmp_path)
+
+
+@pytest.mark.parametrize("offset", [0, 7])
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_transformers_gives_equal_ids_for_any_pattern_and_special_tokens(
+    tmp_path: Path, pattern: str, offset: int
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
+    ranks = {word: offset + number for number, word in enumerate(words)}  # no merge gives xyz: it is one by itself
+    tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
+    write_tokenizer_files(tokenizer, tmp_path, 64)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*PROBE, *strange_texts(200, ("xyz", ".\n", "ABc's"))]:
+        ids = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ids == tokenizer.encode(text).tolist()
+    for name, number in tokenizer.special_tokens.items():
+        assert theirs.encode(name, add_special_tokens=False) == [number] and theirs.decode([number]) == name
+    again = read_tokenizer_files(tmp_path)
+    assert again is not None and again.ranks() == ranks and again.pattern == pattern
+    assert (again.special_tokens, again.end_of_text) == (tokenizer.special_tokens, "<|endoftext|>")
