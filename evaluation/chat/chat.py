@@ -28,7 +28,7 @@ HELP = {
 
 
 def run(command: ChatCommand) -> None:
-    """Print answers to what is typed, until the end of the input, or to one message."""
+    """Print answers to typed messages until the input ends, or to one message."""
     typed = command.prompt is None and os.isatty(0)
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)

@@ -59,7 +59,7 @@ TRAIN: dict[str, Any] = {  # of train.json, whatever the records and the setting
     "compile": False,
     "require_stock_class": False,
 }
-LOOK_SECONDS = 0.1  # between looks at a run that trains
+POLL_SECONDS = 0.1  # between looks at a run that trains
 MOST_RANKS = 8  # that training/supervision/torchrun.py starts
 
 
@@ -147,11 +147,11 @@ def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
     try:
         while (status := process.status()) is None:
             told = _tell_losses(run, told)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     finally:  # Ctrl-C, for one
         process.ask_to_stop()
         while process.status() is None:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     _tell_losses(run, told)
     if status != EXIT_DONE:
         raise BadInput(f"{process.last_words()} ({run / JOB_LOG})")

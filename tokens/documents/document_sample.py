@@ -14,8 +14,8 @@ PLACES = 256  # that a sample is read from, at most
 class DocumentSample:
     """Text that is a function of the units, their sizes and `most_bytes` alone.
 
-    A place is the beginning of a unit and gives an equal share. Small units come first: what they lack goes to the
-    others, so that sources of less than `most_bytes` are read whole.
+    A place is the beginning of a unit and gives an equal share. Small units come first, and the rest of their shares
+    goes to the others, so that sources of less than `most_bytes` are read whole.
     """
 
     reader: Reader

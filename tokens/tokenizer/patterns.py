@@ -1,8 +1,8 @@
 """Splitting patterns of byte-pair tokenizers: merges stay within their matches, which cover every text.
 
-They are written without what engines read differently (possessive repetition, `$`), so that tiktoken, fastokens and
-Hugging Face's tokenizers split alike. For the ranks of cl100k, tiktoken's own form gives the same ids: it leaves white
-space at the end of a text whole, but no rank spans a line end and what follows it.
+They use no possessive repetition and no `$`, which engines read differently, so that tiktoken, fastokens and Hugging
+Face's tokenizers split alike. For the ranks of cl100k, tiktoken's own form gives the same ids: it leaves white space at
+the end of a text whole, but no rank spans a line end and the text after it.
 """
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
