@@ -243,11 +243,13 @@ def attend(
     seen: int = 0,
 ) -> Float[Tensor, "B H T D"]:
     """Return causal attention; the first query is that of the token after `seen` others."""
-    mask = None
-    if seen and queries.shape[2] > 1:  # is_causal would have the first new token see the first one alone
-        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(seen)
     keys, values = repeat_heads(keys, queries.shape[1]), repeat_heads(values, queries.shape[1])
-    return F.scaled_dot_product_attention(queries, keys, values, mask, drop_rate, is_causal=not seen)
+    if not seen:
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)
+    mask = None  # is_causal would have the first new token see the first one alone
+    if queries.shape[2] > 1:
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(seen)
+    return F.scaled_dot_product_attention(queries, keys, values, mask)
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:
