@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ class Terminal:
         shown = ""
         while wanted not in shown or len(shown.partition(wanted)[2]) < more:
             shown += os.read(self.controller, 4096).decode(errors="replace")
+            shown = re.sub(r"\x1b\[\?2004[hl]\r?", "", shown)  # bracketed paste goes on and off
         return shown
 
     def type(self, text: str, wanted: str) -> str:
