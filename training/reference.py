@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.json_files import read_json
 from tokens.format.manifest import read_manifest
 from training.checkpoints.run_record import RunRecord
-from training.config.train_config import recipe
+from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
 from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
 
@@ -69,7 +69,9 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
     path, now = directory / REFERENCE, recipe_of(record)
     try:
         reference = structured(read_json(path), Reference, unknown_keys=True)
-        texts = [(key, json.dumps(value), json.dumps(reference.recipe.get(key))) for key, value in now.items()]
+        keys = [item for section in KEYS.values() for item in section.items()]
+        theirs = {key: field.default for key, field in keys if field.default is not attrs.NOTHING} | reference.recipe
+        texts = [(key, json.dumps(value), json.dumps(theirs.get(key))) for key, value in now.items()]
         problems = [f"{key} is {own}, there {other}" for key, own, other in texts if own != other]
         if not {*tokens_of(record)} & {*reference.tokens, reference.prepared} - {None}:
             problems.append("no reference for these tokens")

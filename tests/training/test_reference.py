@@ -91,7 +91,7 @@ def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged
         ({"band": [[1.0] * MARKS]}, "wanted 40 numbers"),
         ({"losses": [[1.0]]}, "wanted 40 numbers"),
         ({"band": [[float("nan")] * MARKS] * 2}, "got nan"),
-        ({"recipe": {}}, "emb_dim is 128, there null; and 34 more"),
+        ({"recipe": {}}, "emb_dim is 128, there null; and 16 more"),
         ({"tokens": []}, "no reference for these tokens"),
     ],
 )
