@@ -56,7 +56,7 @@ class Loop:
                 f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
             )
         ended = settled or self.state.position.step == self.reporter.plan.steps
-        self._report_end("end" if ended else "pause")
+        self._report_end("end" if ended else "pause", **({"reason": "patience"} if settled else {}))
         return True
 
     def _wait_for_tokens(self, step: int) -> bool:
