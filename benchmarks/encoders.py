@@ -16,7 +16,7 @@ import bench
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord
 from tokens.prepare.encode_unit import BATCH_CHARACTERS
 from tokens.tokenizer.fast_encoder import encoders, write_recipe
-from tokens.tokenizer.loading import load_tokenizer, recorded_pattern, recorded_special_tokens
+from tokens.tokenizer.loading import load_tokenizer, record_of
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
@@ -55,16 +55,7 @@ def _written(name: str, directory: Path) -> TimedEncoder:
     tokenizer = load_tokenizer(name)
     (directory / RANKS_FILE).write_bytes(ranks_text(tokenizer.ranks()))
     write_recipe(tokenizer, directory / "recipe.json")
-    record = TokenizerRecord(
-        name=tokenizer.name,
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        fingerprint=fingerprint(tokenizer),
-        ranks_file=RANKS_FILE,
-        pattern=recorded_pattern(tokenizer),
-        special_tokens=recorded_special_tokens(tokenizer),
-    )
-    return TimedEncoder(Path(name).name, record, directory)
+    return TimedEncoder(Path(name).name, record_of(tokenizer, ranks=True), directory)
 
 
 def _measured(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:

@@ -46,7 +46,7 @@ class Thing(NamedTuple):
 
     @property
     def sentences(self) -> list[str]:
-        """What stories say about it."""
+        """The sentences of stories about it."""
         name = f"{self.owner}'s {self.kind}"
         return [
             f"{self.owner} has a {self.colour} {self.kind} of {self.material}.",

@@ -33,15 +33,14 @@ from tokens.format.manifest import (
     FileEntry,
     Manifest,
     SourceRecord,
-    TokenizerRecord,
     manifest_text,
     read_content,
 )
 from tokens.prepare.packing import pack
-from tokens.tokenizer.loading import recorded_pattern, recorded_special_tokens
+from tokens.tokenizer.loading import record_of
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import TEMPLATES, Message
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
+from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 from training.supervision.training_process import JOB_LOG, TrainingProcess
 from training.telemetry.metrics_log import read_metrics
 
@@ -176,25 +175,14 @@ def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], set
 
 def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path], documents: int) -> None:
     """Write the manifest of token files, and the ranks that it names."""
-    ranks = directory / RANKS_FILE if tokenizer.has_ranks_file else None
-    if ranks is not None:
-        replace_file(ranks, ranks_text(tokenizer.ranks()))
+    if tokenizer.has_ranks_file:
+        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()))
     opened = [read_header(path) for path in files]
     entries = {
         file.path.name: FileEntry(**attrs.asdict(read_content(file)), tokens=file.length, dtype=file.dtype.name)
         for file in opened
     }
-    record = TokenizerRecord(
-        name=tokenizer.name,
-        characters=tokenizer.characters,
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        fingerprint=fingerprint(tokenizer),
-        ranks_file=None if ranks is None else RANKS_FILE,
-        pattern=recorded_pattern(tokenizer),
-        special_tokens=recorded_special_tokens(tokenizer),
-        template=ALPACA.text,
-    )
+    record = record_of(tokenizer, ranks=tokenizer.has_ranks_file, template=ALPACA.text)
     tokens = sum(file.length for file in opened)
     sources = [SourceRecord(name="instruct", files=1, bytes=0)]
     manifest = Manifest(files=entries, documents=documents, tokens=tokens, tokenizer=record, sources=sources)

@@ -19,7 +19,7 @@ from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
-from model.generate import Drawn, Prefix, Sampling, draw
+from model.generate import Drawn, Prefix, Sampling, draw, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.character_files import NANOGPT
@@ -118,8 +118,9 @@ class Trained:
             yield from draw(prefix, prompt, count, sampling, stop)
 
     def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> Iterator[int]:
-        """Yield new ids after any prompt, as `draw`."""
-        return (drawn.token for drawn in self.draw(Prefix(self.network), prompt, count, sampling, stop))
+        """Yield new ids as model/generate.py does. Raises BadInput as `draw`."""
+        with refusing(self.place.path):
+            yield from generate(self.network, prompt, count, sampling, stop)
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:

@@ -10,7 +10,7 @@ from tokens.tokenizer.ranks import ranks_text
 
 @attrs.frozen(kw_only=True)
 class KnownTokenizer:
-    """What is published of a tokenizer beside its ranks."""
+    """Published facts of a tokenizer beside its ranks."""
 
     ranks_sha256: str  # of the published file
     pattern: str

@@ -83,6 +83,21 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
     return attrs.evolve(tokenizer, special_tokens=record.special_tokens, end_of_text=ends[0])
 
 
+def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
+    """Return the record of a tokenizer. `ranks`: a file of them lies beside it; `template`: of conversations."""
+    return TokenizerRecord(
+        name=tokenizer.name,
+        characters=tokenizer.characters,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+        fingerprint=fingerprint(tokenizer),
+        ranks_file=RANKS_FILE if ranks else None,
+        pattern=recorded_pattern(tokenizer),
+        special_tokens=recorded_special_tokens(tokenizer),
+        template=template,
+    )
+
+
 def recorded_pattern(tokenizer: Tokenizer) -> str | None:
     """Return the splitting pattern that a manifest states: None for GPT-2's tokenizer, which its ranks tell."""
     return None if recognized(tokenizer.ranks()) == "gpt2" else tokenizer.pattern

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -44,7 +45,11 @@ def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = Tr
 
 def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
     """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
-    streams = streams_at_hand(train, given)
+    return lengths_of(streams_at_hand(train, given))
+
+
+def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | None]:
+    """Return the tokens of each stream, None where it is not here."""
     return {name: None if stream is None else stream.length for name, stream in streams.items()}
 
 

@@ -21,7 +21,7 @@ from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
 from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe
-from training.data.locate_tokens import streams_at_hand
+from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
 from training.initial_weights import InitialWeights, check_network, check_origin
 from training.planning.estimate import Offer, RunEstimate, make_estimate
@@ -59,7 +59,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
             check_network(initial, initial.load().config, run.model, run.directory / "model.json")
     streams = streams_at_hand(run.train, command.options.token_files)
     check_objective(run, streams.values())
-    lengths = {name: None if stream is None else stream.length for name, stream in streams.items()}
+    lengths = lengths_of(streams)
     if command.dry_run:
         plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
         lines = describe(run.model, run.train, plan)
