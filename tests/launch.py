@@ -6,7 +6,7 @@ as any others. What a fork cannot show, such as imports on a fresh interpreter, 
 command line, is left to the tests that start commands as a user does.
 """
 
-import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -14,6 +14,7 @@ import os
 import resource
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -183,29 +185,22 @@ class Process(Fork):
 
 @cache
 def _start_server() -> str:
-    """Start this process's server and return its address."""
-    folder = tempfile.TemporaryDirectory(prefix="launch-")
-    address = f"{folder.name}/socket"
-    server = subprocess.Popen(
-        [sys.executable, "-c", f"from tests import launch; launch.serve({address!r})"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdin is not None and server.stdout is not None
-
-    def stop() -> None:
-        server.stdin.close()
-        server.wait()
-        folder.cleanup()
-
-    atexit.register(stop)
-    assert server.stdout.readline() == b"ready\n"
+    """Return the server's address; the first of pytest's workers to come here starts it, for all of them."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir(), f"launch-{os.environ.get('PYTEST_XDIST_TESTRUNUID', uuid.uuid4().hex)}")
+    folder.mkdir(exist_ok=True)
+    address = str(folder / "socket")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(address).exists():
+            code = f"from tests import launch; launch.serve({address!r}, {owner})"
+            server = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+            assert server.stdout is not None and server.stdout.readline() == b"ready\n"
     return address
 
 
-def serve(address: str) -> None:
-    """Fork a process for each request, and answer with its pid and later its exit status, until stdin ends.
+def serve(address: str, owner: int) -> NoReturn:
+    """Fork a process for each request, and answer with its pid and later its exit status, until the owner ends.
 
     No other thread runs here, so no lock is held when a process is forked.
     """
@@ -221,14 +216,16 @@ def serve(address: str) -> None:
     listener.listen()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
-    selector.register(sys.stdin, selectors.EVENT_READ)
+    ended = os.pidfd_open(owner)
+    selector.register(ended, selectors.EVENT_READ)
     parents: dict[int, int] = {}  # of each living process, the one that asked for it
     bound: set[int] = set()  # those that get SIGTERM when it ends
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                return
+            if key.fileobj == ended:
+                shutil.rmtree(Path(address).parent)
+                os._exit(0)
             if key.fileobj is listener:
                 _answer(listener, selector, parents, bound)
             else:

@@ -73,6 +73,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
     os.close(started.controller)
 
 
+@pytest.mark.slow
 def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
     for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
         os.write(terminal.controller, f"{question}\r".encode())

@@ -63,8 +63,7 @@ def winners(found: Comparison) -> list[str]:
     return [line for line in found.statements if " better than " in line]
 
 
-@pytest.mark.parametrize("times", [1, 5])
-@pytest.mark.parametrize("seeds", [[3, 3], [2, 2, 2, 2], [5, 5, 5], [3, 1, 0]], ids=str)
+@pytest.mark.parametrize(("seeds", "times"), [([3, 3], 1), ([2, 2, 2, 2], 1), ([5, 5, 5], 5), ([3, 1, 0], 5)], ids=str)
 def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list[int], times: float) -> None:
     draw = np.random.default_rng(len(seeds))
     tables = 300

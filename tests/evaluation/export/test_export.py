@@ -45,7 +45,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        *(({"tie_weights": a, "qkv_bias": b}, "GPT2LMHeadModel") for a in (True, False) for b in (True, False)),
+        ({"tie_weights": False, "qkv_bias": False}, "GPT2LMHeadModel"),
+        pytest.param({"tie_weights": True, "qkv_bias": True}, "GPT2LMHeadModel", marks=pytest.mark.slow),
         (NANOCHAT | {"logit_softcap": 15.0}, "NanoChatForCausalLM"),
         pytest.param(SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM", marks=pytest.mark.slow),
         pytest.param(QWEN3, "Qwen3ForCausalLM", marks=pytest.mark.slow),
@@ -121,13 +122,14 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
     older = read_tokenizer_files(tmp_path)  # vocab.json
     assert older is not None
     assert theirs.eos_token_id == back.end_of_text_id == ours.end_of_text_id == 50256
-    for text in [*strange_texts(2000), shared("tinyshakespeare.txt").read_text()[:100_000]]:
+    for text in [*strange_texts(500), shared("tinyshakespeare.txt").read_text()[:50_000]]:
         ids = ours.encode(text.replace("<|endoftext|>", "")).tolist()
         assert theirs(text.replace("<|endoftext|>", ""))["input_ids"] == ids
         assert back.encode(text).tolist() == older.encode(text).tolist() == ours.encode(text).tolist()
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
 
 
+@pytest.mark.slow
 def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
     nobody = evaluate(*push, environment=at_hub(hub, None))

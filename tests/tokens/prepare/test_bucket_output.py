@@ -37,6 +37,7 @@ def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
     assert "finished tokens are no scratch; pass another --scratch" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_bucket_is_resumed_looked_at_and_verified_where_it_is(
     bucket_server: BucketServer, source: Path, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1
         assert done.returncode == bad - 1 and f"{source}: line 101: empty message: message 1: got ''" in done.stderr
 
 
+@pytest.mark.slow
 def test_workers_kills_and_shards_change_nothing(tmp_path: Path) -> None:
     fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: its last row
     command = (lines(tmp_path / "a.jsonl", TALKS), *OPTIONS, *fractions, "--unit-bytes", "3000")

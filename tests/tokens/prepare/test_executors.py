@@ -71,7 +71,7 @@ def gpt2_command(corpus: Path, out: Path) -> list[str]:
     return [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken"))]
 
 
-@pytest.mark.parametrize(("workers", "unit_bytes"), [(1, 3_000_000), (3, 50_000)])
+@pytest.mark.parametrize(("workers", "unit_bytes"), [pytest.param(1, 3_000_000, marks=pytest.mark.slow), (3, 50_000)])
 def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
@@ -80,6 +80,7 @@ def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     assert files_of(tmp_path / "out") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
     command = [*gpt2_command(corpus, tmp_path / "out"), "--workers", "2", *COMMAND]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -90,6 +91,7 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
     assert files_of(tmp_path / "out") == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [("--workers", "2"), ("--executor", "inline")])
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]

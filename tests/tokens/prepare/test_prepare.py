@@ -72,30 +72,24 @@ def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(
         write(tmp_path / "0", source, **options | {"tokenizer": "bytes"})
 
 
-@pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])
-def test_nothing_is_written_through_links_in_the_output_folder(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100)
-    (tmp_path / "out").mkdir()
-    victim = tmp_path / "victim"
-    if name == ".units":
-        victim.mkdir()
-    else:
-        victim.write_text("precious")
-    begin = prepare_module.make_plan
+def test_nothing_is_written_through_links_in_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out, begin = jsonl(tmp_path / "a.jsonl", ["text"] * 100), tmp_path / "out", prepare_module.make_plan
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_text("precious")
+    out.mkdir()
+    folder.mkdir()
 
     def plant(*arguments: Any) -> Any:
-        (tmp_path / "out" / name).unlink(missing_ok=True)
-        (tmp_path / "out" / name).symlink_to(victim)
+        for name in (".partial-train.safetensors", ".units", "tokenizer.tiktoken"):
+            (out / name).unlink(missing_ok=True)
+            (out / name).symlink_to(folder if name == ".units" else victim)
         return begin(*arguments)
 
     monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
-    if name == ".lock":
-        (tmp_path / "out" / name).symlink_to(victim)
-    write(tmp_path / "out", source, tokenizer=str(shared("gpt2.tiktoken")))
-    assert not list(victim.iterdir()) if name == ".units" else victim.read_text() == "precious"
-    assert tokens_of(tmp_path / "out", "train") == [5239, 50256] * 100
+    (out / ".lock").symlink_to(victim)
+    write(out, source, tokenizer=str(shared("gpt2.tiktoken")))
+    assert victim.read_text() == "precious" and not list(folder.iterdir())
+    assert tokens_of(out, "train") == [5239, 50256] * 100
 
 
 def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:

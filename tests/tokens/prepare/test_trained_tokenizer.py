@@ -29,6 +29,7 @@ def train(output: Path, *sources: Path | str, **options: Any) -> list[str]:
     return train_tokenizer(TokenizerCommand(tuple(map(str, sources)), output=output, **{"vocab_size": 400} | options))
 
 
+@pytest.mark.slow
 def test_threads_and_hash_seeds_change_no_byte(tmp_path: Path) -> None:
     written = set()
     for threads, seed in (("1", "0"), ("2", "1"), ("8", "random")):
@@ -83,7 +84,14 @@ def test_a_file_that_exists_is_kept_and_bad_documents_are_told(tmp_path: Path) -
         train(tmp_path / "other.json", tmp_path / "empty.txt")
 
 
-@pytest.mark.parametrize("way", ["Ctrl-C", "kill the trainer", "full disk"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("Ctrl-C", marks=pytest.mark.slow),
+        pytest.param("kill the trainer", marks=pytest.mark.slow),
+        "full disk",
+    ],
+)
 def test_what_ends_early_is_one_line_and_leaves_nothing(tmp_path: Path, way: str) -> None:
     words = ["tokenizer", "stdlib", "--vocab-size", "5000", "--output", str(tmp_path / "own.json")]
     if way == "full disk":
