@@ -83,6 +83,7 @@ def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) ->
     assert execute(sys.executable, script, "--nonsense").returncode == 2
 
 
+@pytest.mark.slow
 def test_training_needs_none_of_the_optional_packages() -> None:
     code = (
         "import sys\n"

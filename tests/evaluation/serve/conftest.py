@@ -70,7 +70,7 @@ def serve() -> Serve:
             yield Served(process, line.partition(": ")[2].partition(" ")[0])
         finally:
             process.send_signal(15)
-            process.wait(30)
+            process.wait(launch.TIMEOUT_SECONDS)
 
     os.environ.pop("LOCKSTEP_API_KEY", None)
     return serving

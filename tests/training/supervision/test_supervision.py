@@ -17,10 +17,16 @@ from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(**LONG)
-    process = start(run, ranks=1, as_user=number == signal.SIGTERM)
+    process = start(run, ranks=1, as_user=number == signal.SIGINT)
     wait_for_step(run, 5, process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=180)
@@ -97,7 +103,13 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path,
     assert_same_weights(run, undisturbed)
 
 
-@pytest.mark.parametrize(("ranks", "asked"), [(1, "the process"), (2, "torchrun"), (2, "rank 0"), (2, "rank 1")])
+@pytest.mark.parametrize(
+    ("ranks", "asked"),
+    [
+        (2, "rank 1"),
+        *(pytest.param(*who, marks=pytest.mark.slow) for who in ((1, "the process"), (2, "torchrun"), (2, "rank 0"))),
+    ],
+)
 def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(make_run: MakeRun, ranks: int, asked: str) -> None:
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=600)
