@@ -8,7 +8,6 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -42,14 +41,13 @@ def resolve_sources(
     names: Sequence[str],
     kept: Iterable[Source] = (),
     say: Callable[[str], None] = lambda line: None,
-    order: Callable[[str], Any] = by_number,
 ) -> list[Source]:
-    """Return the files of each SOURCE, in an `order` that depends on their names alone.
+    """Return the files of each SOURCE, in the order of their names.
 
     `kept`: sources of the plan to be resumed; a hub dataset among them is read at the same commit. `say` gets notes on
     files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
     """
-    sources = [Source(name, tuple(_resolve(name, kept, say, order))) for name in names]
+    sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
     for path in counts:
         if path.endswith(".bin"):
@@ -64,12 +62,12 @@ def resolve_sources(
     return sources
 
 
-def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None], order: Callable[[str], Any]) -> list[Input]:
+def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> list[Input]:
     if name.startswith(HUB):
         paths = [item.path for source in kept if source.name == name for item in source.inputs]
         found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
         if found == sorted(found, key=lambda item: item.path):  # else its card gives the order
-            found.sort(key=lambda item: order(item.path))
+            found.sort(key=lambda item: by_number(item.path))
         return found
     if name == STANDARD_LIBRARY:
         return [look_up(str(path)) for path in _standard_library()]
@@ -80,7 +78,7 @@ def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None], orde
         found = [look_up(str(file.absolute())) for file in files]
     if others:
         say(f"NOTE: {name}: files of other kinds are left out: {_first(others)}")
-    return sorted(found, key=lambda item: order(item.path))
+    return sorted(found, key=lambda item: by_number(item.path))
 
 
 def _local_files(name: str) -> tuple[list[Path], list[str]]:

@@ -23,8 +23,6 @@ import numpy as np
 
 from common.bucket import Bucket, StoredObject, Taken
 from common.errors import BadInput, refusing
-from common.files import replace_file
-from common.json_files import read_regular
 from common.remote_files import THREADS
 from tokens.format.header import HEADER_BYTES, read_header
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Content, Manifest, parse_manifest, read_content
@@ -33,8 +31,6 @@ from tokens.prepare.growing_files import PARTIAL, GrowingStream, partial_files, 
 from tokens.prepare.plan import UnitPlan, read_plan
 
 CHECKPOINT = ".checkpoint-"
-MARK = ".scratch"  # in a scratch folder, with the URL that it belongs to
-URL_BYTES = 1 << 14  # longest URL in MARK
 IN_USE = "another process prepares these tokens; wait for it, or stop it"
 
 
@@ -54,12 +50,6 @@ class BucketOutput:
 
         Raises BadInput where that is damaged, or lists a missing file.
         """
-        finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
-        if finished:
-            raise BadInput(f"{finished[0]}: finished tokens are no scratch; pass another --scratch")
-        if (self._scratch / PLAN).exists() and scratch_of(self._scratch) != self.url:
-            raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
-        replace_file(self._scratch / MARK, self.url)
         self._empty_scratch()
         names = self._objects()
         if PLAN in names:
@@ -167,13 +157,13 @@ class BucketOutput:
         for name in [name for name in self._objects() if name.startswith((CHECKPOINT, PARTIAL))]:
             self._bucket.delete([name])
             reached("leftover deleted")
-        self._leave_scratch()
+        self._empty_scratch()
 
     def discard(self) -> None:
         """Delete a preparation without tokens, in the bucket and here."""
         if self._read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
             self._bucket.delete([PLAN])
-        self._leave_scratch()
+        self._empty_scratch()
 
     def _objects(self) -> dict[str, StoredObject]:
         """Return the objects directly under the prefix."""
@@ -191,24 +181,9 @@ class BucketOutput:
         except Taken as error:
             raise BadInput(f"{self.url}/{name}: exists: {IN_USE}") from error
 
-    def _leave_scratch(self) -> None:
-        self._empty_scratch()
-        (self._scratch / MARK).unlink(missing_ok=True)
-
     def _empty_scratch(self) -> None:
         for path in (*partial_files(self._scratch), self._scratch / PLAN, self._scratch / COMMITS):
             path.unlink(missing_ok=True)
-
-
-def scratch_of(directory: Path) -> str | None:
-    """Return the URL that a scratch folder belongs to, None for another folder."""
-    mark = directory / MARK
-    try:
-        return read_regular(mark, URL_BYTES).decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise BadInput(f"{mark}: cannot be read: {error.strerror or error}; move it away, or fix this") from error
 
 
 def _checkpoint(number: int) -> str:

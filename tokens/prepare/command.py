@@ -112,10 +112,10 @@ class PrepareCommand:
 
     @property
     def directory(self) -> Path:
-        """The output folder; of a bucket, the scratch folder."""
+        """The output folder; of a bucket, a hidden folder for its scratch files alone."""
         if self.bucket is None:
             return Path(self.output)
-        return self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])
+        return (self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])) / ".scratch"
 
     def _check_conversations(self) -> None:
         """Raise UsageError for --template without --context-length, and for options that do not go with them."""

@@ -139,8 +139,7 @@ class _PartWriter:
         ids, lengths = self._encoder.encode_batch([piece.text for piece in pieces])
         ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
         ids = np.insert(ids, ends, np.full(len(ends), self._encoder.end_of_text_id, ids.dtype))
-        is_new = self._settings.version > 1
-        empty = sum(piece.ends_document and piece.head == "" for piece in pieces) if is_new else 0
+        empty = sum(piece.ends_document and piece.head == "" for piece in pieces)
         self._write(ids, documents=len(ends), empty_documents=empty)
 
     def _write(self, ids: np.ndarray, **counts: int) -> None:

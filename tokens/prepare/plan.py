@@ -32,6 +32,8 @@ WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # of files of conversations th
 GROWING_WORD = np.dtype("<u4")  # of packed conversations, until they are finished: an id, and its weight
 COUNTED = 31  # bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
+# Fields of a tokenizer's record that are settings
+RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "special_tokens", "template")
 VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
 
@@ -51,7 +53,7 @@ class PrepareSettings:
     unit_bytes: int
     shard_tokens: int | None = None  # of each file but the last
     separator: str | None = None  # between the documents of one text
-    version: int = 1  # of the rules; a preparation goes on by those that it began with
+    version: int = 1  # of the rules
     # As the manifest states them; None takes no part in the plan's fingerprint.
     pattern: str | None = None
     special_tokens: dict[str, int] | None = None
@@ -80,14 +82,9 @@ class PrepareSettings:
         return TokenizerRecord(
             name=Path(self.tokenizer).name if characters is None else "chars",
             characters=characters,
-            vocabulary_size=self.vocabulary_size,
-            end_of_text_id=self.end_of_text_id,
-            fingerprint=self.fingerprint,
             ranks_file=None if ranks is None else RANKS_FILE,
             ranks_sha256=None if ranks is None else sha256(ranks),
-            pattern=self.pattern,
-            special_tokens=self.special_tokens,
-            template=self.template,
+            **{name: getattr(self, name) for name in RECORDED},
         )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
@@ -105,7 +102,7 @@ class PrepareSettings:
         places = hashes / 2.0**64  # in 0 .. 1
         # The shares lie side by side from 0 on: a larger test share takes nothing from validation.
         held_out = np.where(places < self.validation_fraction, 1, 2)
-        is_text = np.array([self.version == 1 or head != "" for head in heads], bool)
+        is_text = np.array([head != "" for head in heads], bool)
         return np.where(is_text & (places < self.validation_fraction + self.test_fraction), held_out, 0)
 
 
@@ -181,6 +178,8 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
     """Raise BadInput naming the first difference between a command and the plan that it would resume."""
     where = f"{directory / PLAN}: another command began these tokens"
     advice = "repeat that command, or pass another --output"
+    if kept.settings.version != wanted.version:
+        raise BadInput(f"{directory / PLAN}: begun by an earlier version of prepare_data.py; pass another --output")
     for field in attrs.fields(PrepareSettings):
         got, was = getattr(wanted, field.name), getattr(kept.settings, field.name)
         if got != was:

@@ -7,32 +7,34 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import by_number, is_folder, open_locked, replace_file, writing
+from common.files import is_folder, open_locked, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
-from tokens.prepare.bucket_output import IN_USE, BucketOutput, scratch_of
+from tokens.prepare.bucket_output import IN_USE, BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, read_log
 from tokens.prepare.display import UnitProgress, say
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
-from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
-from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
-from tokens.tokenizer.character_files import SUFFIXES, read_characters
-from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.loading import (
-    CHARACTERS,
-    is_tokenizer_json,
-    load_tokenizer,
-    recorded_pattern,
-    recorded_special_tokens,
+from tokens.prepare.plan import (
+    RECORDED,
+    VERSION,
+    PrepareSettings,
+    UnitPlan,
+    check_same,
+    make_plan,
+    read_plan,
+    write_plan,
 )
+from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
+from tokens.tokenizer.fast_encoder import write_recipe
+from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, record_of
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import Template, load_template
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
+from tokens.tokenizer.tokenizer import Tokenizer
 
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
@@ -51,14 +53,11 @@ def prepare(command: PrepareCommand) -> Manifest:
         bucket = None if command.bucket is None else BucketOutput(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
-        version = VERSION if plan is None else plan.settings.version
-        order = by_number if version > 1 else str
-        sources = resolve_sources(command.sources, () if plan is None else plan.sources, say, order)
-        command = _named_whole(command, sources, plan, version)
-        tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources, say)
+        tokenizer = _tokenizer_of(command, sources, plan)
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
-        settings = settings_of(command, tokenizer, version, template)
+        settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)
@@ -86,22 +85,15 @@ def prepare(command: PrepareCommand) -> Manifest:
         return manifest
 
 
-def settings_of(
-    command: PrepareCommand, tokenizer: Tokenizer, version: int, template: Template | None = None
-) -> PrepareSettings:
+def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
-    names = [field.name for field in attrs.fields(PrepareSettings) if field.name != "template"]
-    options = {name: getattr(command, name) for name in names if hasattr(command, name)}
-    return PrepareSettings(
-        **options,
-        fingerprint=fingerprint(tokenizer),
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        pattern=recorded_pattern(tokenizer),
-        special_tokens=recorded_special_tokens(tokenizer),
-        template=None if template is None else template.text,
-        version=version,
-    )
+    record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
+    recorded = {name: getattr(record, name) for name in RECORDED}
+    names = [field.name for field in attrs.fields(PrepareSettings) if hasattr(command, field.name)]
+    options = {name: getattr(command, name) for name in names}
+    if record.characters is not None:
+        recorded["tokenizer"] = CHARACTERS + record.characters
+    return PrepareSettings(**options | recorded, version=VERSION)
 
 
 def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
@@ -109,21 +101,18 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
         replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()), durable=True)
 
 
-def _named_whole(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None, version: int) -> PrepareCommand:
-    """Return a command whose tokenizer is named with all its characters; `chars`: those of all documents."""
-    name = command.tokenizer
-    if name.endswith(SUFFIXES) and not is_tokenizer_json(Path(name)):
-        name = CHARACTERS + read_characters(Path(name))
-    elif name == "chars" and plan is not None:
-        name = plan.settings.tokenizer if plan.settings.tokenizer.startswith(CHARACTERS) else CHARACTERS
-    elif name == "chars":
-        units = make_plan(sources, settings_of(command, load_tokenizer("bytes"), version))
-        reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
-        for piece in (piece for unit in units.units for piece in reader.read(unit)):
-            found.update(piece.text)
-        say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
-        name = CHARACTERS + "".join(sorted(found))
-    return attrs.evolve(command, tokenizer=name)
+def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
+    """Return the tokenizer of a command, which may be downloaded; `chars`: that of all characters of the documents."""
+    if command.tokenizer != "chars":
+        return load_tokenizer(command.tokenizer)
+    if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
+        return load_tokenizer(plan.settings.tokenizer)
+    units = make_plan(sources, settings_of(command, load_tokenizer("bytes")))
+    reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
+    for piece in (piece for unit in units.units for piece in reader.read(unit)):
+        found.update(piece.text)
+    say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
+    return load_tokenizer(CHARACTERS + "".join(sorted(found)))
 
 
 def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None) -> Manifest:
@@ -208,7 +197,7 @@ def _warn_of_large_units(plan: UnitPlan) -> None:
 
 
 def _check_output(command: PrepareCommand) -> None:
-    """Raise BadInput for an output that is a file, a source, or the scratch folder of a bucket."""
+    """Raise BadInput for an output that is a file, or a source."""
     directory = command.directory
     with writing(directory):
         if directory.exists() and not directory.is_dir():
@@ -216,8 +205,6 @@ def _check_output(command: PrepareCommand) -> None:
         resolved = directory.resolve()
     if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in command.sources):
         raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
-    if command.bucket is None and (url := scratch_of(resolved)) is not None:
-        raise BadInput(f"{directory}: is the --scratch of {url}; pass another --output")
 
 
 def _refuse_other_tokens(directory: Path) -> None:

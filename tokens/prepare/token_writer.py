@@ -53,15 +53,15 @@ def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, tota
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
-    train, old = streams["train"], settings.version == 1
+    train = streams["train"]
     by_tokens = settings.context_length is not None or sum(totals.documents.values()) - totals.empty_documents == 1
     if not by_tokens:
         try:
             lengths = _lengths(train, settings, totals, by_tokens=False)
-            problem = None if old else too_much_held_out(settings, lengths)
+            problem = too_much_held_out(settings, lengths)
         except TooFewDocuments as error:
             problem = str(error)
-        by_tokens = problem is not None and settings.split == TAIL and not old
+        by_tokens = problem is not None and settings.split == TAIL
         if problem is not None and not by_tokens:
             raise TooFewDocuments(f"{problem}; {ADVICE}")
     if by_tokens:
@@ -243,7 +243,7 @@ def _before_documents(train: GrowingStream, count: int, end: int, settings: Prep
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)
         is_end = train.read(begin, stop + 1) == settings.end_of_text_id
-        found = np.flatnonzero(is_end[:-1] & ~is_end[1:] if settings.version > 1 else is_end[:-1])
+        found = np.flatnonzero(is_end[:-1] & ~is_end[1:])
         if len(found) >= count:
             return begin + int(found[-count]) + 1
         count, stop = count - len(found), begin
@@ -271,5 +271,5 @@ def _refuse_missing(missing: list[str], settings: PrepareSettings, totals: Total
             "every document's hash fell to a held-out split; begin anew in another --output with more documents, or "
             "with lower fractions"
         )
-    if settings.version > 1 and (problem := too_much_held_out(settings, totals.tokens)):
+    if problem := too_much_held_out(settings, totals.tokens):
         raise BadInput(f"{problem}; begin anew in a folder with --split tail, or with more documents")

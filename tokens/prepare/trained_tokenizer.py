@@ -11,7 +11,7 @@ from tokens.documents.sources import resolve_sources
 from tokens.prepare.command import SPECIAL, PrepareCommand, TokenizerCommand
 from tokens.prepare.display import refuse_losses, report_problems, say
 from tokens.prepare.executors import start_workers
-from tokens.prepare.plan import VERSION, make_plan
+from tokens.prepare.plan import make_plan
 from tokens.prepare.prepare import settings_of
 from tokens.tokenizer.hugging_face_files import tokenizer_text
 from tokens.tokenizer.loading import load_tokenizer
@@ -65,7 +65,7 @@ def _sample(command: TokenizerCommand, pattern: str) -> tuple[DocumentSample, in
     """Return the sample to train on, and the bytes of the sources."""
     field, separator = command.text_field, command.separator
     prepared = PrepareCommand(command.sources, output="", text_field=field, separator=separator)
-    settings = settings_of(prepared, load_tokenizer("bytes"), VERSION)
+    settings = settings_of(prepared, load_tokenizer("bytes"))
     plan = make_plan(resolve_sources(command.sources, say=say), settings)
     reader = Reader(plan.inputs, field, separator, pattern)
     return DocumentSample(reader, plan.units, plan.unit_bytes, command.sample_bytes), sum(plan.unit_bytes)

@@ -37,7 +37,7 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name.startswith(CHARACTERS):
         return _of_characters(name.removeprefix(CHARACTERS))
     if name.endswith(SUFFIXES):
-        return read_tokenizer_json(path) if is_tokenizer_json(path) else _of_characters(read_characters(path))
+        return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
         names = ["bytes", "chars", *KNOWN_TOKENIZERS]
         files = ", ".join([*RANKS_SUFFIXES, *SUFFIXES])
@@ -54,14 +54,6 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
             "tokenizer.json, which does"
         )
     return tokenizer
-
-
-def is_tokenizer_json(path: Path) -> bool:
-    """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
-    with suppress(OSError, ValueError):
-        values = parse_json(read_regular(path))
-        return isinstance(values, dict) and isinstance(values.get("model"), dict)
-    return False
 
 
 def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
@@ -85,6 +77,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
 
 def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
     """Return the record of a tokenizer. `ranks`: a file of them lies beside it; `template`: of conversations."""
+    is_gpt2s, only_end = recognized(tokenizer.ranks()) == "gpt2", tokenizer.special_tokens.keys() == {END_OF_TEXT}
     return TokenizerRecord(
         name=tokenizer.name,
         characters=tokenizer.characters,
@@ -92,20 +85,18 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
         end_of_text_id=tokenizer.end_of_text_id,
         fingerprint=fingerprint(tokenizer),
         ranks_file=RANKS_FILE if ranks else None,
-        pattern=recorded_pattern(tokenizer),
-        special_tokens=recorded_special_tokens(tokenizer),
+        pattern=None if is_gpt2s else tokenizer.pattern,
+        special_tokens=None if only_end else tokenizer.special_tokens,
         template=template,
     )
 
 
-def recorded_pattern(tokenizer: Tokenizer) -> str | None:
-    """Return the splitting pattern that a manifest states: None for GPT-2's tokenizer, which its ranks tell."""
-    return None if recognized(tokenizer.ranks()) == "gpt2" else tokenizer.pattern
-
-
-def recorded_special_tokens(tokenizer: Tokenizer) -> dict[str, int] | None:
-    """Return the special tokens that a manifest states: None for the usual end of text alone."""
-    return None if tokenizer.special_tokens.keys() == {END_OF_TEXT} else tokenizer.special_tokens
+def _is_tokenizer_json(path: Path) -> bool:
+    """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
+    with suppress(OSError, ValueError):
+        values = parse_json(read_regular(path))
+        return isinstance(values, dict) and isinstance(values.get("model"), dict)
+    return False
 
 
 def _of_characters(characters: str) -> Tokenizer:

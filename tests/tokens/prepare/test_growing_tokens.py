@@ -1,6 +1,5 @@
 """Tokens that are still being written are the tokens that will be there in the end."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -84,14 +83,6 @@ def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_pat
         GrowingTokens(tmp_path / "out")
     with pytest.raises(BadInput, match=r"no plan\.json"):
         GrowingTokens(tmp_path)
-
-
-def test_the_scratch_of_a_bucket_is_refused(third: GrowingTokens, tmp_path: Path) -> None:
-    with (tmp_path / "out" / "ledger.jsonl").open("a") as ledger:
-        content = {"size_bytes": 1, "sha256": "", "max_id": 0}
-        ledger.write(json.dumps({"uploaded": ".partial-train-00000.safetensors", "content": content}) + "\n")
-    with pytest.raises(BadInput, match="its shards move to a bucket while it grows; follow a folder"):
-        GrowingTokens(tmp_path / "out")
 
 
 def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import jsonl, texts_of, write
+from tests.tokens.preparing import jsonl, write
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import check_same, make_plan, read_plan, write_plan
 
@@ -40,24 +40,17 @@ def test_a_kept_plan_is_read_back_with_its_fingerprint(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "elsewhere") is None
 
 
-def test_a_preparation_of_the_older_rules_goes_on_by_them(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    for number in (9, 10):
-        jsonl(tmp_path / "texts" / f"{number}.jsonl", [f"{number}", "", "x"])
-    options = {"split": "hash", "validation_fraction": 0.4, "split_seed": 13}  # the hash of "" falls to validation
-    now = write(tmp_path / "now", tmp_path / "texts", **options)
+def test_a_plan_of_the_older_rules_is_read_and_not_resumed(tmp_path: Path) -> None:
+    now = write(tmp_path / "now", jsonl(tmp_path / "a.jsonl", ["x"]))
     plan = read_plan(tmp_path / "now")
     assert plan is not None
-    sources = [attrs.evolve(plan.sources[0], inputs=plan.inputs[::-1])]
-    older = make_plan(sources, attrs.evolve(plan.settings, version=1))
-    values = attrs.asdict(older)
+    values = attrs.asdict(attrs.evolve(plan, settings=attrs.evolve(plan.settings, version=1)))
     newer = ("version", "separator", "pattern", "special_tokens", "template", "context_length")
     for name in newer:  # which that version did not write
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-    (tmp_path / "then").mkdir()
-    (tmp_path / "then" / "plan.json").write_text(json.dumps({"format": 1, "fingerprint": fingerprint, **values}))
-    then = write(tmp_path / "then", tmp_path / "texts", **options)
-    assert then.plan == fingerprint != now.plan
-    texts = {name: [texts_of(tmp_path / name, split) for split in ("train", "validation")] for name in ("now", "then")}
-    assert texts == {"now": [["9", "", "x", "", "x"], ["10"]], "then": [["x", "9", "x"], ["10", "", ""]]}
+    (tmp_path / "now" / "plan.json").write_text(json.dumps({"format": 1, "fingerprint": fingerprint, **values}))
+    older = read_plan(tmp_path / "now")
+    assert older is not None and older.fingerprint() == fingerprint != now.plan
+    with pytest.raises(BadInput, match=r"plan\.json: begun by an earlier version of prepare_data\.py; pass another"):
+        write(tmp_path / "now", tmp_path / "a.jsonl")

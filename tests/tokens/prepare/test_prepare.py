@@ -133,7 +133,6 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
         {},
         r"\.lock: cannot be written: is a pipe, wanted a regular file",
     ),
-    (lambda out: os.mkfifo(out / ".scratch"), {}, r"\.scratch: cannot be read: is a pipe"),
     (
         lambda out: ((out / "manifest.json").unlink(), begun_by_another_plan(out)),
         {},
