@@ -123,7 +123,7 @@ def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bytes of four of this Python's own modules, prepared by the real command."""
     directory = tmp_path_factory.mktemp("tokens") / "bytes"
     sources = [str(Path(os.__file__).with_name(name)) for name in ("argparse.py", "os.py", "tarfile.py", "typing.py")]
-    options = ("--tokenizer", "bytes", "--split", "tail", "--validation-fraction", "0.25")
+    options = ("--tokenizer", "bytes", "--split", "tail", "--validation-fraction", "0.25", "--executor", "inline")
     launch.run(ROOT / "prepare_data.py", *sources, "--output", str(directory), *options).check_returncode()
     return directory
 

@@ -51,6 +51,7 @@ IMPORTED_ONCE = [
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
+DRAW_CHART = "DRAW_CHART"  # variable of the environment: without it runs say so and draw none, which halves their work
 
 _address = ""  # of the server's socket, in the server and in all that it forks
 
@@ -208,7 +209,7 @@ def serve(address: str, owner: int) -> NoReturn:
     _address = address
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
-    _draw_a_chart()
+    _fill_caches()
     gc.collect()
     gc.freeze()  # what is here already: a collection would make each fork copy all of it
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -245,14 +246,20 @@ def serve(address: str, owner: int) -> NoReturn:
                         continue  # nobody asks
 
 
-def _draw_a_chart() -> None:
-    """Fill matplotlib's caches; else every chart of every run would do it again."""
+def _fill_caches() -> None:
+    """Fill the caches of matplotlib, git's answer and cattrs; else every run would do it again."""
+    from common.checks import structured
+    from tokens.format.manifest import Manifest
+    from training.hardware.environment import git_commit
     from training.telemetry import chart
 
     with tempfile.TemporaryDirectory() as folder:
         steps = [{"step": step, "train_loss": 1, "learning_rate": 1, "grad_norm": 1} for step in range(1, 9)]
         Path(folder, "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
         chart.draw_chart(Path(folder))
+    git_commit()
+    with suppress(ValueError):
+        structured({}, Manifest, unknown_keys=True)
 
 
 def _answer(
@@ -319,8 +326,11 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     from training.telemetry import chart
 
     team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
+    drawn = SimpleNamespace(poll=lambda: 0, wait=lambda _: 0)
     chart.subprocess = SimpleNamespace(
-        Popen=lambda args, env, **_: _fork_again(args[1:], env), TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None
+        Popen=lambda args, env, **_: _fork_again(args[1:], env) if DRAW_CHART in env else drawn,
+        TimeoutExpired=subprocess.TimeoutExpired,
+        DEVNULL=None,
     )
     training_process.subprocess = SimpleNamespace(
         DEVNULL=None,

@@ -58,8 +58,13 @@ def files_of(directory: Path) -> dict[str, str]:
 
 
 def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py."""
+    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py.
+
+    A preparation has no workers unless told otherwise: their imports would take longer than the rest.
+    """
     if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
+        if "--output" in options and not {"--workers", "--executor", "tokenizer", "download"} & {*options}:
+            options = (*options, "--executor", "inline")
         return launch.run(ROOT / command[1], *map(str, options), environment=environment)
     return launch.execute(*command, *options, seconds=120, **{"PYTHONPATH": PYTHONPATH} | environment)
 

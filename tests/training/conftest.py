@@ -93,7 +93,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small module's bytes, 33 windows of 32, nothing held out."""
     directory = tmp_path_factory.mktemp("tokens") / "few"
     source = str(Path(os.__file__).with_name("keyword.py"))
-    options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
+    options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0", "--executor", "inline")
     launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
     return directory
 

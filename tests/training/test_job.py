@@ -19,7 +19,9 @@ from training.telemetry.metrics_log import read_metrics
 
 def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     run = make_run()
-    done = complete(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
+    done = complete(
+        run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02", environment={launch.DRAW_CHART: "1"}
+    )
     records = read_metrics(run)
     steps = [record for record in records if "train_loss" in record]
     assert [record["step"] for record in steps] == list(range(1, 9))

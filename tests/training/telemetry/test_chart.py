@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import MakeRun, complete
+from tests.launch import DRAW_CHART
 from training.telemetry import chart
 from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, BackgroundChart, draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog
@@ -51,7 +52,7 @@ def test_a_drawing_that_failed_is_tried_again_later(make_run: MakeRun) -> None:
 def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: MakeRun) -> None:
     run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
     (run / CHART).mkdir()
-    done = complete(run)
+    done = complete(run, environment={DRAW_CHART: "1"})
     assert f"WARNING: {run / CHART}: cannot be written: Is a directory" in done.stderr
     assert "Traceback" not in done.stderr
     assert ", no chart\n" in done.stdout
