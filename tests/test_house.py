@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests import launch
 from tests.launch import ROOT, execute
 from training.config.train_config import KEYS
 
@@ -80,7 +81,7 @@ def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) ->
     assert "examples:" in shown.stdout
     assert "Exit status: 0 done" in shown.stdout
     assert not re.search(r"\| +(torch|numpy|scipy|matplotlib|tiktoken|datasets)$", shown.stderr, re.MULTILINE)
-    assert execute(sys.executable, script, "--nonsense").returncode == 2
+    assert launch.run(ROOT / script, "--nonsense").returncode == 2
 
 
 @pytest.mark.slow

@@ -186,6 +186,7 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
     assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
+@pytest.mark.slow
 def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: MakeRun) -> None:
     run = make_run(validation_interval=8, checkpoint_interval=8, validation_sequences=3000)
     process = launch.start(ROOT / "train.py", str(run), "--device", "cpu")

@@ -58,6 +58,7 @@ def test_a_family_keeps_depth_grouped_heads_and_mlp_of_a_ladder_that_does() -> N
     assert all(model.hidden_width == 2.5 * model.emb_dim for model in family)
 
 
+@pytest.mark.slow
 def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_buys() -> None:
     law, family = fit(), size_family(LADDER)
     [choice] = best_sizes(law, family, RUN, 10, prices("8xh100-80gb"))

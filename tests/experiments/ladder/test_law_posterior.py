@@ -8,7 +8,9 @@ from forecast_coverage import EXACT, SHAPES, simulate
 from experiments.ladder.law_posterior import Observations, explaining_laws
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=() if shape == "4 sizes" else pytest.mark.slow) for shape in SHAPES]
+)
 def test_new_runs_lie_in_the_interval(shape: str) -> None:
     done = [simulate("exact law", truth, shape, seed) for seed in range(7) for truth in EXACT]
     assert sum(one.inside for one in done) / len(done) >= 0.8

@@ -21,7 +21,7 @@ def flipped(content: bytes, position: int, bit: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.fixture(params=["link", "mount", "bind mount"])
+@pytest.fixture(params=["link", "mount", pytest.param("bind mount", marks=pytest.mark.slow)])
 def move_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
     """Return a function that moves a folder to another file system, its place taken by a link or mount; or skip.
 

@@ -15,6 +15,7 @@ from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find
 
 CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
+QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,10 @@ def left_behind(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "ranks", "rank"),
     [
-        *((call, 1, 0) for call in CALLS),
+        *((call, 1, 0) for call in QUICK),
+        *(pytest.param(call, 1, 0, marks=pytest.mark.slow) for call in CALLS if call not in QUICK),
         *(pytest.param(call, 2, 0, marks=pytest.mark.slow) for call in ("write weights", "make latest", "make best")),
-        ("write moments", 2, 1),
+        pytest.param("write moments", 2, 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(

@@ -95,6 +95,7 @@ def on_network_disk(run: Path, *options: str, later_node: int, **environment: st
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=SLOW), pytest.param("hsdp", marks=SLOW)])
 @pytest.mark.parametrize(
