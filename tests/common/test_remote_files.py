@@ -136,9 +136,9 @@ def test_an_object_that_changed_or_vanished_is_refused_by_name(
         assert stream.read(10) == (corpus / kind).read_bytes()[:10]
     write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.write(kind, (corpus / kind).read_bytes() + b"\n")
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun: got .* bytes of ETag"):
+    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
         source.inputs[0].open()
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun: got .* bytes of ETag"):
+    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
         write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.delete([kind])
     with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; the same command goes on"):

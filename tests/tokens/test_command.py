@@ -36,7 +36,7 @@ def test_every_option_has_its_place() -> None:
         (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "wanted a sum below 1"),
         (["a", "--output", "ftp://x/y"], "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
         (["a", "--output", "s3://key:secret@a/b"], "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
-        (["a", "--output", "gs://x", "--shard-tokens", "2000000000"], "--shard-tokens N, at most 1,250,000,000, so"),
+        (["a", "--output", "gs://x", "--shard-tokens", "2000000000"], "--shard-tokens N, at most 1,250,000,000"),
         (["a", "--output", "s3://x"], "wanted --shard-tokens N"),
         (["a", "--output", "s3://x", "--shard-tokens", "9", "--split", "tail"], "wanted --split hash"),
         (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an output in a bucket"),

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +16,6 @@ LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
 RERUN = "the same command goes on when it is there"
-MODIFIED = "mtime "  # before the nanoseconds of a local file's stamp
 EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
 PROBLEM_CHARACTERS = 300
 
@@ -47,11 +45,7 @@ class Input:
     def compare(self, now: "Input") -> None:
         """Raise BadInput when the file that is there now is not this one."""
         if now != self:
-            raise BadInput(
-                f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of "
-                f"{_readable_stamp(now.stamp)}, wanted {self.size_bytes:,} of {_readable_stamp(self.stamp)}; bring it "
-                "back, or begin anew in another --output"
-            )
+            raise BadInput(f"{self.path}: changed since these tokens were begun; restore it, or pass another --output")
 
 
 @attrs.frozen
@@ -105,7 +99,7 @@ def look_up(path: str) -> Input:
         return remote_input(look_up_remote(path))
     with readable(path):
         status = Path(path).stat()
-    return Input(path, status.st_size, f"{MODIFIED}{status.st_mtime_ns}")
+    return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
 
 
 def remote_input(file: RemoteFile) -> Input:
@@ -120,13 +114,3 @@ def readable(path: str) -> Iterator[None]:
     except OSError as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{path}: cannot be read: {detail}; {RERUN}") from error
-
-
-def _readable_stamp(stamp: str) -> str:
-    """Return a stamp with a local file's time as a date."""
-    nanoseconds = stamp.removeprefix(MODIFIED)
-    if nanoseconds == stamp or not nanoseconds.isdigit():
-        return stamp
-    seconds, rest = divmod(int(nanoseconds), 10**9)
-    when = datetime.fromtimestamp(seconds).astimezone()
-    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest:09}{when:%z}"

@@ -112,9 +112,7 @@ class Reader:
                 with item.open() as stream, readable(item.path):
                     yield from documents(item, stream, extent)
             except EOFError as error:
-                raise BadInput(
-                    f"{item.path}: became shorter while it was read; bring it back and start again"
-                ) from error
+                raise BadInput(f"{item.path}: became shorter while it was read; bring it back") from error
             item.compare(look_up(item.path))
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:

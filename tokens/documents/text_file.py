@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import IO, BinaryIO, NamedTuple
 
-from tokens.tokenizer.patterns import GPT2
+from tokens.tokenizer.known import GPT2
 
 TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time

@@ -107,12 +107,9 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     if len(header) < LLM_C_HEADER_BYTES:
         raise BadInput(f"{path}: cut short: got {size} bytes, wanted a header of {LLM_C_HEADER_BYTES}; copy it again")
     version, count = (int.from_bytes(header[at : at + 4], "little", signed=True) for at in (4, 8))
-    wanted_version, dtype = LLM_C[magic]
-    if version != wanted_version:
-        raise BadInput(
-            f"{path}: got version {version}, wanted {wanted_version} after magic number {magic}; it is damaged, or of "
-            "another llm.c"
-        )
+    wanted, dtype = LLM_C[magic]
+    if version != wanted:
+        raise BadInput(f"{path}: got version {version}, wanted {wanted} after magic number {magic}; download it again")
     _check_size(path, size, LLM_C_HEADER_BYTES, count, dtype)
     return TokenFile(path, dtype, LLM_C_HEADER_BYTES, count)
 
@@ -139,7 +136,4 @@ def _read_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
 def _check_size(path: Path, size: int, offset: int, count: int, dtype: np.dtype) -> None:
     wanted = offset + count * dtype.itemsize
     if count < 0 or size != wanted:
-        raise BadInput(
-            f"{path}: cut short or damaged: got {size} bytes, wanted {max(offset, wanted)} for its {count} tokens; "
-            "download or copy it again"
-        )
+        raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {max(offset, wanted)}; copy it again")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import attrs
 import numpy as np
 
-from common.errors import QUOTED_CHARACTERS, BadInput, quoted, refusing
+from common.errors import BadInput, quoted, refusing
 from common.json_files import FILE_BYTES, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
@@ -54,20 +54,14 @@ def read_header(path: Path) -> TokenFile:
     weighted, start = "weights" in names, 8 + length
     kind, shape, offsets = _described(path, header["tokens"])
     if kind not in _DTYPES or len(shape) != 1 or not isinstance(shape[0], int):
-        raise BadInput(
-            f"{path}: got dtype {kind[:QUOTED_CHARACTERS]} and shape {quoted(shape)}, wanted U16 or U32 and one "
-            "dimension"
-        )
+        raise BadInput(f"{path}: got {quoted(kind)} {quoted(shape)}, wanted U16 or U32 and one dimension")
     dtype, count = _DTYPES[kind], shape[0]
     end = count * dtype.itemsize
     data_end = end + count * WEIGHT.itemsize * weighted
     if weighted and _described(path, header["weights"]) != ("U8", [count], [end, data_end]):
         raise BadInput(f"{path}: weights: got {quoted(header['weights'])}, wanted U8, one for each token, after them")
     if offsets != [0, end] or start + data_end != size:
-        raise BadInput(
-            f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end} "
-            f"for its {count} tokens; prepare or download it again"
-        )
+        raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end}; prepare it again")
     if not weighted:
         return TokenFile(path, dtype, start, count)
     return TokenFile(path, dtype, start, count, start + end, _row_length(path, header.get("__metadata__")))

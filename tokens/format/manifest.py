@@ -214,10 +214,7 @@ def check_size(file: TokenFile, manifest: Manifest) -> None:
     """Raise BadInput unless a file has the size of its manifest entry."""
     got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
     if got != wanted:
-        raise BadInput(
-            f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; the file or the manifest is from "
-            "another preparation: prepare or download both again"
-        )
+        raise BadInput(f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; prepare or download both again")
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
@@ -277,10 +274,7 @@ def read_content(file: TokenFile) -> Content:
 def check_sha256(where: object, got: str, wanted: str) -> None:
     """Raise BadInput unless a file has the sha256 of the manifest."""
     if got != wanted:
-        raise BadInput(
-            f"{where}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; prepare or download "
-            "it again"
-        )
+        raise BadInput(f"{where}: damaged: got sha256 {got[:12]}, wanted {wanted[:12]}; prepare or download it again")
 
 
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:

@@ -99,9 +99,7 @@ def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest,
         if file.rfilename.endswith(".safetensors"):
             got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
             if wanted is None or got != wanted.sha256:
-                raise BadInput(
-                    f"{repository}: has another {file.rfilename} than {MANIFEST} lists; pass another name, or delete it"
-                )
+                raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
 
 
 def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, license_name: str | None) -> str:

@@ -24,9 +24,7 @@ def _separator(text: str) -> str:
     if not text.strip() or b"\0" in data or data != data.decode(errors="replace").encode():
         raise ValueError(f"got {text!r}, wanted text that is more than white space, in UTF-8")
     if any(data.startswith(data[start:]) for start in range(1, len(data))):
-        raise ValueError(
-            f"got {text!r}, wanted a text that cannot overlap itself: its end must not be its beginning as well"
-        )
+        raise ValueError(f"got {text!r}, wanted a text that cannot overlap itself: one whose end is not its beginning")
     return text
 
 
@@ -92,15 +90,9 @@ class PrepareCommand:
         if remote and not is_bucket(self.output.rstrip("/")):
             raise UsageError(f"--output {self.output}: wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX")
         if remote and not 0 < (self.shard_tokens or 0) <= LARGEST_SHARD:
-            raise UsageError(
-                f"--output {self.output}: wanted --shard-tokens N, at most {LARGEST_SHARD:,}, so that finished shards "
-                "can leave this disk, and be named in the bucket"
-            )
+            raise UsageError(f"--output {self.output}: wanted --shard-tokens N, at most {LARGEST_SHARD:,}")
         if remote and self.split == "tail":
-            raise UsageError(
-                f"--output {self.output}: wanted --split hash; the tail would be cut from shards that have left this "
-                "disk"
-            )
+            raise UsageError(f"--output {self.output}: wanted --split hash; a tail leaves the disk before it is cut")
         if self.scratch is not None and not remote:
             raise UsageError("--scratch: only for an output in a bucket")
         self._check_conversations()

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
-from tokens.format.manifest import MANIFEST, RANKS_FILE, TokenizerRecord
+from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, TokenizerRecord
 from tokens.format.token_file import TokenStream, open_split
 from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
@@ -34,17 +34,12 @@ class GrowingTokens:
         """Open it. Raises BadInput without a plan, and where the end of the preparation moves tokens between files."""
         plan = read_plan(directory)
         if plan is None:
-            raise BadInput(
-                f"{directory}: no plan.json; prepare_data.py SOURCE... --output {directory} writes one first"
-            )
+            raise BadInput(f"{directory}: no {PLAN}; prepare_data.py SOURCE... --output {directory} writes one first")
         settings = plan.settings
         if settings.template is not None:
             raise BadInput(f"{directory}: conversations, whose weights come at the end; wait for it, without --follow")
         if settings.split != HASH:
-            raise BadInput(
-                f"{directory}: prepared with --split {settings.split}, which holds out the last documents; wait for "
-                "its end, or prepare with --split hash"
-            )
+            raise BadInput(f"{directory}: --split {settings.split} holds out the last documents; wait for the end")
         self.directory = directory
         self.fingerprint = plan.fingerprint()
         self.settings = settings
@@ -144,10 +139,7 @@ class FollowedStream(TokenStream):
                     file.path.stat()
                 return
             time.sleep(NAMING_SECONDS)
-        raise BadInput(
-            f"{self._growing.directory}: a token file that its {COMMITS} lists is gone; bring it back, or prepare "
-            "these tokens anew"
-        )
+        raise BadInput(f"{self._growing.directory}: a token file of its {COMMITS} is gone; bring it back")
 
     def _files(self, length: int) -> list[TokenFile]:
         directory, shard_tokens = self._growing.directory, self._growing.settings.shard_tokens or sys.maxsize

@@ -142,10 +142,8 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
         writer.close()
         log.close()
     if manifest.split is not None and manifest.split.from_tail:
-        say(
-            f"NOTE: no document's hash fell to {' or '.join(manifest.split.from_tail)}: the last documents are held "
-            "out, and copies of them may be in train"
-        )
+        held_out = " or ".join(manifest.split.from_tail)
+        say(f"NOTE: no document's hash fell to {held_out}: the last ones are held out, and copies may be in train")
     return manifest
 
 

@@ -14,8 +14,8 @@ from tokens.prepare.executors import start_workers
 from tokens.prepare.plan import make_plan
 from tokens.prepare.prepare import settings_of
 from tokens.tokenizer.hugging_face_files import tokenizer_text
+from tokens.tokenizer.known import PATTERNS
 from tokens.tokenizer.loading import load_tokenizer
-from tokens.tokenizer.patterns import PATTERNS
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 from tokens.tokenizer.training import train_ranks

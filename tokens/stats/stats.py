@@ -47,10 +47,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     splits = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
     tokens, ends = sum(split.tokens for split in splits.values()), sum(split.ends for split in splits.values())
     if ends == 0:
-        raise BadInput(
-            f"{directory}: none of {tokens:,} tokens is the end-of-text id {end_of_text_id}; pass --end-of-text ID of "
-            "the tokenizer that made them"
-        )
+        raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]

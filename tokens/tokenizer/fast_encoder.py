@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,11 +15,10 @@ import attrs
 import numpy as np
 
 from tokens.format.manifest import TokenizerRecord
-from tokens.tokenizer.coders import byte_pair_coder
-from tokens.tokenizer.hugging_face_files import tokenizer_json
+from tokens.tokenizer.hugging_face_files import tokenizer_text
+from tokens.tokenizer.known import GPT2, PATTERNS
 from tokens.tokenizer.loading import recorded_tokenizer
-from tokens.tokenizer.patterns import GPT2, PATTERNS
-from tokens.tokenizer.tokenizer import Encoder, Tokenizer, token_dtype
+from tokens.tokenizer.tokenizer import Encoder, Tokenizer, byte_pair_coder, token_dtype
 
 if TYPE_CHECKING:
     import fastokens
@@ -79,7 +77,7 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
     if importlib.util.find_spec("fastokens") is None:
         return None
     ordinary = attrs.evolve(tokenizer, special_tokens={})  # in a text they are
-    path.write_text(json.dumps(tokenizer_json(ordinary), ensure_ascii=False), encoding="utf-8")
+    path.write_text(tokenizer_text(ordinary), encoding="utf-8")
     return path.absolute()
 
 

@@ -14,9 +14,8 @@ import attrs
 from common.errors import BadInput, quoted, refusing
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
-from tokens.tokenizer.known import recognized
-from tokens.tokenizer.merges import merges
-from tokens.tokenizer.patterns import GPT2, PATTERNS
+from tokens.tokenizer.known import GPT2, PATTERNS, recognized
+from tokens.tokenizer.ranks import merges
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 if TYPE_CHECKING:
@@ -28,39 +27,38 @@ CHAT_TEMPLATE = "chat_template.jinja"
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of a text, where tokenizer_config.json names no eos_token
 # GPT-2's pre-tokenization pattern is part of ByteLevel.
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-# Known keys of tokenizer.json, each with the values whose ids are known; with (), any does.
-KNOWN: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("version", "added_tokens", "pre_tokenizer", "post_processor", "decoder", "model"), ()),
-    **dict.fromkeys(("truncation", "padding", "normalizer"), (None,)),
-}
-KNOWN_MODEL: dict[str, tuple[Any, ...]] = {
-    "type": ("BPE",),
-    "dropout": (None,),
-    **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), (None, "")),
-    **dict.fromkeys(("fuse_unk", "byte_fallback"), (False,)),
-    "ignore_merges": (False, True),
-    **dict.fromkeys(("vocab", "merges"), ()),
-}
-# One that adds no tokens and splits nothing: its other options move offsets, and a space before a decoded text.
+# Known keys, each with the values whose ids are known: with (), any does; a dict: of an object, or of each in a list.
+# ByteLevel adds no tokens and splits nothing: its other options move offsets, and a space before a decoded text.
 KNOWN_BYTE_LEVEL = {"type": ("ByteLevel",), **dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), ())}
-KNOWN_TEMPLATE: dict[str, tuple[Any, ...]] = {  # one that adds no tokens, as transformers writes it
+KNOWN: dict[str, Any] = {  # of tokenizer.json
+    **dict.fromkeys(("version", "pre_tokenizer", "post_processor"), ()),
+    **dict.fromkeys(("truncation", "padding", "normalizer"), (None,)),
+    "decoder": KNOWN_BYTE_LEVEL,
+    "added_tokens": {
+        **dict.fromkeys(("id", "content", "normalized"), ()),  # there is no normalizer
+        "special": (True,),
+        **dict.fromkeys(("single_word", "lstrip", "rstrip"), (False,)),
+    },
+    "model": {
+        "type": ("BPE",),
+        "dropout": (None,),
+        **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), (None, "")),
+        **dict.fromkeys(("fuse_unk", "byte_fallback"), (False,)),
+        "ignore_merges": (False, True),
+        **dict.fromkeys(("vocab", "merges"), ()),
+    },
+}
+KNOWN_TEMPLATE = {  # one that adds no tokens, as transformers writes it
     "type": ("TemplateProcessing",),
     "single": ([{"Sequence": {"id": "A", "type_id": 0}}],),
     "pair": (),  # of texts, which are never encoded
     "special_tokens": ({},),
 }
-KNOWN_SPLITTING = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (True,)}
-KNOWN_SPLIT: dict[str, tuple[Any, ...]] = {
+KNOWN_SPLIT = {
     "type": ("Split",),
     "pattern": tuple({"Regex": pattern} for pattern in PATTERNS.values()),
     "behavior": ("Isolated",),  # the patterns cover every text
     "invert": (False,),
-}
-KNOWN_ADDED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("id", "content"), ()),
-    "special": (True,),
-    **dict.fromkeys(("single_word", "lstrip", "rstrip"), (False,)),
-    "normalized": (),  # there is no normalizer
 }
 CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")  # whose fast ones are their tokenizer.json
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # of tokenizer_config.json, which has others that change no ids
@@ -72,8 +70,8 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # of tokenizer_config.json, whic
 }
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of tokenizer.json. Raises BadInput for characters of several bytes, which no merges give."""
+def tokenizer_text(tokenizer: Tokenizer) -> str:
+    """Return the text of tokenizer.json. Raises BadInput for characters of several bytes, which no merges give."""
     ranks, letters = tokenizer.ranks(), _letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
     if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
@@ -83,16 +81,12 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     sequence = {"type": "Sequence", "pretokenizers": [split, {**SPLITTING, "use_regex": False}]}
     special = dict(sorted(tokenizer.special_tokens.items(), key=lambda item: item[1]))
     follow = [*special.values()] == [*range(len(ranks), len(ranks) + len(special))]
-    return {
+    options = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    values = {
         "version": "1.0",
+        **dict.fromkeys(["truncation", "padding", "normalizer", "post_processor"]),
         "added_tokens": [
-            {
-                "id": number,
-                "content": name,
-                "special": True,
-                **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
-            }
-            for name, number in special.items()
+            {"id": number, "content": name, "special": True, **options} for name, number in special.items()
         ],
         "pre_tokenizer": SPLITTING if tokenizer.pattern in (None, GPT2) else sequence,
         "decoder": SPLITTING,
@@ -104,12 +98,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
             **({"ignore_merges": True} if unreached else {}),
         },
     }
-
-
-def tokenizer_text(tokenizer: Tokenizer) -> str:
-    """Return the text of a tokenizer.json file. Raises BadInput as `tokenizer_json`."""
-    empty = {"truncation": None, "padding": None, "normalizer": None, "post_processor": None}
-    return json.dumps({**empty, **tokenizer_json(tokenizer)}, ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
 
 def write_tokenizer_files(
@@ -166,19 +155,16 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     with _undamaged(path):
         values = parse_json(read_regular(path))
         model, added = values["model"], values.get("added_tokens") or []
-        for where, found, known in (
-            ("", values, KNOWN),
-            ("model: ", model, KNOWN_MODEL),
-            *(("post_processor: ", each, _known_after(each)) for each in _steps(values.get("post_processor"))),
-            ("decoder: ", values.get("decoder") or {}, KNOWN_BYTE_LEVEL),
-            *((f"added_tokens: {number}: ", token, KNOWN_ADDED) for number, token in enumerate(added)),
-        ):
-            _check_known(path, where, found, known)
+        words = model["vocab"]
+        _check_known(path, "", values, KNOWN)
+        for step in _steps(values.get("post_processor"), "processors"):
+            is_template = step.get("type") in KNOWN_TEMPLATE["type"]
+            _check_known(path, "post_processor: ", step, KNOWN_TEMPLATE if is_template else KNOWN_BYTE_LEVEL)
         if not added:
             raise _refused(path, "added_tokens: got none")
         pattern = _pattern(path, values["pre_tokenizer"])
         special = {token["content"]: token["id"] for token in added}
-        ranks = ranks_of({word: number for word, number in model["vocab"].items() if word not in special})
+        ranks = ranks_of({word: number for word, number in words.items() if word not in special})
         ids = [*ranks.values(), *special.values()]
         if len(set(ids)) < len(ids) or len(special) < len(added) or any(type(number) is not int for number in ids):
             raise _refused(path, "added_tokens: got an id or a content twice")
@@ -201,27 +187,23 @@ def ranks_of(vocabulary: dict[str, int]) -> dict[bytes, int]:
 
 def _pattern(path: Path, splitting: dict[str, Any] | None) -> str:
     """Return the splitting pattern of a pre-tokenizer: ByteLevel, or Split before it. Raises BadInput for another."""
-    if splitting is None:
-        raise _refused(path, "pre_tokenizer: got none")
-    if splitting["type"] != "Sequence":
-        _check_known(path, "pre_tokenizer: ", splitting, KNOWN_SPLITTING)
+    steps = _steps(splitting, "pretokenizers")
+    kinds = [step["type"] for step in steps]
+    if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
+        raise _refused(path, f"pre_tokenizer: got {quoted(kinds)}")
+    known = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (len(steps) == 1,)}
+    _check_known(path, "pre_tokenizer: ByteLevel: ", {"use_regex": True, **steps[-1]}, known)
+    if len(steps) == 1:
         return GPT2
-    steps = splitting["pretokenizers"]
-    if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
-        raise _refused(path, f"pre_tokenizer: got {quoted([step['type'] for step in steps])}")
-    for step, known in zip(steps, (KNOWN_SPLIT, {**KNOWN_SPLITTING, "use_regex": (False,)}), strict=True):
-        _check_known(path, f"pre_tokenizer: {step['type']}: ", {**dict.fromkeys(known), **step}, known)
+    _check_known(path, "pre_tokenizer: Split: ", {**dict.fromkeys(KNOWN_SPLIT), **steps[0]}, KNOWN_SPLIT)
     return str(steps[0]["pattern"]["Regex"])
 
 
-def _steps(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if processor is None or processor.get("type") != "Sequence":
-        return [] if processor is None else [processor]
-    return list(processor["processors"])
-
-
-def _known_after(processor: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return KNOWN_TEMPLATE if processor.get("type") in KNOWN_TEMPLATE["type"] else KNOWN_BYTE_LEVEL
+def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a sequence, which it has under a key; of another step itself."""
+    if step is None:
+        return []
+    return list(step[key]) if step["type"] == "Sequence" else [step]
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
@@ -267,12 +249,20 @@ def _check_settings(directory: Path, tokenizer: Tokenizer) -> None:
                 raise _refused(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
 
 
-def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str, tuple[Any, ...]]) -> None:
+def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str, Any]) -> None:
     """Raise BadInput for a key, or a value of it, that changes the ids in a way which is not implemented."""
     for key, value in values.items():
         if key not in known:
             raise _refused(path, f"{where}{quoted(key)}: got {quoted(value)}")
-        if known[key] and not any(type(value) is type(each) and value == each for each in known[key]):
+        if isinstance(known[key], dict):
+            parts = (
+                {f"{key}: {number}": part for number, part in enumerate(value)}
+                if isinstance(value, list)
+                else {key: value}
+            )
+            for name, part in parts.items():
+                _check_known(path, f"{where}{name}: ", part or {}, known[key])
+        elif known[key] and not any(type(value) is type(each) and value == each for each in known[key]):
             raise _refused(path, f"{where}{key}: got {quoted(value)}")
 
 

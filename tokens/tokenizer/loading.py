@@ -10,11 +10,20 @@ from common.files import sha256
 from common.json_files import parse_json, read_regular
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord
 from tokens.tokenizer.character_files import SUFFIXES, read_characters
-from tokens.tokenizer.coders import ByteCoder, BytePairCoder, CharacterCoder, Coder, byte_pair_coder
 from tokens.tokenizer.hugging_face_files import read_tokenizer_json
 from tokens.tokenizer.known import KNOWN_TOKENIZERS, KnownTokenizer, recognized
 from tokens.tokenizer.ranks import read_ranks
-from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer, fingerprint
+from tokens.tokenizer.tokenizer import (
+    END_OF_TEXT,
+    ByteCoder,
+    BytePairCoder,
+    CharacterCoder,
+    Coder,
+    Tokenizer,
+    byte_pair_coder,
+    byte_pair_tokenizer,
+    fingerprint,
+)
 
 RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
 CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
@@ -48,11 +57,7 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
         return _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
     tokenizer = byte_pair_tokenizer(path.name, ranks)
     if recorded is None or fingerprint(tokenizer) != recorded:
-        raise BadInput(
-            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted those of "
-            f"{either(KNOWN_TOKENIZERS)}: the file names neither splitting pattern nor special tokens; pass a "
-            "tokenizer.json, which does"
-        )
+        raise BadInput(f"{path}: unknown ranks, wanted those of {either(KNOWN_TOKENIZERS)}; pass a tokenizer.json")
     return tokenizer
 
 
@@ -113,10 +118,7 @@ def _of_known(name: str, known: KnownTokenizer, coder: Coder) -> Tokenizer:
 def _load_known(name: str) -> Tokenizer:
     known = KNOWN_TOKENIZERS[name]
     if known.encoding is None:
-        raise BadInput(
-            f"tokenizer {name}: its ranks are downloaded only after its owner's terms were accepted; pass the file, "
-            "tokenizer.model or tokenizer.json, as --tokenizer FILE"
-        )
+        raise BadInput(f"tokenizer {name}: its owner's terms are to be accepted; pass its file as --tokenizer FILE")
     import tiktoken
 
     try:

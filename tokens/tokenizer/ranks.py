@@ -1,12 +1,15 @@
-"""Byte-pair ranks: the id of each byte sequence, and tiktoken's files of them."""
+"""Byte-pair ranks: the id of each byte sequence, tiktoken's files of them, and the merges of pairs that follow."""
 
 import base64
+import itertools
 from pathlib import Path
 
 from common.errors import BadInput
 from common.json_files import read_regular
 
 LARGEST_RANK = 1 << 24  # of any tokenizer
+
+Pair = tuple[bytes, bytes]
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -34,3 +37,36 @@ def ranks_text(ranks: dict[bytes, int]) -> bytes:
     """Return the content of a .tiktoken file."""
     tokens = sorted(ranks, key=ranks.__getitem__)
     return b"".join(b"%b %d\n" % (base64.b64encode(token), ranks[token]) for token in tokens)
+
+
+def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
+    """Return the pairs whose merges, in this order, encode as the ranks do; and the tokens that no merges reach.
+
+    A token that its own bytes do not become by merges before it has all pairs here that give it: a later merge may put
+    one of them side by side. By itself such a token is encoded as a whole.
+    """
+    pairs: list[Pair] = []
+    unreached: list[bytes] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        if len(token) == 1:
+            continue
+        halves = _halves(token, ranks)
+        if halves is not None:
+            pairs.append(halves)
+            continue
+        unreached.append(token)
+        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs += [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
+    return pairs, unreached
+
+
+def _halves(token: bytes, ranks: dict[bytes, int]) -> Pair | None:
+    """Return the two parts that become a token, after the merges before it; None if there are more."""
+    parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
+    while len(parts) > 2:
+        merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
+        first = merged.index(min(merged))
+        if merged[first] >= rank:
+            return None
+        parts[first : first + 2] = [parts[first] + parts[first + 1]]
+    return (parts[0], parts[1]) if all(part in ranks for part in parts) else None

@@ -4,11 +4,10 @@ The ranks are a function of the counts of the pattern's matches: of pairs that a
 is merged. So they depend neither on threads nor on the order of the text.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 
-from tokens.tokenizer.hugging_face_files import ranks_of, tokenizer_json
+from tokens.tokenizer.hugging_face_files import ranks_of, tokenizer_text
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
 PART_CHARACTERS = 50_000  # of a text: the trainer buffers 256 parts
@@ -20,7 +19,7 @@ def train_ranks(texts: Iterable[str], count: int, pattern: str) -> dict[bytes, i
     from tokenizers import Tokenizer, pre_tokenizers, trainers
 
     untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)
-    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json(untrained)))
+    tokenizer = Tokenizer.from_str(tokenizer_text(untrained))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=count, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_cut(texts), trainer)

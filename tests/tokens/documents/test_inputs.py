@@ -19,18 +19,13 @@ from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import make_plan
 
 
-def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gone_must_come_back(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_has_changed_is_named_and_one_that_is_gone_must_come_back(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
-    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_000_000_000_000))
     write(tmp_path / "out", tmp_path / "in")
-    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_060_000_000_001))
-    stamp = r"2023-11-1\dT\d\d:\d\d:20\.00000000{}[+-]\d{{4}}"
-    message = f"got 17 bytes of {stamp.format(1)}, wanted 17 of {stamp.format(0)}; bring it back"
-    with pytest.raises(BadInput, match=message):
+    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1))
+    with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun; restore it, or pass another"):
         write(tmp_path / "out", tmp_path / "in")
     (tmp_path / "in" / "a.jsonl").unlink()
     with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):

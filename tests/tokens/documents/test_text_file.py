@@ -15,7 +15,7 @@ from tests.tokens.gpt2 import reference, strange_texts
 from tokens.documents import text_file
 from tokens.documents.reader import Piece
 from tokens.documents.text_file import TEXT_PIECE_BYTES, _can_cut, cut_position
-from tokens.tokenizer.patterns import PATTERNS
+from tokens.tokenizer.known import PATTERNS
 
 
 @pytest.mark.parametrize("unit_bytes", [5000, 70_000])

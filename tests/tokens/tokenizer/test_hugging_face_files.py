@@ -9,8 +9,8 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files, write_tokenizer_files
+from tokens.tokenizer.known import PATTERNS
 from tokens.tokenizer.loading import load_tokenizer
-from tokens.tokenizer.patterns import PATTERNS
 from tokens.tokenizer.tokenizer import PROBE, byte_pair_tokenizer
 
 
@@ -48,9 +48,9 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
     ("tokenizer.json", sequence(REGEX, {**LEVEL, "use_regex": True}), "pre_tokenizer: ByteLevel: use_regex"),
     ("tokenizer.json", sequence(REGEX, {"type": "ByteLevel", "add_prefix_space": False}), "ByteLevel: use_regex"),
     ("tokenizer.json", {"post_processor": {"type": "Sequence", "processors": [LEVEL, {"type": "Other"}]}}, "'Other'"),
-    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "pre_tokenizer: use_regex"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "ByteLevel: use_regex"),
     ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
-    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "new": 1}}, "pre_tokenizer: 'new'"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "new": 1}}, "pre_tokenizer: ByteLevel: 'new'"),
     ("tokenizer.json", {"post_processor": {**TEMPLATE, "special_tokens": {"<s>": {"id": "<s>"}}}}, "special_tokens"),
     ("tokenizer.json", {"post_processor": {**TEMPLATE, "single": []}}, "post_processor: single"),
     ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "decoder: type"),

@@ -43,14 +43,12 @@ def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
     path.write_bytes(b"\r\n".join(reversed(lines)))  # known by content, not by its bytes or name
     assert load_tokenizer(str(path)).end_of_text_id == 50256
     path.write_bytes(b"\n".join([*lines[:-2], lines[-1].split()[0] + b" 50254", lines[-2].split()[0] + b" 50255"]))
-    with pytest.raises(
-        BadInput, match=r"gpt2\.tiktoken: got 50,256 ranks of an unknown tokenizer, wanted those of gpt2"
-    ):
+    with pytest.raises(BadInput, match=r"gpt2\.tiktoken: unknown ranks, wanted those of gpt2"):
         load_tokenizer(str(path))
     path.write_bytes(b"\n".join(lines[:300]))
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
-    with pytest.raises(BadInput, match="unknown tokenizer"):
+    with pytest.raises(BadInput, match="unknown ranks"):
         load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), r"\p{N}|\s+|\S+")))
 
 
