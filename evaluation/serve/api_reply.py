@@ -4,7 +4,6 @@ import json
 import secrets
 import time
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import Any
 
 import attrs
@@ -27,20 +26,15 @@ class ApiReply:
     def body(self, parts: list[AnswerPart]) -> JSON:
         """Return the reply of all parts."""
         text, tokens = "".join(part.text for part in parts), [token for part in parts for token in part.tokens]
-        whole = AnswerPart(text, tokens, parts[-1].finish)
-        content = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self.answer.request.is_chat
-            else {"text": text}
-        )
-        return {**self._head(""), "choices": [self._choice(whole, content, 0)], "usage": self.usage()}
+        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = self._choice(AnswerPart(text, tokens, parts[-1].finish), message)
+        return {**self._head(""), "choices": [choice], "usage": self.usage()}
 
-    def chunk(self, part: AnswerPart, offset: int | None) -> JSON:
-        """Return a part of a stream, after `offset` characters; None: the first one."""
-        role = {"role": "assistant"} if offset is None else {}
-        content = {"delta": {**role, "content": part.text}} if self.answer.request.is_chat else {"text": part.text}
+    def chunk(self, part: AnswerPart, *, first: bool = False) -> JSON:
+        """Return a part of a stream."""
+        delta = {"delta": {**({"role": "assistant"} if first else {}), "content": part.text}}
         unused = {"usage": None} if self.answer.request.include_usage else {}
-        return {**self._head(".chunk"), "choices": [self._choice(part, content, offset or 0)], **unused}
+        return {**self._head(".chunk"), "choices": [self._choice(part, delta)], **unused}
 
     def usage_chunk(self) -> JSON:
         """Return the last chunk of a stream that asks for its usage."""
@@ -48,22 +42,21 @@ class ApiReply:
 
     def usage(self) -> JSON:
         prompt, count = len(self.answer.request.prompt), self.answer.count
-        cached = {"cached_tokens": self.answer.cached}
         tokens = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-        return {**tokens, "prompt_tokens_details": cached}
+        return {**tokens, "prompt_tokens_details": {"cached_tokens": self.answer.cached}}
 
     def _head(self, suffix: str) -> JSON:
-        kind, prefix = (
-            (f"chat.completion{suffix}", "chatcmpl") if self.answer.request.is_chat else ("text_completion", "cmpl")
-        )
+        kind, prefix = "text_completion", "cmpl"
+        if self.answer.request.is_chat:
+            kind, prefix = f"chat.completion{suffix}", "chatcmpl"
         return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.served.name}
 
-    def _choice(self, part: AnswerPart, content: JSON, offset: int) -> JSON:
-        scores = None
+    def _choice(self, part: AnswerPart, chat: JSON) -> JSON:
+        """Return a choice; `chat`: its content in a chat completion."""
+        is_chat, scores = self.answer.request.is_chat, None
         if self.answer.request.alternatives is not None:
-            scores = (
-                self._chat_scores(part.tokens) if self.answer.request.is_chat else self._scores(part.tokens, offset)
-            )
+            scores = self._chat_scores(part.tokens) if is_chat else self._scores(part.tokens)
+        content = chat if is_chat else {"text": part.text}
         return {"index": 0, **content, "logprobs": scores, "finish_reason": part.finish}
 
     def _chat_scores(self, tokens: Iterable[ScoredToken]) -> JSON:
@@ -80,20 +73,18 @@ class ApiReply:
         ]
         return {"content": content, "refusal": None}
 
-    def _scores(self, tokens: list[ScoredToken], offset: int) -> JSON:
-        lengths = [len(self._bytes(one.token).decode(errors="ignore")) for one in tokens]
+    def _scores(self, tokens: list[ScoredToken]) -> JSON:
+        def name(token: int) -> str:
+            return self._bytes(token).decode(errors="backslashreplace")
+
         return {
-            "tokens": [self._name(one.token) for one in tokens],
+            "tokens": [name(one.token) for one in tokens],
             "token_logprobs": [one.log_probability for one in tokens],
-            "top_logprobs": [{self._name(token): value for token, value in one.alternatives} for one in tokens],
-            "text_offset": [*accumulate(lengths, initial=offset)][:-1],
+            "top_logprobs": [{name(token): value for token, value in one.alternatives} for one in tokens],
         }
 
     def _bytes(self, token: int) -> bytes:
         return self.served.trained.tokenizer.spelled.get(token, b"")
-
-    def _name(self, token: int) -> str:
-        return self._bytes(token).decode(errors="backslashreplace")
 
 
 def as_event(value: JSON) -> bytes:

@@ -6,8 +6,8 @@ An answer takes a free slot, the one whose last text begins most like its prompt
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,7 +15,7 @@ from common.errors import refusing
 from evaluation.serve.answer import DrawnAnswer
 from evaluation.serve.api_request import ApiError
 from evaluation.shared.load import Trained
-from model.generate import Drawing, Prefix
+from model.generate import Prefix
 from model.gpt import CacheGroup
 
 CHUNK = 128  # tokens of a prompt that are computed before the others' next token
@@ -62,9 +62,8 @@ class Engine:
                 if self._end is not None and now > self._end:
                     self._release(answer, stopping())
                 elif answer.closed or now > answer.deadline:
-                    self._release(
-                        answer, ApiError(503, "the answer took too long; ask for fewer tokens", code="timeout")
-                    )
+                    problem = "the answer took too long; ask for fewer tokens"
+                    self._release(answer, ApiError(503, problem, code="timeout"))
             alone = [one for one in self._active if one.request.repeatable or one.computes_prompt]
             together = [one for one in self._active if one not in alone]
             for group in [*filter(None, [together]), *([one] for one in alone)]:
@@ -79,7 +78,8 @@ class Engine:
                 if self._end:
                     answer.post(stopping())
                 elif not answer.closed:
-                    self._attempt([answer], partial(self._begin, answer))
+                    with self._ending([answer]):
+                        self._begin(answer)
             return not (self._end and not self._active)
 
     def _begin(self, answer: DrawnAnswer) -> None:
@@ -92,8 +92,7 @@ class Engine:
 
     def _advance(self, group: list[DrawnAnswer]) -> None:
         """Compute the next token of each answer of a group, or a chunk of the prompt of a single one."""
-
-        def compute() -> None:
+        with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
             caches = [drawing.prefix.cache for drawing in drawings]
             now = [token for drawing in drawings for token in drawing.new[:CHUNK]]
@@ -103,22 +102,19 @@ class Engine:
                 drawings[0].new = rest
                 return
             for answer, drawing, row in zip(group, drawings, logits, strict=True):
-                self._attempt([answer], partial(self._draw, answer, drawing, row))
+                with self._ending([answer]):
+                    part = answer.take(drawing.take(row[None]))
+                    if part.text or part.tokens or part.finish:
+                        answer.post(part)
+                    if part.finish:
+                        self._release(answer, None)
 
-        self._attempt(group, compute)
-
-    def _draw(self, answer: DrawnAnswer, drawing: Drawing, logits: torch.Tensor) -> None:
-        part = answer.take(drawing.take(logits[None]))
-        if part.text or part.tokens or part.finish:
-            answer.post(part)
-        if part.finish:
-            self._release(answer, None)
-
-    def _attempt(self, answers: list[DrawnAnswer], work: Callable[[], None]) -> None:
-        """Do work for answers; they end with its exception, the others go on."""
+    @contextmanager
+    def _ending(self, answers: list[DrawnAnswer]) -> Iterator[None]:
+        """End answers by an exception of the block; the others go on."""
         try:
             with refusing(self.trained.place.path):  # logits that are not finite
-                work()
+                yield
         except Exception as error:  # noqa: BLE001  # too little memory, for one
             for answer in answers:
                 self._release(answer, error)

@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import BadInput, printable, refusing
@@ -38,8 +39,15 @@ def run(command: ServeCommand) -> None:
         longest = command.tokens or trained.network.config.context_length
         name = trained.place.home.resolve().name.replace("--", "/")
         served = ServedModel(trained=trained, name=name, longest_answer=longest)
-        if asyncio.run(answer_requests(command, served, listener, key)):
-            raise KeyboardInterrupt
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        names = ("localhost", "127.0.0.1", shown) if is_loopback(host) else ()
+        engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
+        server = Server(engine, web_app(served, engine, key, names))
+        signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
+        print(f"{printable(trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
+        sys.stdout.flush()
+        server.run([listener])
 
 
 def read_key(command: ServeCommand) -> bytes | None:
@@ -61,31 +69,24 @@ def listen(command: ServeCommand, key: bytes | None) -> socket.socket:
     """Return a listening socket. Raises BadInput for an address that is taken, or not loopback and without a key."""
     where = f"--host {command.host} --port {command.port}"
     with refusing(where, "pass another", kinds=(OSError, UnicodeError)):
-        family, kind, _, _, address = socket.getaddrinfo(command.host, command.port, type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(command.host, command.port, type=socket.SOCK_STREAM)[0]
         if key is None and not is_loopback(address[0]):
             raise BadInput(f"--host {command.host}: not loopback: pass an API key: --api-key-file or ${KEY_VARIABLE}")
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(CONNECTIONS)
-        return listener
+        return socket.create_server(address, family=family, backlog=CONNECTIONS)
 
 
 def is_loopback(address: str | int) -> bool:
     return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
-async def answer_requests(
-    command: ServeCommand, served: ServedModel, listener: socket.socket, key: bytes | None
-) -> bool:
-    """Answer requests until a signal; return whether it was SIGINT."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not each malformed request
-    engine = Engine(served.trained, command.slots, command.queue)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    server = Server(
-        uvicorn.Config(
-            web_app(served, engine, key, ("localhost", "127.0.0.1", shown) if is_loopback(host) else ()),
+class Server(uvicorn.Server):
+    """uvicorn's server of an application, whose engine ends with it."""
+
+    def __init__(self, engine: Engine, application: Starlette):
+        self.engine = engine
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not each malformed request
+        config = uvicorn.Config(
+            application,
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -97,30 +98,12 @@ async def answer_requests(
             timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
-    )
-    signals: list[int] = []
+        super().__init__(config)
 
-    def end(number: int) -> None:
-        signals.append(number)
-        engine.stop()
-        server.force_exit = server.should_exit  # a second one does not wait
-        server.should_exit = True
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
-    url = f"http://{shown}:{port}"
-    print(f"{printable(served.trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
-    sys.stdout.flush()
-    await server.serve(sockets=[listener])
-    return signals[:1] == [signal.SIGINT]
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server, whose signals are handled by its caller."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Do nothing: uvicorn would raise the signal again, and the process end by it."""
-        return nullcontext()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at a signal, at a second SIGINT without waiting."""
+        self.engine.stop()
+        super().handle_exit(sig, frame)
 
 
 class BoundedProtocol(H11Protocol):

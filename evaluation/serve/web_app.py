@@ -128,11 +128,9 @@ async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGener
     """Yield server-sent events of an answer's parts."""
     async with aclosing(parts):
         try:
-            yield as_event(reply.chunk(first, None))
-            offset = len(first.text)
+            yield as_event(reply.chunk(first, first=True))
             async for part in parts:
-                yield as_event(reply.chunk(part, offset))
-                offset += len(part.text)
+                yield as_event(reply.chunk(part))
             if reply.answer.request.include_usage:
                 yield as_event(reply.usage_chunk())
             yield b"data: [DONE]\n\n"

@@ -87,8 +87,8 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
     asked = client(served).completions
     said = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8, logprobs=2)
     scores = said.choices[0].logprobs
-    assert scores and scores.tokens and scores.text_offset and said.choices[0].finish_reason == "length"
-    assert "".join(scores.tokens) == said.choices[0].text and scores.text_offset == [*range(8)]
+    assert scores and scores.tokens and said.choices[0].finish_reason == "length"
+    assert "".join(scores.tokens) == said.choices[0].text
     chunks = [*asked.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
     assert "".join(one.choices[0].text for one in chunks) == said.choices[0].text
     assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
@@ -222,7 +222,8 @@ def test_signals_end_answers(chat_run: Path, serve: Serve, number: int, status: 
 
 def test_a_port_that_is_taken_is_one_line(chat_run: Path, served: Served) -> None:
     command = ("serve", str(chat_run), "--device=cpu", f"--port={served.port}")
-    assert "Address already in use; pass another" in only_line(launch.run(ROOT / "evaluate.py", *command))
+    line = only_line(launch.run(ROOT / "evaluate.py", *command))
+    assert "Address already in use" in line and line.rstrip().endswith("; pass another")
 
 
 def test_a_slow_reader_holds_up_nobody(served: Served) -> None:
