@@ -52,10 +52,7 @@ def run(command: JudgeCommand) -> int:
 
 
 def find_key(base_url: str) -> str:
-    """Return the environment's API key; other servers than OpenAI's may need none.
-
-    Raises BadInput without one for OpenAI, or if a secret would be stored, or cross the network unencrypted.
-    """
+    """Return the API key, which OpenAI needs. Raises BadInput where one would be stored, or sent in clear."""
     key, url = os.environ.get("OPENAI_API_KEY", "").strip(), urlsplit(base_url)
     if url.scheme not in ("http", "https") or "@" in base_url:
         shown = base_url.rpartition("@")[2]

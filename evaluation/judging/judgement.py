@@ -45,11 +45,7 @@ class Judgement:
 
     def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeCommand):
         self.panel, self.judge, self.store, self.price, self.options = panel, judge, store, price, options
-        self.prompts, rotated = (
-            make_prompts(panel, judge, options.orders, options.seed, rotated=rotated) for rotated in (False, True)
-        )
-        if sum(one.key in store.prompts for one in rotated) > sum(one.key in store.prompts for one in self.prompts):
-            self.prompts = rotated  # begun by version 2996586: its verdicts are not paid for again
+        self.prompts = make_prompts(panel, judge, options.orders, options.seed)
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
         self._tries = {key: TRIES + options.retry_wrong * len(store.prompts[key].replies) for key in self.by_key}
         self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row
@@ -114,10 +110,7 @@ class Judgement:
         return Asked(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
 
     def reserve(self, asked: Asked) -> bool:
-        """Store a request that is about to be sent; False if nothing more is to be sent, or the budget has no room.
-
-        Raises BadInput as `VerdictStore.append`.
-        """
+        """Store a request before it is sent; False if nothing more is, or the budget has no room. Raises BadInput."""
         if self.stopping:
             return False
         usd, most_usd = self.price.of(asked.most), self.options.max_usd

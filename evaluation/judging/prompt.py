@@ -1,7 +1,4 @@
-"""Judge prompts and verdicts: panel of models, rubric, label-blind answers in balanced orders, requests, reply format.
-
-The panel has the models that are judged together, with their answers to the same questions.
-"""
+"""Judge prompts and verdicts: panel of models, rubric, label-blind answers in balanced orders, reply format."""
 
 import hashlib
 import json
@@ -137,16 +134,13 @@ class Prompt:
         return len(self.order)
 
 
-def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int, *, rotated: bool = False) -> list[Prompt]:
-    """Return `repeats` prompts for each seed of the models and each question, or as many as there are orders.
-
-    `rotated`: in the orders of version 2996586, whose verdicts are paid for.
-    """
+def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
+    """Return `repeats` prompts for each seed of the models and each question, or as many as there are orders."""
     answers = len(panel.candidates) + 1
-    repeats = repeats if rotated else min(repeats, most_orders(answers))
+    repeats = min(repeats, most_orders(answers))
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
-    for index, order in enumerate(orders(answers, len(items), repeats, seed, rotated=rotated)):
+    for index, order in enumerate(orders(answers, len(items), repeats, seed)):
         slot, question = items[index // repeats]
         text = prompt_text(panel.questions[question], [panel.text(question, slot, answer) for answer in order])
         asked = [judge.model, judge.effort, judge.base_url, RUBRIC, text, verdict_schema(answers)]
@@ -155,25 +149,23 @@ def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int, *, rotated
     return prompts
 
 
-def orders(answers: int, items: int, repeats: int, seed: int, *, rotated: bool = False) -> list[tuple[int, ...]]:
+def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int, ...]]:
     """Return the order of answers in each of `items` x `repeats` prompts, item by item; of most_orders at most.
 
     They are rows of Williams squares (Australian Journal of Scientific Research A 2, 1949) with shuffled answers: over
     the prompts of an item, and over those of all items, every answer stands at every position equally often, within
-    one; over all items it also follows each other answer equally often. The orders of an item differ. `rotated`: rows
-    of cyclic squares instead, as in version 2996586.
+    one; over all items it also follows each other answer equally often. The orders of an item differ.
     """
     first = [place // 2 + 1 if place % 2 else -(place // 2) % answers for place in range(answers)]
-    first = list(range(answers)) if rotated else first
     items_of_square = answers // gcd(answers, repeats)  # after so many all its rows have been used
     result = []
     for item in range(items):
         group, place = divmod(item, items_of_square)
         labels = list(range(answers))
-        random.Random(f"{seed} {group if rotated else group // 2}").shuffle(labels)
+        random.Random(f"{seed} {group // 2}").shuffle(labels)
         for repeat in range(repeats):
             row = [labels[(one + place * repeats + repeat) % answers] for one in first]
-            mirrored = not rotated and (group + repeat // answers) % 2  # an odd number of answers needs both
+            mirrored = (group + repeat // answers) % 2  # an odd number of answers needs both
             result.append(tuple(reversed(row)) if mirrored else tuple(row))
     return result
 
@@ -246,10 +238,8 @@ def _files_of_model(reference: str) -> list[Path]:
         return next(iter(found.values()))
     newest = next((r["model"] for r in reversed(read_results(home)) if r.get("evaluation") == "instruct"), None)
     if newest not in found:
-        raise BadInput(
-            f"{home / ANSWERS}: answers of {', '.join(found)}, and no record of which is the newest; "
-            "pass a checkpoint, or files of answers"
-        )
+        problem = f"{home / ANSWERS}: answers of {', '.join(found)}, and no record of which is the newest"
+        raise BadInput(f"{problem}; pass a checkpoint, or files of answers")
     print(printable(f"{reference}: using the answers of {newest}, not of {', '.join(found.keys() - {newest})}"))
     return found[newest]
 
@@ -285,8 +275,7 @@ def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common
         if theirs != ours and not common:
             counts = f"{len(ours)} and {len(theirs)}, {len(theirs & ours)} shared"
             raise BadInput(f"{path}: questions differ from {first}: {counts}; --common judges the shared ones")
-        shared = shared & theirs
-        if not shared:
+        if not (shared := shared & theirs):
             raise BadInput(f"{path}: no overlap: shares no question with the files before it; pass other files")
     return sorted(shared, key=lambda question: (attrs.astuple(question[0]), question[1]))
 

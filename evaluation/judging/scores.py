@@ -107,10 +107,7 @@ def cost_line(judgement: Judgement) -> str:
 
 
 def describe(panel: Panel, scores: Scores) -> str:
-    """Return the scores and their differences as tables, the highest first, and the check of the judge.
-
-    Of one fine-tuning each there are no ranks, and none is told apart.
-    """
+    """Return scores and differences as tables, the highest first, without ranks for one fine-tuning each."""
     several, titles = panel.slots > 1, panel.titles
     order = sorted(range(len(titles)), key=lambda number: -scores.means[number].value)
     ranking, differences = [["rank", "model", "score"]], [["difference", "", ""]]
@@ -224,7 +221,6 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         measurements=[Measurement(measure=JUDGED, value=score.value, interval=score, sample=candidate)],
         ranks_models=seeds > 1,
         left_out=left_out,
-        session=record["judge"],
     )
     return [result]
 

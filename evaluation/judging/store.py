@@ -85,13 +85,6 @@ class Reply:
 
 
 @attrs.frozen(kw_only=True)
-class StoredBatch:
-    """Requests handed over together by an earlier version. Its open ones count at the most that they can cost."""
-
-    asked: list[Asked]
-
-
-@attrs.frozen(kw_only=True)
 class StoreLine:
     """One line of the file, which has one of these keys."""
 
@@ -99,7 +92,6 @@ class StoreLine:
     reply: Reply | None = None
     unbilled: list[str] = attrs.field(factory=list)  # ids of requests that have ended unbilled
     why: str | None = None
-    batch: StoredBatch | None = None
 
 
 @attrs.define
@@ -136,8 +128,7 @@ class VerdictStore:
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)
-        if unread := len(lines.damaged):
-            note = f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost"
+        for note in lines.notes():
             print(printable(note))
 
     def append(self, line: StoreLine) -> None:
@@ -152,7 +143,7 @@ class VerdictStore:
         self._locked.close()
 
     def _take(self, line: StoreLine) -> None:
-        for asked in line.batch.asked if line.batch else [line.asked] if line.asked else []:
+        if (asked := line.asked) is not None:
             self._keys[asked.id] = asked.key
             self.prompts[asked.key].asked[asked.id] = asked
             self.prompts[asked.key].open.add(asked.id)

@@ -11,7 +11,7 @@ from tests.judge_server import Judge, serve
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
+    monkeypatch.setattr("evaluation.judging.client.LONGEST_PAUSE_SECONDS", 0.05)
     with serve(quality) as judge:
         yield judge
 

@@ -36,27 +36,21 @@ def verdict(scores: dict[str, int]) -> str:
     return json.dumps({"grades": [{"label": label, "comment": "", "score": score} for label, score in scores.items()]})
 
 
-def asked(id: str, key: str, *, batch: bool = False) -> dict[str, Any]:
-    return {"id": id, "key": key, **ASKED, "batch": batch}
+def asked(id: str, key: str) -> dict[str, Any]:
+    return {"id": id, "key": key, **ASKED, "batch": False}
 
 
-def reply(id: str, key: str, text: str, usage: Any = USAGE, *, batch: bool = False) -> dict[str, Any]:
-    said = {"key": key, "id": "resp_1", "text": text, "refusal": None, "usage": usage, "batch": batch, "asked": id}
+def reply(id: str, key: str, text: str, usage: Any = USAGE) -> dict[str, Any]:
+    said = {"key": key, "id": "resp_1", "text": text, "refusal": None, "usage": usage, "batch": False, "asked": id}
     return {"reply": {**said, "model": "scripted", "cut": False, "error": None}, "time": "2026-11-25T18:01:53Z"}
 
 
 def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
     judge = attrs.evolve(JUDGE, model="scripted", base_url=server.url)
-    prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0, rotated=True)
-    assert prompts[0].order == (0, 2, 1)  # as that version asked
-    verdicts = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
-    (of_batch, text), (uncounted, other), *direct = verdicts
-    handed_over = {"upload": "file-0", "base_url": server.url, "keys": [of_batch]}
-    handed_over["asked"] = [asked("b", of_batch, batch=True)]
+    prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0)
+    (uncounted, other), *direct = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
     lines: list[dict[str, Any]] = [
-        {"batch": {**handed_over, "id": None}},
-        {"batch": {**handed_over, "id": "batch_0"}},
-        reply("b", of_batch, text, batch=True),
+        {"batch": {"upload": "file-0", "id": "batch_0"}},
         {"batch_done": "file-0"},
         {"asked": asked("u", uncounted)},
         reply("u", uncounted, other, None),
@@ -74,7 +68,7 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
     most = (1539 * 100 + 680 * 1000) / 1e6
-    assert printed(again) == pytest.approx((len(direct) + 1) * dollars + 2 * most, abs=1e-4)
+    assert printed(again) == pytest.approx(len(direct) * dollars + 2 * most, abs=1e-4)
     assert "for 2 requests without an answer or count" in again
 
 
@@ -82,7 +76,7 @@ def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [one.text for one in read_store(file).replies] == ["{}"]
-    assert capsys.readouterr().out.startswith(f"NOTE: {file}: skipped 1 unreadable lines")
+    assert capsys.readouterr().out.startswith(f"NOTE: {file}: left out as damaged: 1 line, from line 2 on")
 
 
 def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
