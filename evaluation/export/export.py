@@ -2,10 +2,7 @@
 
 import filecmp
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput, printable, refusing
-from common.files import lock, replace_file, writing
+from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand
@@ -59,16 +56,22 @@ def export(
     """
     stock_class(trained.network.config, str(trained.place.path))
     directory = directory.resolve()
-    with _partial_directory(directory) as partial:
+    with refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)), writing(directory):
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
-        _write_model(trained, partial, dtype)
-        replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
-        if empty:
-            partial.rename(directory)
-        elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
-            raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+        if empty and directory.exists():
+            directory.rmdir()  # a mount is refused: nothing can be renamed to it
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".partial-{directory.name}-", dir=directory.parent) as folder:
+            partial = Path(folder, "model")
+            partial.mkdir()
+            _write_model(trained, partial, dtype)
+            replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
+            if empty:
+                partial.rename(directory)
+            elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
+                raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:
@@ -101,43 +104,6 @@ def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
     config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
     return to_stock(plain, config)
-
-
-@contextmanager
-def _partial_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory beside the final one, and delete it at the end; one process at a time has it.
-
-    Errors of the disk become BadInput.
-    """
-    partial = directory.with_name(f".partial-{directory.name}")
-    with (
-        refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),
-        writing(directory),
-        ExitStack() as stack,
-    ):
-        if directory.is_dir() and not any(directory.iterdir()):
-            directory.rmdir()  # a mount is refused: nothing can be renamed to it
-        partial.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, descriptor)
-        overtaken = f"{directory}: another export writes it; pass another folder"
-        lock(descriptor, partial, overtaken)
-        if not _is_there(partial, descriptor):
-            raise BadInput(overtaken)  # and has renamed it before it was locked here
-        try:
-            for left in partial.iterdir():  # by an export that was killed
-                left.unlink()
-            yield partial
-        finally:
-            if _is_there(partial, descriptor):
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_there(partial: Path, descriptor: int) -> bool:
-    """Return whether the open directory still has this name; the name may be another export's by now."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), partial.lstat())
-    return False
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:

@@ -35,10 +35,7 @@ def generation_defaults(trained: Trained) -> dict[str, Any]:
 
 
 def modelfile(trained: Trained) -> str | None:
-    """Return ollama's description of the model, whose weights it takes from `model.gguf` beside it.
-
-    None without a conversation template, and for one that is not ours: its text in Go's language is unknown.
-    """
+    """Return ollama's description of a model, `model.gguf` beside it; None for a template that is not ours, or none."""
     go = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
     if go is None:
         return None
