@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -15,16 +15,73 @@ from typing import Any
 from common.errors import BadInput, nearest, printable
 from common.files import writing
 from common.json_files import JsonLog
-from evaluation.chat.conversation import Conversation
 from evaluation.command_line import ChatCommand
-from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show
-from model.generate import Sampling
+from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
+from evaluation.shared.load import Trained
+from model.generate import Prefix, Sampling
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
     "/reset": "forget the conversation",
     "/save FILE": "add it to a .jsonl file of conversations, for prepare_data.py",
     "/help": "this list; a space before a / makes it a message",
 }
+
+
+class Conversation:
+    """Messages of a user and a model, as one plain text without a template; their keys and values are kept."""
+
+    def __init__(self, trained: Trained, longest: int, system: str | None = None):
+        """`longest`: tokens of an answer; `system`: first message, which stays. Raises BadInput where it cannot be."""
+        self.trained, self.longest = trained, longest
+        self.context = trained.network.config.context_length
+        self.system = [] if system is None else [Message(SYSTEM, system)]
+        self.turns: list[Message] = []  # of the user and the model, alternately
+        self.unseen = 0  # of them, the first ones, which do not fit the context any more
+        self.left = longest  # tokens that the last answer could still have had
+        self._prefix = Prefix(trained.network)
+        if self.system and trained.template is None:
+            raise BadInput(f"{trained.place.path}: has no conversation template, and so no place for a system message")
+        self._prompt(Message(USER, " "))
+
+    def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
+        """Yield the answer in parts of whole characters; what was said is kept, interrupted or not. Raises BadInput."""
+        question, said = Message(USER, text), ""
+        ids = self._prompt(question)
+        try:
+            for part in whole_characters(self.trained, self._draw(ids, sampling)):
+                said += part
+                yield part
+        finally:
+            if said:
+                self.turns += question, Message(ASSISTANT, said)
+
+    def reset(self) -> None:
+        """Forget all turns, but not the system message."""
+        self.turns, self.unseen = [], 0
+
+    def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
+        self.left = min(self.longest, self.context - len(ids))
+        for drawn in self.trained.draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
+            self.left -= 1
+            yield drawn.token
+
+    def _prompt(self, question: Message) -> list[int]:
+        """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
+        limit = self.context - max(1, min(self.longest, self.context // 4))
+        ids: list[int] = []
+        for first in range(self.unseen, len(self.turns) + 1, 2):
+            ids = self._encode([*self.turns[first:], question])
+            if len(ids) <= limit:
+                self.unseen = first
+                return ids
+        counted = "message and system message" if self.system else "message"
+        raise BadInput(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {self.context:,}")
+
+    def _encode(self, turns: list[Message]) -> list[int]:
+        if self.trained.template is not None:
+            return self.trained.template.prompt(self.trained.tokenizer, [*self.system, *turns])
+        return self.trained.encode("".join(said + "\n" * (role == ASSISTANT) for role, said in turns))
 
 
 def run(command: ChatCommand) -> None:
@@ -93,10 +150,7 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
 
 
 def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
-    """Yield a text with line ends in place of spaces before words that would cross a terminal's last column.
-
-    A word waits until it is whole, or longer than a line; a character of CJK counts as one.
-    """
+    """Yield a text with line ends in place of spaces before words that would cross a terminal's last column."""
     line = pending = ""
     for part in chain(parts, ["\n"]):
         *words, pending = re.split(r"(?=[\s\u2e80-\U0010ffff])", pending + part)
