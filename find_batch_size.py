@@ -23,7 +23,6 @@ def main() -> int:
 
 
 def find(command: "FindCommand") -> None:
-    """Predict, probe or search, as the command asks."""
     from training.config.train_config import load_run  # after --help: it needs more time
     from training.launch import check_environment
 

@@ -216,7 +216,6 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """D."""
         return self.emb_dim // self.n_heads
 
     @property
@@ -245,7 +244,6 @@ class ModelConfig:
 
     @property
     def no_gain(self) -> str:
-        """Words for norms without gain."""
         return "" if self.norm_gain else ", without gain"
 
     @property

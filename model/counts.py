@@ -22,10 +22,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def matmul_parameter_count(config: ModelConfig) -> int:
-    """Return the number of weights in matrix products, the output head's included, tied or not.
-
-    Raises BadInput for a matrix that is neither a linear layer's nor an embedding's: its FLOPs are unknown.
-    """
+    """Return the weights in matrix products, the head's included. Raises BadInput for a matrix of unknown FLOPs."""
     return _counts(config)[1]
 
 

@@ -41,7 +41,6 @@ class KeyValueCache:
         self.length = 0  # tokens seen; advanced by `finish`, after the last block
 
     def positions(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "T"]:
-        """Return the positions of new tokens."""
         return torch.arange(self.length, self.length + tokens.shape[1], device=tokens.device)
 
     def attend(
@@ -198,10 +197,7 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Float[Tensor, "B _ C"]:
-        """Return the input of the output head, (B, T, C); with a cache of the last token alone.
-
-        `recompute` runs a block without keeping its activations.
-        """
+        """Return the output head's input, (B, T, C), or (B, 1, C) with a cache; `recompute` runs a block."""
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
         if self.position_embedding is None:
@@ -253,10 +249,7 @@ def attend(
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:
-    """Return keys or values (B, K, S, D) for H query heads, (B, H, S, D): neighboring queries share one.
-
-    Copies them where K is smaller: not all fused attention kernels take grouped heads.
-    """
+    """Return keys or values for H query heads, (B, H, S, D): copied, as few fused kernels take grouped heads."""
     times = heads // x.shape[1]
     return x if times == 1 else x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
@@ -303,7 +296,6 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _initial_std(name: str, config: ModelConfig) -> float:
-    """Return the standard deviation of a matrix's initial values."""
     axes = axes_of(name, config)
     if axes.row_names == ["embed"]:  # back to the residual stream
         return 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)

@@ -48,10 +48,7 @@ class NextTokenLoss(nn.Module):
         *,
         by_sequence: bool = False,
     ) -> Float[Tensor, "*B"]:
-        """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training.
-
-        `token_weights`: factor of each target's loss in the mean.
-        """
+        """Return the mean loss over B * T targets, each times its weight; or by sequence, (B,), not for training."""
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         weight, options = self.network.output_weight(), self.network.head_options
         if by_sequence:

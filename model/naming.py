@@ -89,10 +89,7 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
 
 
 def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
-    """Load a plain state dict into a model on one device.
-
-    Raises ValueError naming the first parameter that is missing, unknown or of another shape.
-    """
+    """Load a plain state dict into a model on one device. Raises ValueError for a parameter that does not fit."""
     parameters = dict(model.named_parameters())
     for name in sorted(parameters.keys() ^ state.keys()):
         raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")

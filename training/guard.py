@@ -11,8 +11,6 @@ from training.parallel.process_group import Ranks, gather
 
 
 class Guard:
-    """Blocks updates from the first bad step on."""
-
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
         self._first_bad = torch.tensor(-1, device=ranks.device)  # step, of the whole job

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,10 +39,10 @@ def check_environment() -> None:
         raise BadInput(f"{problem}; start torchrun, which sets all, or unset them to run on one process", alone=True)
 
 
-def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of a rank, for a job of its own."""
+def without_launcher() -> dict[str, str]:
+    """Return the environment without the variables of a rank, for a job or a process of its own."""
     ranks, prefixes = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK"}, ("TORCHELASTIC_", "ROLE_")
-    return {name: text for name, text in environment.items() if name not in ranks and not name.startswith(prefixes)}
+    return {name: text for name, text in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
 
 
 def environment_world_size() -> int:
@@ -64,10 +63,7 @@ def environment_local_world_size() -> int:
 
 
 def environment_nodes() -> int:
-    """Return how many nodes have met, by torchrun's word; else how often the ranks of this one go into all.
-
-    Two torchruns on one machine are two nodes.
-    """
+    """Return the nodes that have met, by torchrun's word; two torchruns on one machine are two nodes."""
     if "RANK" not in os.environ:
         return 1
     groups = os.environ.get("GROUP_WORLD_SIZE")

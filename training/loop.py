@@ -63,7 +63,6 @@ class Loop:
         return self.feed.wait_for_tokens(step, self.heartbeat.ranks, self.stop_request.agreed, self.reporter.say)
 
     def _count_step(self, step: int) -> None:
-        """Account for a step; `step` counts the updates done."""
         self.reporter.ledger.after_step(self.feed.waited_seconds)
         tokens = step * self.reporter.plan.tokens_per_step
         self.state.position = attrs.evolve(self.state.position, step=step, tokens=tokens, validation_loss=None)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.update_rule import RATE_FACTOR, Placement, StateTensor, rules_of, state_bytes
+from training.optimizers.update_rule import RATE_FACTOR, Placement, rules_of, state_bytes
 from training.parallel.mesh import local_parameter, local_tensor
 from training.parallel.process_group import ALONE, RankGroup
 
@@ -31,12 +31,12 @@ class Optimizer:
     ):
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
-        self._name, rules = options.optimizer, rules_of(options.optimizer)
+        rules = rules_of(options.optimizer)
         self.state_bytes = state_bytes(rules, axes.values())  # on all ranks together
         taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, takers in taken.items():
             if len(takers) != 1:
-                raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
+                raise BadInput(f"optimizer {options.optimizer}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
         placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), axes=axes)
@@ -48,19 +48,16 @@ class Optimizer:
                 self.parts += (part,)
                 self._settings += (functools.partial(rule.settings, options),)
                 for name, parameter in own.items():
-                    for kind, declared in rule.state(axes[name].shape).items():
-                        state = self._first_state(parameters[name], declared)
+                    # torch would begin it at the first update: a checkpoint is loaded, or written, before that
+                    for kind, dtype in rule.state.items():
+                        state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded where the parameter is
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
         self._fused = all(part.defaults.get("fused") for part in self.parts)
-        self._checked = False  # that torch keeps no other state than declared, after the first update
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_step(self, step: int, learning_rate: float) -> None:
-        """Set the hyperparameters of a step, counted from 0: the learning rate of the schedule, and others.
-
-        Learning rates of parameter groups are in proportion to the schedule's.
-        """
+        """Set the hyperparameters of a step, counted from 0; groups' learning rates in proportion to the schedule's."""
         for part, settings in zip(self.parts, self._settings, strict=True):
             own = settings(step)
             for group in part.param_groups:
@@ -78,27 +75,14 @@ class Optimizer:
             self._steps += 1
 
     def _update(self) -> None:
-        """Apply the gradients. Raises BadInput where torch keeps state that the rules do not declare."""
         for sharded, local in self._shards:
             local.grad = None if sharded.grad is None else local_tensor(sharded.grad)
         for part in self.parts:
-            undeclared: set[str] = set()
-            try:
-                part.step()
-                if not self._checked:
-                    kept = {kind for state in part.state.values() for kind in state}
-                    undeclared = kept - self.state_tensors.keys() - {"step"}
-            except KeyError as error:  # state that torch begins at an update, where a parameter has none at all
-                undeclared = {str(error.args[0])}
-            if undeclared:
-                raise BadInput(
-                    f"optimizer {self._name}: torch's {type(part).__name__} keeps {', '.join(sorted(undeclared))}, "
-                    "which a resume would lose: its rule has to declare it as a tensor of at least one dimension, or, "
-                    'if it is "step", create it in `build` (training/optimizers/update_rule.py)'
-                )
+            part.step()
+            kept = next(iter(part.state.values())).keys()
+            assert kept <= {*self.state_tensors, "step"}, f"a resume would lose state that no rule declares: {kept}"
         for _, local in self._shards:
             local.grad = None
-        self._checked = True
 
     @property
     def steps(self) -> int:
@@ -112,13 +96,3 @@ class Optimizer:
             for state in part.state.values():
                 if "step" in state:
                     state["step"].fill_(count)
-
-    def _first_state(self, parameter: nn.Parameter, declared: StateTensor) -> Tensor:
-        """Return state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
-        if declared.shape == tuple(parameter.shape):
-            return torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
-        if self._shards:
-            raise BadInput(
-                f"optimizer {self._name}: got state of another shape than its parameter, wanted parallel ddp"
-            )
-        return torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)

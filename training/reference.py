@@ -101,10 +101,7 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
 
 
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
-    """Return the identity of a run's training tokens, None while they are prepared, and their sources and tokenizer.
-
-    These are None where a manifest is not at hand. Raises BadInput for a damaged one.
-    """
+    """Return the identity of a run's tokens, and their sources and tokenizer; None where not known. Raises BadInput."""
     files = [stream.sha256 for stream in record.train_streams]
     content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
     manifests = [read_manifest(Path(stream.directory)) for stream in record.train_streams]

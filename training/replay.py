@@ -40,10 +40,7 @@ def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> di
 def replay(
     state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: dict[int, Numbers]
 ) -> bool:
-    """Train on and print the recorded steps beside their record. Call it on every rank.
-
-    Returns False where a number differs from its record, or none has a record.
-    """
+    """Train on; print the recorded steps beside their record; False where one differs, or none is there. Collective."""
     same = any(recorded.values())
     if not same:
         line = f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them"

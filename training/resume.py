@@ -48,9 +48,10 @@ def resume(
     if wanted == "auto" and bucket is None and not any(there):
         return [], begin(request, state, ranks)
     from training.checkpoints import archive
+    from training.checkpoints.atomic_commit import recover
     from training.checkpoints.node_copies import find_on_nodes
 
-    print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
+    disks.on_each(lambda: recover(checkpoints_of(directory)))
     if wanted == "never":
         _check_branch(bucket, 0, wanted, ranks)
         archived = disks.on_each(lambda: archive.archive_all(directory))[0]
@@ -100,19 +101,7 @@ def load_checkpoint(
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, compatibility.differences(request.directory, before, request.record, found))
-    numerics = request.record.numerics
-    if ranks.device.type == "cuda":
-        from training.exactness.attention_kernel import Shape, keep_attention
-
-        microbatch_size, config = request.record.train["microbatch_size"], state.parallel.network.config
-        shape = Shape(config, microbatch_size, numerics["precision"], ranks.device)
-        numerics = keep_attention(shape, before.numerics, numerics, ranks)
-    record = attrs.evolve(
-        request.record,
-        numerics=numerics,
-        initial_weights=before.initial_weights,
-        exact_percent=before.exact_percent,
-    )
+    record = attrs.evolve(request.record, initial_weights=before.initial_weights, exact_percent=before.exact_percent)
     changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)

@@ -34,10 +34,7 @@ class SelfTest:
 
 
 def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest:
-    """Compare the reduced gradients of two runs of one step, on all ranks. Call it on every rank, between two steps.
-
-    Runs a whole step on random tokens without its update, so that training is unaffected.
-    """
+    """Compare the gradients of two runs of a step on random tokens, which leave no trace. Call it on every rank."""
     scale = state.loss_scale.scale.clone()
     first, norm = _gradients(state, settings, ranks)
     # Infinities repeat whatever the kernels do: compare finite gradients.

@@ -34,10 +34,7 @@ class StepResult:
 
 
 def train_step(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> StepResult:
-    """Train on this rank's micro-batches of a step and apply one update, the same on every rank.
-
-    `step` counts the updates before it.
-    """
+    """Train on this rank's micro-batches of a step, counted from 0, and apply one update, the same on every rank."""
     rate = learning_rate(settings.schedule, step)
     own_losses = run_microbatches(state, settings, step, next_batch)
     loss = mean_over_ranks(own_losses, settings.layout, state.parallel.data_parallel)

@@ -32,11 +32,10 @@ def test_options_of_a_job_arrive_typed() -> None:
 def test_defaults_train_and_resume() -> None:
     command = parsed("r")
     assert command.trains and command.options.resume == "auto" and command.options.budget == Budget()
-    assert not any((command.dry_run, command.plan, command.find_max_microbatch, command.options.follow))
+    assert not any((command.dry_run, command.plan, command.options.follow))
     for words in (["--dry-run", "--world-size", "8"], ["--plan", "--machine=a", "--machine=b"]):
         assert not parsed("r", *words).trains
     assert parsed("r", "--plan", "--machine=a", "--machine", "b").machine == ("a", "b")
-    assert parsed("r", "--find-max-microbatch", "--write").write
 
 
 def find_parsed(*words: str) -> FindCommand:
@@ -64,14 +63,10 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--write"], "--write goes with --find-max-microbatch"),
         (["--world-size", "2"], "--world-size goes with --dry-run"),
         (["--machines", "x"], "--machines and --machine go with --plan"),
         (["--machine", "x"], "--machines and --machine go with --plan"),
-        (["--nodes", "2", "--node-link", "50"], "--nodes goes with --plan"),
         (["--plan", "--then", "true"], "--then goes with training"),
-        (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
-        (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
         (
             ["--price-per-hour", "$14"],

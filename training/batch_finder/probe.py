@@ -92,10 +92,7 @@ class Prober:
         return chosen
 
     def probe(self, size: int) -> tuple[Verdict, list[Report]]:
-        """Try a micro-batch on all ranks; return the verdict, and each rank's report if it fits.
-
-        Raises BadInput for a failure other than memory or time.
-        """
+        """Try a micro-batch on all ranks: verdict, and reports if it fits. Raises BadInput but for memory and time."""
         prefix = f"finder {restarts()}: probe {self._number}"
         store = PrefixStore(prefix, self._store)
         try:
@@ -160,7 +157,6 @@ def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, p
 
 
 def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:
-    """Take whole steps on random tokens, at the shape of the layout."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     for step in range(steps):
         train_step(state, settings, step, next_batch)

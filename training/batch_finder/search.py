@@ -42,10 +42,7 @@ def check_world_size(train: TrainConfig, world_size: int) -> None:
 
 
 def candidates(train: TrainConfig, world_size: int) -> list[int]:
-    """Return the micro-batches that keep the run's global batch; without one, all sizes, thinned out.
-
-    Raises BadInput as check_world_size does.
-    """
+    """Return the micro-batches that keep the global batch; without one, all sizes, thinned out. Raises BadInput."""
     check_world_size(train, world_size)
     if train.batch.global_batch_size is not None:
         return microbatch_sizes(train.batch.global_batch_size, world_size)

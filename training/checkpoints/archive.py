@@ -8,41 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.files import is_folder, write_error
+from common.files import write_error
 from tokens.format.manifest import RANKS_FILE
-from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish, recover
+from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish
 from training.checkpoints.directory import (
     CHECKPOINTS,
     archive,
     checkpoints_of,
-    dereferenced_links,
     name_of,
     names_in,
     new_archive,
-    rename,
     stale_partials,
     steps_in,
 )
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import read_state, verify
+from training.checkpoints.saved_state import read_state
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
 
 # Besides checkpoints
 RESULTS = (METRICS, EVALUATIONS, ANSWERS, SAMPLES, REPORT, CHART, RESOLVED, RANKS_FILE)
-
-
-def restore(run_directory: Path) -> list[str]:
-    """Rename checkpoints back: those whose replacement was interrupted, and the folders of a copied run.
-
-    A copy that followed links (`cp -rL`, `zip`) has folders in the place of the links `latest` and `best`. An intact
-    one whose step's name is free, or is a damaged checkpoint's, gets that name; a second copy goes to the archive. A
-    damaged one stays for `find` to refuse. Returns a line for each.
-    """
-    directory = checkpoints_of(run_directory)
-    with _changing(run_directory):
-        recover(directory)
-        return [_restore_link(copy) for copy in dereferenced_links(directory) if verify(copy) is None]
 
 
 def archive_all(run_directory: Path) -> Path | None:
@@ -70,17 +55,12 @@ def describe(archived: Path) -> str:
 
 
 def archive_after(checkpoint: Path) -> Path | None:
-    """Make a checkpoint the newest: move later ones into `archive/<time>/`; return where they are, if there were any.
-
-    A copy under another name gets its step's name; one of that name is moved as well, and so are damaged folders in
-    the place of links.
-    """
+    """Make a checkpoint the newest, under its step's name; archive later ones; return where they are, or None."""
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
     is_copy = checkpoint != newest
     with _changing(directory.parent):
         displaced = [name for name in steps_in(directory) if name > newest.name]
-        displaced += [link.name for link in dereferenced_links(directory)]
         if is_copy:
             copy_to_partial(checkpoint, newest)
             displaced += [newest.name] if newest.exists() else []
@@ -91,21 +71,6 @@ def archive_after(checkpoint: Path) -> Path | None:
         if not point_best(directory, position.best_step):
             point(directory / "best", None)
         return target
-
-
-def _restore_link(copy: Path) -> str:
-    """Rename an intact folder in a link's place to its step's name, and make the link; return a line about it."""
-    named = copy.with_name(name_of(read_state(copy).position.step))
-    line = f"NOTE: {copy} is no link, as after a copy that followed links; it is now "
-    if is_folder(named) and verify(named) is None:
-        line += f"{archive(copy.parent, [copy.name]) / copy.name}, because {named.name} is intact"
-    else:
-        if is_folder(named):
-            archive(copy.parent, [named.name])
-        rename(copy, named)
-        line += str(named)
-    point(copy, named.name)
-    return line
 
 
 def _has_content(path: Path) -> bool:

@@ -111,7 +111,6 @@ def publish(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a hidden checkpoint, ignoring errors."""
     shutil.rmtree(partial_of(path), ignore_errors=True)
 
 

@@ -66,11 +66,7 @@ def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
 
 
 def complete_upload(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
-    """Complete an uploaded checkpoint, in the place of an older one of its name: its state, then its manifest.
-
-    A kill in between leaves a new state beside an old manifest; both are of the same tensor files, and `fetch` takes
-    them.
-    """
+    """Upload the state, then the manifest: after a kill in between `fetch` takes it with an older manifest."""
     bucket.write(f"{name}/{STATE}", small[STATE])
     manifest = f"{name}/{MANIFEST}"
     bucket.replace(manifest, small[MANIFEST], bucket.read(manifest))

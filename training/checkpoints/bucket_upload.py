@@ -39,8 +39,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @attrs.frozen
 class UploadOutcome:
-    """Outcome of an upload."""
-
     name: str
     problem: str | None  # one line; None: the checkpoint is complete in the bucket
     seconds: float
@@ -78,10 +76,7 @@ class Uploader:
         opened.wait()
 
     def catch_up(self, checkpoint: Path) -> None:
-        """Begin to upload the checkpoint that a job resumes from; if the bucket has it, remove what a kill has left.
-
-        Call it on every rank. Raises BadInput where the bucket has another one of its name.
-        """
+        """Upload a resumed checkpoint, or prune, on every rank. Raises BadInput where the bucket has another."""
 
         def work() -> None:
             if holds(self.bucket, checkpoint):
@@ -221,7 +216,6 @@ def _holder(run_directory: Path) -> str:
 
 
 def _name(version: Version) -> str:
-    """Return the holder of a lease."""
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(version.content)["holder"])
     return "an unknown job"

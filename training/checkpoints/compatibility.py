@@ -54,10 +54,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
 
 
 def changed_settings(before: RunRecord, now: RunRecord, step: int) -> list[SettingChange]:
-    """Return the settings that a run goes on with from a step, and has had otherwise, if they change its results.
-
-    A schedule whose learning rates have been the same up to there is not a change: no result is another.
-    """
+    """Return the changes of settings that change results; a schedule that agrees up to the step does not."""
     old, new = (
         {key: value for section in recipe(record.model, record.train).values() for key, value in section.items()}
         | {key: record.train.get(key) for key in _SLICE_KEYS}

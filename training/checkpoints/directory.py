@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from common.files import is_folder, sync
+from common.files import sync
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 ARCHIVED_HERE = ".archive"  # folder among checkpoints that are on another file system than the archive
@@ -41,7 +41,6 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """Return the step of a checkpoint that a run named."""
     return int(name.rpartition("-")[2])
 
 
@@ -62,11 +61,6 @@ def link_target(path: Path) -> str | None:
     link = path.readlink()
     here = (path.parent / link).parent.resolve() == path.parent.resolve()
     return link.name if here else str(link)
-
-
-def dereferenced_links(directory: Path) -> list[Path]:
-    """Return the folders in the place of links, the newest first: made by a copy of a run that followed links."""
-    return [directory / link for link in LINKS if is_folder(directory / link) and link_target(directory / link) is None]
 
 
 def stale_partials(directory: Path) -> list[Path]:

@@ -25,7 +25,6 @@ from training.checkpoints.directory import (
     TENSOR_FILES,
     archive,
     checkpoints_of,
-    dereferenced_links,
     name_of,
     steps_in,
 )
@@ -87,7 +86,6 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bu
 
 
 def _look(directory: Path, wanted: str) -> HeldCheckpoints:
-    """Return the checkpoints of this node's disk."""
     steps = {}
     for name in steps_in(directory):
         with suppress(BadInput, OSError):  # a damaged or unreadable one
@@ -103,18 +101,14 @@ def _look(directory: Path, wanted: str) -> HeldCheckpoints:
 def _fetch_newer(
     bucket: Bucket, directory: Path, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]
 ) -> bool:
-    """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether.
-
-    A link that was wanted then refers to it. Raises BadInput where none is intact, here or there.
-    """
+    """Download a bucket's newest intact checkpoint to all nodes, if newer than theirs; tell whether."""
     held = max((node.found for node in on_nodes if node.found is not None), default=None)
     damaged: list[str] = []
     for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted), group=disks.ranks.download):
         if held is not None and name_of(held[0]) >= name:
             return False
         print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
-        in_the_way = {name, *(link.name for link in dereferenced_links(directory))}
-        archived = disks.on_each(functools.partial(_archive, directory, in_the_way))
+        archived = disks.on_each(functools.partial(_archive, directory, {name}))
         print_lines(disks.ranks, [f"what had its name is now in {where}" for where in archived if where])
         problems = [*filter(None, disks.on_each(functools.partial(fetch, bucket, directory / name)))]
         if not problems:

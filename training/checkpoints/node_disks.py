@@ -18,7 +18,7 @@ import attrs
 from common.errors import BadInput
 from common.files import is_folder, writing
 from model.counts import parameter_count
-from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
+from training.checkpoints.directory import checkpoints_of, names_in
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
 from training.parallel.process_group import Ranks, gather, together
@@ -30,7 +30,6 @@ PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
 BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
-SECTOR_BYTES = 512  # of st_blocks
 
 Value = TypeVar("Value")
 
@@ -108,26 +107,19 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
 
 
 def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
-    """Return the space that the run's checkpoints will take, less what it will delete of those there if it resumes.
-
-    A run that resumes has saved here: a lack of space is a warning then.
-    """
+    """Return the space that checkpoints will take, less those there if the run resumes: it is never refused then."""
     size = CHECKPOINT_BYTES * parameter_count(run.model)
     directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + BESIDE
-    least, there, left = size, 0, 0
+    least, there = size, 0
     if resumes and any(is_folder(directory / name) for name in names_in(directory)):  # else those there are archived
         files = [file for file in directory.glob("step-*/*") if file.is_file()]
         there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
-        # of an interrupted save, removed by the next; its files have their full size from the beginning
-        left = sum(
-            SECTOR_BYTES * file.lstat().st_blocks for path in stale_partials(directory) for file in path.glob("*")
-        )
         least = 0
     return DiskNeed(
         directory=directory,
         what=f"{count} checkpoints of {size / 1e9:.2f} GB, less those there",
         least_bytes=least,
-        total_bytes=max(0, count * size - there - left),
+        total_bytes=max(0, count * size - there),
         advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
         in_place=True,
     )

@@ -103,7 +103,6 @@ class RunRecord:
         return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
 
     def schedule(self, steps: int) -> Schedule:
-        """Return the learning rates of a run of so many steps."""
         return make_schedule(self.optimization, steps, exact=self.exact_percent)
 
     def to_json(self) -> dict[str, Any]:

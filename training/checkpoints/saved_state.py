@@ -25,7 +25,6 @@ from training.checkpoints.directory import (
     STATE,
     STEP_NAME,
     WEIGHTS,
-    dereferenced_links,
     link_target,
     name_of,
     names_in,
@@ -73,10 +72,7 @@ def parse_state(values: dict[str, Any]) -> SavedState:
 
 
 def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> SavedState:
-    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's.
-
-    `digests`: of its tensor files, where it is to be checked whether the state is theirs.
-    """
+    """Return `state.json`, checked against its files' `digests` if given. Raises BadInput for a damaged one."""
     file = checkpoint / STATE
     if not file.exists():
         raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
@@ -119,15 +115,12 @@ def combined_sha256(step: int, files: Mapping[str, str]) -> str:
 
 
 def fields_sha256(values: dict[str, Any]) -> str:
-    """Return the sha256 of the file's other fields as JSON with sorted keys."""
     others = {key: value for key, value in values.items() if key != FIELDS_SHA256}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 @attrs.frozen
 class FileDigest:
-    """Size and hash of a file: its entry in the manifest."""
-
     size_bytes: int
     sha256: str
 
@@ -177,8 +170,7 @@ def find(directory: Path, wanted: str) -> Path | None:
     if wanted != "auto":
         return _find_named(directory, wanted)
     problems: list[str] = []
-    steps = [directory / name for name in reversed(steps_in(directory))]
-    for checkpoint in [*steps, *dereferenced_links(directory)]:  # the latter are damaged, or were renamed
+    for checkpoint in [directory / name for name in reversed(steps_in(directory))]:
         problem = verify(checkpoint)
         if problem is None:
             for line in problems:

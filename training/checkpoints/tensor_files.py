@@ -95,10 +95,7 @@ class StateShard:
             torch.cuda.current_stream().synchronize()
 
     def write(self, checkpoint: Path, group: Any) -> dict[str, list[WrittenBytes]]:
-        """Write the staged rows into the files of a hidden checkpoint and wait until they are durable.
-
-        On a node that does not write: send them, in the gloo `group`. Return this rank's pieces of each file.
-        """
+        """Write the staged rows, durably, or send them to the node that writes; return their digests."""
         pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
         for file, new in self.files.items():
@@ -194,9 +191,7 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
 
     def stored(key: str, name: str, value: Tensor) -> Stored:
         row_bytes = math.prod(value.shape[1:]) * value.element_size()  # by shape: a slice of a DTensor gathers it
-        padded = value.shape == parameters[name].shape  # state of another shape has no vocabulary padding
-        rows = stored_rows(name, value.shape[0], config) if padded else value.shape[0]
-        return Stored(key, value.detach(), rows, row_bytes)
+        return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
     kinds = state.optimizer.state_tensors.items()

@@ -39,7 +39,6 @@ class CheckpointWriter:
     def __init__(
         self, directory: Path, uploader: "Uploader | None", train_state: TrainState, disks: NodeDisks, config: RunRecord
     ):
-        """`uploader`: to a bucket, besides."""
         self.directory, self.uploader = directory, uploader
         self._train_state, self._disks, self._config = train_state, disks, config
         self._shard = StateShard(train_state, disks)

@@ -26,8 +26,6 @@ VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
 @attrs.frozen
 class SourcePlan:
-    """Tokens that a run reads of one dataset."""
-
     dataset: str
     windows: int | None  # of one epoch; None where its token files are not at hand
     sequences: int  # windows read in all, those of a second epoch counted again
@@ -144,10 +142,7 @@ def count_due(first: int, last: int, *intervals: int) -> int:
 
 
 def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
-    """Return the micro-batches up to `largest` with which so many ranks make up a global batch, ascending.
-
-    Where no micro-batch divides evenly: those with which ranks are nearly as busy as with the best of all.
-    """
+    """Return the micro-batches up to `largest`, ascending, with which ranks share a batch evenly, or nearly so."""
     share = batch // ranks if batch % ranks == 0 else batch
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = {size for size in (*small, *(share // size for size in small)) if size * ranks <= batch}

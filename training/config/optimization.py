@@ -75,7 +75,6 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
 
 
 def describe_optimizer(options: OptimizationOptions) -> str:
-    """Return the optimizer in words, with the settings that are its own."""
     words = OPTIMIZERS[options.optimizer]
     if options.optimizer == "muon":
         steps = options.muon_momentum_warmup_steps

@@ -74,7 +74,6 @@ class TrainConfig:
         return {key: flat[key] for key in KEYS["train"]}
 
     def replace(self, **values: Any) -> "TrainConfig":
-        """Return it with other values for some flat keys."""
         return TrainConfig.from_keys(self.flat() | values, self.file)
 
 
@@ -88,10 +87,7 @@ PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field
 
 
 def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys of "model" or "train", with defaults, in the one form that each has when it is read.
-
-    Values that could not be trained are returned as they are.
-    """
+    """Return keys of "model" or "train", with defaults, in the form that reading gives; wrong values as they are."""
     known = {key: value for key, value in values.items() if key in KEYS[section]}
     try:
         read = attrs.asdict(ModelConfig(**known)) if section == "model" else TrainConfig.from_keys(known).flat()
@@ -101,10 +97,7 @@ def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe(model: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys, in their one form, that change a result by more than rounding, but for the seed.
-
-    Keys without effect have their defaults, as those that are not given.
-    """
+    """Return the keys, in one form, that change results by more than rounding; not the seed, nor any without effect."""
     found = {
         section: {key: values.get(key, field.default) for key, field in KEYS[section].items()}
         for section, values in (("model", model), ("train", train))
@@ -147,10 +140,7 @@ class Run:
 
 
 def load_run(directory: Path, overrides: Sequence[str]) -> Run:
-    """Read a run directory; each override is "KEY=VALUE", "train.KEY=VALUE" or "model.KEY=VALUE".
-
-    Raises BadInput naming the file and the key of whatever is missing, unknown or out of range, a line each.
-    """
+    """Read a run directory; `overrides` as of --set. Raises BadInput with all problems, a line each: file and key."""
     values = read_files(directory)
     return make_run(directory, directory, values, override(overrides, values))
 

@@ -21,8 +21,6 @@ DOWNLOADS = ROOT / "token_files"
 
 @attrs.frozen
 class TokenLocation:
-    """Directory of a dataset's token files."""
-
     dataset: str  # as train.json names it, or the directory of --token-files
     directory: Path
     remote: bool = False  # to be downloaded there, unless it has been
@@ -49,7 +47,6 @@ def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | N
 
 
 def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | None]:
-    """Return the tokens of each stream, None where it is not here."""
     return {name: None if stream is None else stream.length for name, stream in streams.items()}
 
 
@@ -67,10 +64,7 @@ def streams_at_hand(train: TrainConfig, given: Path | None) -> dict[str, TokenSt
 
 
 def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
-    """Return how many of the first tokens of each dataset's train stream the run reads, None for all, by dataset.
-
-    A shuffle may read any of them. Raises BadInput as make_plan.
-    """
+    """Return the first tokens of each train stream that the run reads, None for all. Raises BadInput as make_plan."""
     if train.data.min_train_tokens is None or train.data.shuffle:
         return dict.fromkeys(part.dataset for part in train.data.parts)
     plan = make_plan(train, context_length, world_size)

@@ -61,7 +61,6 @@ class TokenSet:
 
     @property
     def streams(self) -> list[TokenStream]:
-        """The streams that the run reads."""
         return [stream for directory in self.directories for stream in directory.streams]
 
     @property
@@ -122,10 +121,7 @@ def open_tokens(
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
-    """Return the directories that are still being prepared, None for the others. Raises BadInput without --follow.
-
-    Rank 0 looks for all ranks: the preparation may end between two looks.
-    """
+    """Return directories in preparation, by rank 0's look, None for the others. Raises BadInput without --follow."""
 
     def look() -> list[bool]:
         grow = [still_grows(path) for path in directories]
@@ -173,10 +169,7 @@ def open_all(
     train: TrainConfig,
     begun_with: Sequence[Sequence[str]],
 ) -> TokenSet:
-    """Open all train streams, and of a run that validates all validation streams.
-
-    Of tokens that are still being prepared only the first: a step would have to wait for the others.
-    """
+    """Open all train streams, and to validate on all validation streams; of growing tokens the first one alone."""
     directories: list[TokenDirectory] = []
     wanted = train.validation.validation_interval is not None
     for location, growing in locations:

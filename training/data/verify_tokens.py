@@ -31,10 +31,7 @@ TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
-    """Return the token set with the contents of its files, read once per machine. Call it on every rank.
-
-    Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
-    """
+    """Return the set with its files' contents, read once per machine. Raises BadInput, on every rank."""
     begin = train.validation.start_val_token
     directories = _with_enough_validation(token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
@@ -116,10 +113,7 @@ def _validation_tokens(plan: Plan) -> int:
 
 
 def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan, ranks: Ranks) -> list[TokenDirectory]:
-    """Return the directories, without validation streams that are too short; a line names each.
-
-    Raises BadInput where the first is. One that is still being prepared is waited for, once per machine.
-    """
+    """Return the directories, without further validation streams that are short. Raises BadInput for the first."""
     wanted, directories = train.validation.start_val_token + _validation_tokens(plan), []
     for directory in token_set.directories:
         growing, stream, kept = directory.growing, directory.validation, directory
@@ -179,10 +173,7 @@ class TokenWatch:
         self._hashing: dict[Path, tuple[Version, Future[str]]] = {}  # with the version before it was read
 
     def check(self, *, wait: bool) -> list[Path]:
-        """Return files whose modification time changed, but not their content; `wait`: for the hash of every one.
-
-        Raises BadInput, on this rank alone, for a file whose content changed.
-        """
+        """Return files that were touched; `wait`: for every hash. Raises BadInput, on this rank, for a changed one."""
         touched = []
         for path, before in self._versions.items():
             now = version_of(path)

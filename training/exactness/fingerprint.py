@@ -45,7 +45,6 @@ def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
 
 
 def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
-    """Return the fingerprint as a flat JSON object."""
     cuda = ranks.device.type == "cuda"
     values: dict[str, Any] = {
         **attrs.asdict(numerics),

@@ -12,10 +12,7 @@ BLOCK_ELEMENTS = 1 << 20  # squares that a CPU folds at a time: 4 MiB stay in it
 
 
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of all rows, in order, (rows,) fp32. A vector's elements are its rows.
-
-    On a GPU matrices come first, as from `in_row_order`.
-    """
+    """Return the sums of all rows, in order, (rows,) fp32; a vector's are its elements. On a GPU as `in_row_order`."""
     if tensors[0].is_cuda:
         return by_kernel(tensors)
     return torch.cat([folded_rows(tensor) for tensor in tensors])

@@ -26,8 +26,6 @@ ROW = dict.fromkeys(("memory_gib", *SPEEDS), 0)  # of a new GPU, to be filled in
 
 @attrs.frozen(kw_only=True)
 class Gpu:
-    """One row of the table."""
-
     name: str = attrs.field(validator=checks.text())
     memory_gib: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # usable by torch, of one GPU
     bf16_tflops: float | None = attrs.field(default=None, validator=_SPEED)  # dense peak, without sparsity
@@ -50,7 +48,6 @@ class Gpu:
 
 @functools.cache
 def known_gpus() -> dict[str, Gpu]:
-    """Return the table by name."""
     return read_gpus(GPUS, read_json(GPUS))
 
 
@@ -76,10 +73,7 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
 
 
 def named_gpus(device: str) -> list[Gpu]:
-    """Return the GPUs that a torch device name fits, such as one with 40 and one with 80 GB; [] for an unknown one.
-
-    A laptop's GPU and a slice of a divided one (MIG) are slower than the GPU whose name they have: unknown.
-    """
+    """Return the GPUs that a torch device name fits; none for a laptop's, or a slice (MIG), which are slower."""
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []
     named = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None]

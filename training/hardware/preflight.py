@@ -167,7 +167,6 @@ def check_disk(need: DiskNeed) -> Check:
 
 
 def check_bucket(url: str) -> Check:
-    """Write an object and delete it."""
     from common.bucket import Bucket
 
     try:

@@ -50,12 +50,10 @@ def use_gpu(device: torch.device) -> None:
 
 
 def is_memory_error(error: Exception) -> bool:
-    """Tell whether an error means too little memory."""
     return is_gpu_memory_error(error) or isinstance(error, MemoryError) or _says(error, CPU_WORDS)
 
 
 def is_gpu_memory_error(error: Exception) -> bool:
-    """Tell whether an error means too little memory of a GPU."""
     return isinstance(error, torch.OutOfMemoryError) or any(_says(error, words) for words in GPU_WORDS)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.update_rule import Placement, StateTensor, UpdateRule, parameter_groups
+from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups
 
 
 def _build(
@@ -22,5 +22,5 @@ def _build(
     return adamw
 
 
-ADAMW_RULE = UpdateRule(state=lambda shape: dict.fromkeys(("exp_avg", "exp_avg_sq"), StateTensor(shape)), build=_build)
+ADAMW_RULE = UpdateRule(state=dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.float32), build=_build)
 RULES = (ADAMW_RULE,)

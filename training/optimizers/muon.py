@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
-from training.optimizers.update_rule import Placement, StateTensor, UpdateRule, parameter_groups, rate_group
+from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
@@ -110,7 +110,6 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(momentum, self._group[matrix.parameter]["momentum"]).to(self._compute_type)
 
     def _rows(self, matrix: Matrix, held: Tensor) -> Tensor:
-        """Return the rows of a matrix in what this rank holds of its parameter."""
         if not self._placement.sharded:
             return held[matrix.first_row : matrix.first_row + matrix.rows]
         ranks = self._placement.ranks
@@ -139,7 +138,7 @@ RULES = (
     attrs.evolve(ADAMW_RULE, takes=lambda axes: rate_group(axes) != "matrix"),
     UpdateRule(
         takes=lambda axes: rate_group(axes) == "matrix",
-        state=lambda shape: {"momentum_buffer": StateTensor(shape)},
+        state={"momentum_buffer": torch.float32},
         build=Muon,
         settings=_settings,
     ),

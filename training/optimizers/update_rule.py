@@ -15,8 +15,6 @@ from training.parallel.process_group import RankGroup
 
 RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
 
-Shape = tuple[int, ...]
-
 
 @attrs.frozen(kw_only=True)
 class Placement:
@@ -28,25 +26,18 @@ class Placement:
     axes: Mapping[str, Axes]  # by the parameter's name
 
 
-@attrs.frozen
-class StateTensor:
-    """One tensor of state for one parameter, such as a moment: kept in checkpoints, counted by memory predictions."""
-
-    shape: Shape  # whole, on all ranks together; at least one dimension
-    dtype: torch.dtype = torch.float32
-
-
 @attrs.frozen(kw_only=True)
 class UpdateRule:
     """One torch optimizer, and the parameters it updates.
 
-    `build` creates the 0-dimensional tensor `step` of each parameter, where torch's optimizer counts its updates; other
-    0-dimensional state cannot be declared. An optimizer with `defaults["fused"]` blocks updates on the device
-    (`found_inf`); with any other one the host waits for the GPU before each update.
+    `build` creates the 0-dimensional tensor `step` of each parameter, where torch's optimizer counts its updates. An
+    optimizer with `defaults["fused"]` blocks updates on the device (`found_inf`); with any other one the host waits for
+    the GPU before each update.
     """
 
     takes: Callable[[Axes], bool] = lambda axes: True
-    state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
+    # Tensors of a parameter's state, such as moments, of its shape, by torch's names: in checkpoints and predictions.
+    state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
     # What parameter groups have at a step, counted from 0, beside the learning rate.
     settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
@@ -60,12 +51,11 @@ def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
 
 def state_bytes(rules: Iterable[UpdateRule], parameters: Iterable[Axes]) -> int:
     """Return the bytes of all state tensors for parameters of these axes."""
-    taken = [rule.state(axes.shape) for axes in parameters for rule in rules if rule.takes(axes)]
-    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for state in taken for tensor in state.values())
+    taken = [(math.prod(axes.shape), rule.state) for axes in parameters for rule in rules if rule.takes(axes)]
+    return sum(elements * dtype.itemsize for elements, state in taken for dtype in state.values())
 
 
 def rate_group(axes: Axes) -> str:
-    """Return the group of a parameter whose learning rate train.json can set."""
     if axes.columns is None:
         return "vector"
     if axes.embedding:

@@ -43,10 +43,7 @@ def deal(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) 
 def compute_replicated(
     dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[Matrix], Tensor]
 ) -> list[Tensor]:
-    """Return `function` of each matrix of a round, of which every rank can `load` all.
-
-    Call it on every rank. `function` keeps shape and type, (rows, columns).
-    """
+    """Return `function`, of the same shape, of each matrix of a round; every rank can `load` all. Collective."""
     if ranks.size == 1:
         return [function(load(matrix)) for matrix in dealt]
     largest = max(matrix.rows * matrix.columns for matrix in dealt)
@@ -63,10 +60,7 @@ def compute_replicated(
 def compute_sharded(
     dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[Matrix], Tensor]
 ) -> list[Tensor]:
-    """Return this rank's rows of `function` of each matrix of a round; it can `load` its rows alone.
-
-    The rows of a matrix go to the rank that computes it, and those of the result back. Call it on every rank.
-    """
+    """Return this rank's rows of `function` of each matrix of a round; it can `load` these alone. Collective."""
     if ranks.size == 1:
         return [function(load(matrix)) for matrix in dealt]
     held = torch.cat([load(matrix).flatten() for matrix in dealt])

@@ -32,10 +32,7 @@ class Levels:
 
 
 def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
-    """Return the mesh of the data-parallel ranks: on two levels with a `node_size`, how many of them a node has.
-
-    Call it on every rank. With one level it adds no process group.
-    """
+    """Return the mesh of the data-parallel ranks, on two levels with the size of a node. Call it on every rank."""
     group = ranks.data_parallel.group or dist.group.WORLD
     assert group is not None  # torch: the process group is not initialized
     if node_size is None:

@@ -73,10 +73,7 @@ class OrderedGradients:
 
     @contextmanager
     def microbatch(self, parameters: Collection[nn.Parameter], *, last: bool, idle: bool) -> Iterator[None]:
-        """Context of one forward and backward pass, which DDP does not reduce unless it is the last one.
-
-        An idle one's gradients are dropped.
-        """
+        """Context of one forward and backward pass, reduced if `last`; an `idle` one's gradients are dropped."""
         self._last, self._idle = last, idle
         whole = not self._sharded
         if last and whole:

@@ -31,10 +31,7 @@ BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fe
 
 
 class BucketSum:
-    """Communication hook of DDP: adds each bucket over all ranks in place, beside the backward pass.
-
-    DDP's own divides each gradient, a kernel for every parameter.
-    """
+    """Communication hook of DDP: adds each bucket in place. DDP's own divides each gradient by a kernel of its own."""
 
     def __init__(self, group: Any):
         self._group = group

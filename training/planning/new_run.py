@@ -27,10 +27,7 @@ MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennig
 
 
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
-    """Return the run of --like, its directory written but with --dry-run or --plan. Call it on every rank.
-
-    `network`: reads the configuration of a model. Raises BadInput, also where the directory holds another run.
-    """
+    """Return the run of --like, written unless planned; `network` reads a model's configuration. Raises BadInput."""
     directory, like, given = command.run, command.like or "", command.options.token_files
     writes, model = not (command.dry_run or command.plan), like.startswith(MODEL)
     named = RECIPE if model else Path(like)

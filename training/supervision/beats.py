@@ -55,10 +55,7 @@ class Beats:
         self._timed: list[StepSeconds] = []  # of all ranks, at the last answer of `rank_seconds`
 
     def observe(self, rank: int, beat: Beat) -> None:
-        """Take what a poll found of a rank: a new beat, or the same as before.
-
-        A rank that was not polled for a while counts as silent from now on, if at all.
-        """
+        """Take a poll's beat: new, or the same as before. After a while without polls silence counts from now on."""
         before = self.last.get(rank)
         silent = before is not None and beat.count == before.count and beat.departure != "done"
         self._silent_polls[rank] = self._silent_polls[rank] + 1 if silent else 0

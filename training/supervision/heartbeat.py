@@ -165,10 +165,7 @@ class Heartbeat:
             self._end_without(told)
 
     def _watch_store(self) -> None:
-        """End this process where torchrun's store, on the first node, has long not answered: that node is cut off.
-
-        A dead machine, unlike a dead process, leaves the heartbeat waiting in the store.
-        """
+        """End this process where the first node's store has long not answered: its machine is dead or cut off."""
         patience = max(self._patience, STORE_POLLS)
         seen, silent = 0, 0
         while not self._ending.wait(BEAT_SECONDS):
@@ -218,10 +215,7 @@ class Heartbeat:
             )
 
     def _end_without(self, lost: dict[int, Beat]) -> NoReturn:
-        """End this process; kill the frozen ones of this node, or torchrun would wait for them.
-
-        Lost ranks that had left with an error have printed it: this rank did not notice, because it is stuck.
-        """
+        """End this process, and frozen ones of this node: torchrun would wait for them."""
         frozen = [beat for beat in lost.values() if beat.departure is None]
         try:
             time.sleep(SPEAKER_SECONDS)

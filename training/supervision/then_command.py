@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.errors import EXIT_STOPPED, printable
 from common.files import LOCK_POLL_SECONDS
-from training.launch import NUMBERS, environment_rank
+from training.launch import environment_rank, without_launcher
 from training.supervision.run_lock import NODE_VARIABLE, lock_is_held
 
 
@@ -25,7 +25,7 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
         print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
     else:
         print(printable(f"--then: {command}"), flush=True)
-        launcher = (*NUMBERS, "MASTER_ADDR", NODE_VARIABLE, "TORCHELASTIC_", "GROUP_", "ROLE_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+        environment = without_launcher()
+        environment.pop(NODE_VARIABLE, None)
         ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
         print(f"--then: ended with status {ended}", flush=True)

@@ -33,7 +33,7 @@ class TrainingProcess:
             self._began = time.time()
             self._process = subprocess.Popen(
                 [sys.executable, *command],
-                env={**without_launcher(os.environ), **environment},
+                env={**without_launcher(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -55,7 +55,6 @@ class TrainingProcess:
         return code if code is not None and code > 0 else EXIT_ERROR
 
     def ask_to_stop(self) -> None:
-        """Ask it to save a checkpoint and to end."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -3,7 +3,6 @@
 `python -m training.telemetry.chart RUN_DIR` draws it; a run starts that in the background at its checkpoints.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import attrs
 from common.errors import BadInput, printable
 from common.files import replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
+from training.launch import without_launcher
 from training.telemetry.metrics_log import read_metrics
 
 CHART = "training-run-chart.png"
@@ -22,7 +22,6 @@ LEAST_SECONDS = 10.0  # between drawings
 FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 ROOT = Path(__file__).parents[2]
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables: a drawing is no rank
 PANELS = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}  # below the losses
 
 
@@ -53,7 +52,6 @@ class BackgroundChart:
 
     def _start(self) -> None:
         self._began = time.monotonic()
-        environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
         command = [sys.executable, "-m", "training.telemetry.chart", str(self.file.parent.resolve())]
         self._process = None
         with suppress(OSError):  # no memory for another process: a run goes on without a chart
@@ -61,7 +59,7 @@ class BackgroundChart:
                 command,
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
-                env=environment,
+                env=without_launcher(),
                 start_new_session=True,  # the terminal's Ctrl-C is for the run, which waits for its last chart
             )
 

@@ -21,12 +21,10 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The last value."""
         return float(self.values[-1])
 
     @property
     def known(self) -> np.ndarray:
-        """The finite values."""
         return self.values[np.isfinite(self.values)]
 
     def smoothed(self) -> np.ndarray:

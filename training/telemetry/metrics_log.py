@@ -95,7 +95,6 @@ def read_starts(directory: Path) -> list[int]:
 
 
 def is_price(value: Any) -> bool:
-    """Tell whether a value is a price per hour."""
     return value is not None and _CHECKS["price_per_hour"](value)
 
 
@@ -144,7 +143,6 @@ def _is_ledger(value: Any) -> bool:
 
 
 def _are_sources(value: Any) -> bool:
-    """Tell whether a value lists the tokens read of each dataset."""
     return isinstance(value, list) and all(
         isinstance(one, dict) and type(one.get("tokens")) is int and 0 <= one["tokens"] < 1 << 64 for one in value
     )

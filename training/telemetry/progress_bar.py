@@ -11,8 +11,6 @@ LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
 
 
 class ProgressBar:
-    """Progress of a run on stderr."""
-
     def __init__(self, first_step: int, steps: int):
         self._steps = steps
         self._last_line = 0.0

@@ -76,7 +76,6 @@ class Reporter:
 
     @advisory("log lines")
     def say_on_machine(self, line: str) -> None:
-        """Print a line that concerns this machine, on any rank."""
         tqdm.write(printable(line), file=sys.stderr)
 
     @advisory("progress bar")
@@ -113,8 +112,7 @@ class Reporter:
             self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
     def finish(self) -> str:
-        """Close the bar and draw the chart of the final state; return its file in words."""
-        self._close_bar()
+        """Draw the chart of the final state; return its file in words."""
         with advisory("chart"):
             if self.chart is not None and self.chart.finish():
                 return f"chart {self.chart.file}"
@@ -122,17 +120,13 @@ class Reporter:
 
     def close(self, lines: Iterable[str] = ()) -> None:
         """Close the bar, print the last lines and close the metrics log."""
-        self._close_bar()
         if self.bar is not None:
+            with advisory("progress bar"):
+                self.bar.close()
             _print(lines)
         if self.metrics is not None:
             self._record_dropped()
             self.metrics.close()
-
-    @advisory("progress bar")
-    def _close_bar(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
     def _rates(self, step: int) -> dict[str, Any]:
         tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()

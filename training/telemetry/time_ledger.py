@@ -35,8 +35,6 @@ class Spent:
 
 @attrs.frozen(kw_only=True)
 class Earlier(Spent):
-    """Earlier jobs of a run."""
-
     parts: dict[str, float] = attrs.field(factory=dict)  # seconds by part; they add up to `seconds`
     compile_seconds: float = 0.0  # of the last job
 

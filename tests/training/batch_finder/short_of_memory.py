@@ -1,4 +1,4 @@
-"""find_batch_size.py, and train.py --find-max-microbatch, on a machine where rank 1 runs out of memory.
+"""find_batch_size.py on a machine where rank 1 runs out of memory.
 
 The environment says where: FAIL_IN is forward, backward, step or later (in a step after the third), and ABOVE
 the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word; hang: it
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import find_batch_size
-import train
 from model import loss as next_token_loss
 from training.batch_finder import finder, probe
 
@@ -62,6 +61,4 @@ finder.PROBE = Path(__file__)
 if PLACE == "hang":
     probe.PROBE_SECONDS = 20.0
 next_token_loss.NextTokenLoss.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
-if "--find-max-microbatch" in sys.argv:
-    train.leave(train.main())
 sys.exit(find_batch_size.main())

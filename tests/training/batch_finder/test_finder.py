@@ -60,7 +60,7 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None
     (run / "train.json").write_text(text)
     done = launch.run(
         SHORT,
-        *(str(run), "--device", "cpu", "--find-max-microbatch", "--write"),
+        *(str(run), "--device", "cpu", "--write"),
         ranks=2,
         environment={"FAIL_IN": "backward", "ABOVE": "1"},
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training.config.key_groups import OPTIMIZERS, OptimizationOptions
-from training.optimizers.update_rule import Placement, Shape, StateTensor, UpdateRule
+from training.optimizers.update_rule import Placement, UpdateRule
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -19,20 +19,14 @@ class SignDescent(torch.optim.Optimizer):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 state["momentum"].lerp_(parameter.grad.to(torch.bfloat16), 0.1)
-                state["updates"] += 1
-                warm = (state["updates"][0] / 4).clamp(max=1.0).item()  # state of another shape matters as well
-                parameter.sub_(state["momentum"].sign(), alpha=warm * group["lr"])
-
-
-def _state(shape: Shape) -> dict[str, StateTensor]:
-    return {"momentum": StateTensor(shape, torch.bfloat16), "updates": StateTensor((3,), torch.int32)}
+                parameter.sub_(state["momentum"].sign(), alpha=group["lr"])
 
 
 def _build(parameters: dict[str, nn.Parameter], options: OptimizationOptions, _: Placement) -> torch.optim.Optimizer:
     return SignDescent(list(parameters.values()), {"lr": options.learning_rate})
 
 
-RULES = (UpdateRule(state=_state, build=_build),)
+RULES = (UpdateRule(state={"momentum": torch.bfloat16}, build=_build),)
 
 if __name__ == "__main__":
     import train

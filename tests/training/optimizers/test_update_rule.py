@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.config.train_config import load_run
 from training.optimizer import Optimizer
 from training.optimizers import adamw
-from training.optimizers.update_rule import StateTensor, UpdateRule
+from training.optimizers.update_rule import UpdateRule
 from training.planning.memory_model import MemoryModel
 
 SCRIPT = Path(__file__).with_name("sign_descent.py")
@@ -37,7 +36,6 @@ def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(m
     with safe_open(straight / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
         momentum = file.get_slice("momentum.token_embedding.weight")
         assert (momentum.get_dtype(), momentum.get_shape()) == ("BF16", [257, 32])
-        assert file.get_tensor("updates.token_embedding.weight").tolist() == [8, 8, 8]
 
 
 def test_a_registered_optimizer_is_planned_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +46,7 @@ def test_a_registered_optimizer_is_planned_with(make_run: MakeRun, monkeypatch: 
     run = load_run(make_run(), ["optimizer=sign"])
     adamw = MemoryModel(model=ModelConfig(**TINY_MODEL), world_size=8)
     memory = MemoryModel.of(run.model, run.train, 8)
-    tensors = 4 + 2 * 12  # outside the blocks; in two blocks
-    assert memory.predict(1).parts["optimizer"] == adamw.predict(1).parts["optimizer"] // 4 + 12 * tensors
+    assert memory.predict(1).parts["optimizer"] == adamw.predict(1).parts["optimizer"] // 4
 
 
 def optimizer_of_a_weight() -> Optimizer:
@@ -58,21 +55,11 @@ def optimizer_of_a_weight() -> Optimizer:
     return Optimizer({"weight": weight}, {"weight": AXES}, OptimizationOptions(), torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("build", "state", "kept"),
-    [
-        (lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9), {}, "momentum_buffer"),
-        (lambda own, _, __: torch.optim.NAdam(own.values()), {"exp_avg": ..., "exp_avg_sq": ...}, "step|mu_product"),
-    ],
-)
-def test_state_that_no_rule_declares_is_refused_at_the_first_update(
-    monkeypatch: pytest.MonkeyPatch, build: Any, state: dict[str, Any], kept: str
-) -> None:
-    rule = UpdateRule(state=lambda shape: {name: StateTensor(shape) for name in state}, build=build)
+def test_state_that_no_rule_declares_is_refused_at_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = UpdateRule(state={}, build=lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9))
     monkeypatch.setattr(adamw, "RULES", (rule,))
-    optimizer = optimizer_of_a_weight()
-    with pytest.raises(BadInput, match=f"optimizer adamw: torch's .* keeps ({kept}), which a resume would lose"):
-        optimizer.step(torch.tensor(0.0))
+    with pytest.raises(AssertionError, match=r"a resume would lose state that no rule declares: .*momentum_buffer"):
+        optimizer_of_a_weight().step(torch.tensor(0.0))
 
 
 @pytest.mark.parametrize("count", [0, 2])
