@@ -92,10 +92,7 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
 
 
 def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
-    """Return the configuration of a network by the config.json of a class with RoPE.
-
-    Raises ValueError, "KEY: got ..., wanted ...", for a key that is missing or a value that would be another network.
-    """
+    """Return the configuration by config.json of a class with RoPE. Raises ValueError, "KEY: got ..., wanted ..."."""
     table = rows(ModelConfig)
     keys = {name: row.keys[kind][0] for name, row in table.items() if row.keys.get(kind)}
     for name in ("vocab_size", "context_length", "emb_dim", "n_layers", "n_heads"):

@@ -42,10 +42,7 @@ class Feed:
     def wait_for_tokens(
         self, step: int, ranks: Ranks, stopping: Callable[[], bool], say: Callable[[str], None]
     ) -> bool:
-        """Wait for a step's tokens while they are prepared; return False when asked to stop, or when no more will come.
-
-        Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
-        """
+        """Wait, on every rank, for a step's tokens in preparation; return False to stop, or when no more will come."""
         growing, told = self._reading.growing, -REMIND_SECONDS
         with self._waiting():
             while growing:

@@ -110,10 +110,7 @@ def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:
-    """Return the mean loss over the tenth before each mark that a run of so many steps has reached, float64 (m,).
-
-    By the trapezoidal rule over the logged steps; those without a finite loss are left out.
-    """
+    """Return the mean finite loss over the tenth before each mark reached, by the trapezoidal rule, float64 (m,)."""
     known = np.isfinite(curve.values)
     share, losses = np.append(0.0, curve.steps[known] / steps), curve.values[known]
     ends = np.arange(1, int(np.max(curve.steps[known], initial=0) * MARKS // steps) + 1) / MARKS

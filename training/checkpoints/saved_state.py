@@ -163,10 +163,7 @@ def verify(checkpoint: Path) -> str | None:
 
 
 def find(directory: Path, wanted: str) -> Path | None:
-    """Return the checkpoint to resume from: "auto" is the newest complete one, or None where there is none at all.
-
-    Raises BadInput when checkpoints exist but none verifies, or the named one is missing or damaged.
-    """
+    """Return the checkpoint to resume from, None where there are none; "auto": the newest intact. Raises BadInput."""
     if wanted != "auto":
         return _find_named(directory, wanted)
     problems: list[str] = []

@@ -65,10 +65,7 @@ FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.
 
 
 def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
-    """Return the likely meaning of an unknown key: a key of the other file, of another program, or the nearest.
-
-    `keys`: all known keys by section, "model" and "train". `overridden`: given by --set.
-    """
+    """Return the likely meaning of an unknown key: one of the other file, of another program, or the nearest."""
     elsewhere = next((f"{name}.{key}" for name, known in keys.items() if key in known), None)
     meant = elsewhere or FOREIGN_KEYS.get(key)
     if meant is None:
@@ -83,10 +80,7 @@ def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any
 
 
 def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[str]:
-    """Replace older spellings of gpjt/ddp-base-model-from-scratch in place; return a notice for each.
-
-    Raises BadInput for mixtures of experts, and for a key given in both spellings with different values.
-    """
+    """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions."""
     gone = [key for key in _GONE if train.pop(key, None) is not None]
     notices = [f"NOTE: {train_file}: {key} is ignored: {_GONE[key]}" for key in gone]
     if "moe" in model:

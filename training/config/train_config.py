@@ -156,10 +156,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Collection[str]) -> Run:
-    """Return the run of these keys; those of other programs are translated in place.
-
-    `source`: directory of their files; `overridden`: those of --set. Raises BadInput with all problems, a line each.
-    """
+    """Return the run of these keys, those of other programs translated in place. Raises BadInput, a line a problem."""
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
         raise BadInput(f"{directory}: not a UTF-8 name, so its checkpoints could not be read; rename the folder")
     files = {section: source / f"{section}.json" for section in KEYS}

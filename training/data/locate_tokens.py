@@ -27,10 +27,7 @@ class TokenLocation:
 
 
 def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = True) -> list[TokenLocation]:
-    """Return where each dataset lies: in `given`, a local directory, or for one to be downloaded under token_files/.
-
-    Raises BadInput for a dataset that is nowhere; `can_give`: the command has --token-files.
-    """
+    """Return where each dataset lies, or will once downloaded; all in `given`. Raises BadInput for one nowhere."""
     if given is None:
         return [_locate(part.dataset, train, can_give) for part in train.data.parts]
     if not isinstance(train.data.dataset, str):

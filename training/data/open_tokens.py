@@ -207,10 +207,7 @@ def as_begun(stream: TokenStream, begun_with: Sequence[Sequence[str]]) -> TokenS
 
 
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
-    """Raise BadInput where datasets have different tokenizers or templates, or one beyond the model's vocabulary.
-
-    One may have special tokens that another lacks, at the end.
-    """
+    """Raise BadInput for different tokenizers, but for special tokens at the end, and for too small a vocabulary."""
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer

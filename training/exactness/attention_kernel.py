@@ -87,10 +87,7 @@ class Shape:
 
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
-    """Enable one attention kernel, the same on every rank, for the life of this process.
-
-    Call it on every rank. Raises BadInput, blaming `model_json`, if no fused kernel supports the shape.
-    """
+    """Enable one attention kernel, on every rank the same. Raises BadInput if none supports the shape."""
     _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
 
 

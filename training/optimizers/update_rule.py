@@ -66,10 +66,7 @@ def rate_group(axes: Axes) -> str:
 def parameter_groups(
     parameters: Mapping[str, nn.Parameter], options: OptimizationOptions, axes: Mapping[str, Axes]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups of torch, one for each weight decay and learning rate: only matrices decay.
-
-    `rate_factor` of a group is for training/optimizer.py, which sets its learning rate at each step.
-    """
+    """Return torch's groups, by weight decay, of matrices alone, and learning rate, a factor of the schedule's."""
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         rate = options.group_learning_rates.get(rate_group(axes[name]), options.learning_rate)

@@ -32,10 +32,7 @@ class Matrix:
 
 
 def deal(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:
-    """Return rounds of as many matrices as there are ranks, the costliest first: the n-th of a round is rank n's.
-
-    What a rank computes costs at most its part of the whole and one matrix more. A round holds little memory.
-    """
+    """Return rounds of a matrix for each rank, the costliest first: loads are even, and a round takes little memory."""
     ordered = sorted(matrices, key=cost, reverse=True)
     return [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
 

@@ -95,10 +95,7 @@ def local_tensor(value: Tensor) -> Tensor:
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter of this rank's part of a possibly sharded one, in the same memory; any other as it is.
-
-    An operator on many DTensors costs a GPU's host milliseconds.
-    """
+    """Return a parameter of this rank's part of a sharded one, in its memory: operators on DTensors are slow."""
     return nn.Parameter(local_tensor(parameter).detach()) if isinstance(parameter, DTensor) else parameter
 
 

@@ -245,10 +245,7 @@ def _changes(estimate: RunEstimate) -> list[str]:
 
 
 def _changed_key(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
-    """Return the first key that differs from the forecast's, with both values.
-
-    A key that the forecast lacks had its default; those of the validation windows are not known then.
-    """
+    """Return the first key that differs from the forecast's, where one that is absent has its default."""
     before = recipe(one_form("model", recorded["model"]), one_form("train", {"microbatch_size": 1} | recorded["train"]))
     before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
     for section, values in now.items():

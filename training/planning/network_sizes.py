@@ -46,11 +46,7 @@ class NetworkSizes:
 
 @functools.cache
 def network_sizes(config: ModelConfig, *, compiled: bool = True) -> NetworkSizes:
-    """Return the sizes, from one block and one sequence.
-
-    Raises BadInput where blocks or axes differ, where attention has a mask that no option states, and where the network
-    cannot run without memory.
-    """
+    """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
     shapes = {name: tuple(value.shape) for name, value in meta_network(like_blocks(config)).named_parameters()}
     parameters = {name: axes_of(name, config) for name in shapes}
     for name, axes in parameters.items():

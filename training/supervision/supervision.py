@@ -60,10 +60,7 @@ class Supervision:
     """Supervision of this process; one object a process. Needs no torch until the ranks meet."""
 
     def __init__(self, run_directory: Path | None):
-        """Receive signals, then lock the run directory; None on ranks other than 0 and for commands that do not train.
-
-        Raises BadInput when another job has locked it.
-        """
+        """Receive signals, then lock the run directory, if rank 0 is to train. Raises BadInput if it is locked."""
         self.stop_asked = threading.Event()
         self.earlier_status: int | None = None  # final one of an earlier group of this job: end with it again
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)

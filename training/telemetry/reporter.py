@@ -84,10 +84,7 @@ class Reporter:
             self.bar.advance()
 
     def log(self, step: int, result: StepResult, remaining: Remaining, rank_seconds: list[float] | None = None) -> None:
-        """Record and show a step. Waits for the GPU, the only wait of a logged step.
-
-        `rank_seconds`: own seconds a step of each rank, where they are known anew.
-        """
+        """Record and show a step; the only wait for the GPU. `rank_seconds`: own seconds a step, where known anew."""
         if self.bar is None:
             return
         self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
