@@ -14,7 +14,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.node_disks import NodeDisks, find_disks
-from training.checkpoints.run_record import RunRecord, files_read_before
+from training.checkpoints.run_record import RunRecord
 from training.checkpoints.writer import CheckpointWriter
 from training.command import Options
 from training.config.batch_plan import VALIDATION_SHARE, Plan, make_plan
@@ -25,7 +25,7 @@ from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks, from_coordinator
+from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
@@ -92,8 +92,7 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
 
         uploader = Uploader(url, run, ranks)
     print_lines(ranks, run.notices)
-    before = from_coordinator(ranks, lambda: files_read_before(run.directory))
-    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)
+    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)
     return OpenJob(
         run=run,

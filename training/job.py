@@ -15,7 +15,6 @@ from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options, TrainCommand
 from training.config.batch_plan import derive_layout
-from training.config.optimization import describe_schedule, make_schedule
 from training.config.train_config import Run, TrainConfig, override, read_files
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
@@ -109,7 +108,7 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
     numerics_changes, begun = resume(_request(job, numerics, initial), state, job.disks, bucket)
-    settings = _make_settings(job, numerics, begun)
+    settings = make_settings(job.run.train, job.plan, numerics)
     job.supervision.run_lock.write_resumed()
     directory, position = job.run.directory, state.position
     if job.uploader is not None and position.step > 0:  # where the bucket lacks what an earlier job left
@@ -166,8 +165,8 @@ def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: i
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     numerics, state = _make_state(job)
-    record = load_before(first, _request(job, numerics, initial), state, job.ranks)
-    settings = _make_settings(job, numerics, record)
+    load_before(first, _request(job, numerics, initial), state, job.ranks)
+    settings = make_settings(job.run.train, job.plan, numerics)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
         return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded) else EXIT_ERROR
@@ -190,15 +189,6 @@ def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -
     resumed = job.supervision.run_lock.resumed
     wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial)
-
-
-def _make_settings(job: OpenJob, numerics: Numerics, record: RunRecord) -> StepSettings:
-    """Return the step settings, with the rounding of the schedule's steps that the run began with."""
-    schedule = make_schedule(job.run.train.optimization, job.plan.steps, exact=record.exact_percent)
-    if schedule != job.plan.schedule:
-        line = f"NOTE: the run keeps the schedule that it began with: {describe_schedule(schedule)}"
-        print_lines(job.ranks, [line])
-    return make_settings(job.run.train, attrs.evolve(job.plan, schedule=schedule), numerics)
 
 
 def _is_done(job: OpenJob, position: Position) -> bool:

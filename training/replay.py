@@ -11,7 +11,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.run_record import RunRecord, WeightsOrigin, read_record
+from training.checkpoints.run_record import WeightsOrigin, read_record
 from training.checkpoints.saved_state import find_before
 from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks, from_coordinator
@@ -64,11 +64,11 @@ def replay(
     return same
 
 
-def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
-    """Load the newest checkpoint before a step, or begin as the run did; return its record. Call it on every rank."""
+def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> None:
+    """Load the newest checkpoint before a step, or begin as the run did. Call it on every rank."""
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
-        _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
+        load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
@@ -76,7 +76,6 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
             _check_beginning(recorded.initial_weights, record.initial_weights)
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
-    return record
 
 
 def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:

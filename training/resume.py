@@ -101,7 +101,7 @@ def load_checkpoint(
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, compatibility.differences(request.directory, before, request.record, found))
-    record = attrs.evolve(request.record, initial_weights=before.initial_weights, exact_percent=before.exact_percent)
+    record = attrs.evolve(request.record, initial_weights=before.initial_weights)
     changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)

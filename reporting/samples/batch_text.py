@@ -124,8 +124,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
     ranks, length = RankGroup(rank=0, size=record.world_size or 1), run.model.context_length
     alone = Ranks(rank=0, world_size=1, data_parallel=ranks, device=torch.device("cpu"), control=None, download=None)
-    begun_with = [stream.files for stream in record.train_streams]
-    token_set = open_tokens(run, given, alone, follow=True, begun_with=begun_with)
+    token_set = open_tokens(run, given, alone, follow=True)
     plan = make_plan(run.train, length, ranks.size, token_set.lengths)
     if step > plan.steps:
         raise BadInput(f"--look {step}: wanted a step from 1 to {plan.steps}")

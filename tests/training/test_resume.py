@@ -138,18 +138,3 @@ def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeR
     assert (state["best_step"], state["best_validation_loss"]) == (best, losses[best])
     assert (run / "checkpoints" / "best").readlink().name == f"step-{best:08d}"
     assert state["config"]["changes"] == [{"step": 4, "key": "start_val_token", "old": 0, "new": 64}]
-
-
-def test_a_run_that_an_older_version_began_keeps_the_steps_of_its_schedule(make_run: MakeRun) -> None:
-    keys = {"min_train_tokens": 1000 * 8 * 32, "max_epochs": 99, "warmup_period_percent": 32.3}
-    older = make_run("older", **keys)
-    complete(older, "--max-steps", "1")
-    path = older / "checkpoints" / "latest"
-    state = json.loads((path / "state.json").read_text())
-    del state["config"]["exact_percent"], state["config"]["changes"]
-    (path / "state.json").write_text(json.dumps(state))
-    seal_again(path)
-    for last in ("2", "3"):
-        complete(older, "--max-steps", last)
-    peak = 0.01
-    assert metrics(older, "learning_rate") == {1: peak / 323, 2: peak * 2 / 322, 3: peak * 3 / 322}

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput, refusing
+from common.errors import refusing
 from common.files import replace_file, writing
 from common.json_files import read_json
 from tokens.format.manifest import RANKS_FILE
@@ -89,7 +89,6 @@ class RunRecord:
     self_test: dict[str, Any] | None = None
     initial_weights: WeightsOrigin | None = None  # None: random ones
     changes: list[SettingChange] = attrs.field(factory=list)  # by the jobs that resumed the run
-    exact_percent: bool = False  # make_schedule's; of a run that an older version began, false to its end
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:
@@ -103,7 +102,7 @@ class RunRecord:
         return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
 
     def schedule(self, steps: int) -> Schedule:
-        return make_schedule(self.optimization, steps, exact=self.exact_percent)
+        return make_schedule(self.optimization, steps)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
@@ -134,15 +133,6 @@ def read_record(directory: Path) -> RunRecord | None:
         return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
 
 
-def files_read_before(directory: Path) -> list[list[str]]:
-    """Return the names of the files of each token stream that a run's last job read, in its order."""
-    try:
-        record = read_record(directory)
-    except BadInput:  # a checkpoint tells, too, whether these are the tokens that it was made with
-        return []
-    return [] if record is None else [stream.files for stream in (*record.train_streams, *record.validation_streams)]
-
-
 def describe_changes(changes: Sequence[SettingChange]) -> list[str]:
     """Return "changed at step N: KEY OLD -> NEW, ..." for each step where settings changed."""
     steps = dict.fromkeys(change.step for change in changes)
@@ -167,7 +157,6 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
         git_commit=git_commit(),
         numerics=numerics,
-        exact_percent=True,
     )
 
 

@@ -10,14 +10,11 @@ from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.schedule import DECAYS, Schedule
 
 
-def make_schedule(options: OptimizationOptions, steps: int, *, exact: bool = True) -> Schedule:
-    """Return the schedule of a run of so many steps.
-
-    `exact` False: percentages of the steps in binary fractions, where 2.3 % of 1,000 steps are 22.
-    """
+def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
+    """Return the schedule of a run of so many steps."""
 
     def share(percent: float) -> int:
-        return int(steps * (Fraction(repr(percent)) if exact else percent) // 100)
+        return int(steps * Fraction(repr(percent)) // 100)  # exact: as a float, 2.3 % of 1,000 steps are 22
 
     warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:

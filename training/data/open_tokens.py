@@ -1,6 +1,6 @@
 """Token set of a run: its token files, opened, and the training data that all ranks read from them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,13 +90,10 @@ class TokenSet:
         return path, attrs.evolve(largest, template=next(iter(templates), None))
 
 
-def open_tokens(
-    run: Run, given: Path | None, ranks: Ranks, *, follow: bool, begun_with: Sequence[Sequence[str]] = ()
-) -> TokenSet:
+def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
     """Return the run's tokens, downloaded where they are missing; with `follow` also those still being prepared.
 
-    `begun_with`: names of the files of streams that the run read before, whose order it keeps. Call it on every rank.
-    Raises BadInput on every rank.
+    Call it on every rank. Raises BadInput on every rank.
     """
     locations = locate_tokens(run.train, given)
     wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size)
@@ -112,7 +109,7 @@ def open_tokens(
     token_sets: list[TokenSet] = []
 
     def open_them() -> None:
-        token_sets.append(open_all(list(zip(locations, growing, strict=True)), run.train, begun_with))
+        token_sets.append(open_all(list(zip(locations, growing, strict=True)), run.train))
         check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
         check_objective(run, token_sets[0].streams)
 
@@ -164,11 +161,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
     )
 
 
-def open_all(
-    locations: "list[tuple[TokenLocation, GrowingTokens | None]]",
-    train: TrainConfig,
-    begun_with: Sequence[Sequence[str]],
-) -> TokenSet:
+def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", train: TrainConfig) -> TokenSet:
     """Open all train streams, and to validate on all validation streams; of growing tokens the first one alone."""
     directories: list[TokenDirectory] = []
     wanted = train.validation.validation_interval is not None
@@ -186,8 +179,8 @@ def open_all(
                 dataset=location.dataset,
                 path=path,
                 manifest=manifest,
-                train=as_begun(open_stream("train"), begun_with),
-                validation=as_begun(open_stream("validation"), begun_with) if validates else None,
+                train=open_stream("train"),
+                validation=open_stream("validation") if validates else None,
                 growing=growing,
             )
         )
@@ -197,13 +190,6 @@ def open_all(
             "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
         )
     return TokenSet(tuple(directories))
-
-
-def as_begun(stream: TokenStream, begun_with: Sequence[Sequence[str]]) -> TokenStream:
-    """Return a stream with its files in the order in which the run read them: 2996586 took 10 before 9."""
-    files = {file.path.name: file for file in stream.files}
-    names = next((names for names in begun_with if set(names) == set(files)), None)
-    return stream if names is None or list(names) == list(files) else TokenStream([files[name] for name in names])
 
 
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:

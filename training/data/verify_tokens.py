@@ -61,7 +61,7 @@ def tokens_at_hand(train: TrainConfig, given: Path | None) -> TokenSet | None:
     locations = locate_tokens(train, given)
     if any(location.remote or still_grows(location.directory) for location in locations):
         return None
-    return open_all([(location, None) for location in locations], train, ())
+    return open_all([(location, None) for location in locations], train)
 
 
 def check_tokens(run: Run, given: Path | None, world_size: int) -> None:
