@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -27,7 +26,9 @@ KEY = "0123456789abcdef"
 GREEDY = {"model": "run", "messages": HELLO, "temperature": 0}
 
 
-def client(served: Served, key: str = "none") -> openai.OpenAI:
+def client(served: Served, key: str = "none") -> Any:
+    import openai
+
     return openai.OpenAI(base_url=served.api, api_key=key, max_retries=0, timeout=60)
 
 
@@ -163,6 +164,8 @@ def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
 def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
     chat_run: Path, serve: Serve, tmp_path: Path
 ) -> None:
+    import openai
+
     (tmp_path / "key").write_text(f"{KEY}\n")
     (tmp_path / "short").write_text(KEY[1:])
     for options, environment in (

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.errors import BadInput
 from evaluation.shared.chat_template import end_ids, read_template
@@ -38,6 +37,8 @@ def write(folder: Path, settings: dict[str, Any], template: str | None = None) -
 
 @pytest.mark.parametrize("where", ["file", "settings", "named"])
 def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHAT_ML}]
     settings = {"bos_token": {"content": "<s>"}, "eos_token": "<|im_end|>", "pad_token": None}
     inside = {"file": "another", "settings": CHAT_ML, "named": named}[where]

@@ -25,6 +25,7 @@ def test_torchruns_table_ends_with_our_line(make_run: MakeRun) -> None:
         assert done.stderr.count(f"train.py: {said}") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "last"), [("Ctrl-C", 75, "stopped, status 75"), ("kill", 1, "rank 1: Signal 9 (SIGKILL) rec")]
 )
