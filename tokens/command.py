@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from common.arguments import option, parse, refuse
+from common.arguments import option, parse
 from common.checks import integer
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
@@ -113,22 +113,10 @@ COMMANDS: dict[str, Any] = {
 
 
 def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
-    """Return the command of a command line.
-
-    The first word decides: the name of one of COMMANDS, or anything else to prepare tokens. A source of such a name is
-    written with its folder, ./stats; with an option of the other grammar the line is refused.
-    """
+    """Return the command of a command line: the first word is one of COMMANDS, or anything else prepares tokens."""
     script = "prepare_data.py"
     if not words or words[0] not in COMMANDS:
         return cast(PrepareCommand, parse(script, PrepareCommand, words, epilog=EPILOG))
-    if words[0] != "tokenizer" and any(
-        word.startswith("--o") and "--output".startswith(word.partition("=")[0]) for word in words
-    ):
-        refuse(
-            script,
-            f"'{words[0]}' is a command, which takes no --output; for a source of that name write ./{words[0]}, for "
-            f"the command {script} {words[0]} DIR",
-        )
     command = parse(script, COMMANDS, words)
     if isinstance(command, TokenizerCommand):
         return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)

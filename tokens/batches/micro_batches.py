@@ -113,10 +113,9 @@ class Reading:
 def micro_batches(
     reading: Reading, rank: int, steps: range, wait_for: Callable[[int], bool] | None = None
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a data-parallel rank's micro-steps in some steps.
+    """Yield the micro-batches of a data-parallel rank in some steps. Raises BadInput for an id beyond the vocabulary.
 
     `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`, or False to end.
-    Raises BadInput for an id that is not below the vocabulary size.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
@@ -141,10 +140,7 @@ def micro_batches(
 
 
 def mean_target_weight(reading: Reading, step: int) -> float:
-    """Return the mean weight of all targets of a step's global batch, all ranks; 1.0 where none counts.
-
-    Every rank reads them for itself: a byte a token, and no collective.
-    """
+    """Return the mean weight of all targets of a step on all ranks, 1.0 where none counts; without a collective."""
     batch = reading.layout.global_batch_size
     windows = locate(reading, np.arange(step * batch, (step + 1) * batch))
     weights = read_target_weights(windows, reading.layout.context_length)

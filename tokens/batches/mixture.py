@@ -72,10 +72,7 @@ class _Table:
 
 
 def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
-    """Return weights as the smallest integers in the same proportion; 0.1 counts as exactly a tenth.
-
-    Raises ValueError if they sum to more than MOST_ENTRIES.
-    """
+    """Return weights as the smallest integers in proportion; 0.1 is a tenth. Raises ValueError for too large a sum."""
     exact = [Fraction(str(weight)) for weight in weights]
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
-PACKED_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
+PACKED_BYTES = 1 << 17  # read at a time, at most: lost bytes are counted as exactly
 ZSTANDARD_BYTES = 1 << 9  # decompressed at a time: 3 bytes may become 128 KiB, so at most 22 MiB come of them
 LINES_BYTES = 1 << 20  # buffered, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
@@ -18,46 +18,29 @@ CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' message
 def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[Line]:
     """Yield the lines of a gzip or Zstandard file, as `read_line` gives them.
 
-    Each with the position of the compressed block in which it ends, and 0: its compressed length is unknown. Raises
-    Damaged where decompression fails.
+    Each with a position in the compressed file before its end, and 0: its compressed length is unknown. Raises Damaged.
     """
     from zstandard import ZstdError
 
-    blocks = _Blocks(stream)
-    lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
+    lines: Any = gzip.GzipFile(fileobj=stream)
     if zstandard:
-        lines = io.BufferedReader(_ZstandardReader(blocks), LINES_BYTES)
+        lines = io.BufferedReader(_ZstandardReader(stream), LINES_BYTES)
     try:
         while (line := read_line(lines))[1]:
-            yield line[0], blocks.begin, 0
+            yield line[0], max(0, stream.tell() - PACKED_BYTES), 0
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:  # EOFError: a truncated gzip
         detail = f"{'not a Zstandard stream: ' if zstandard else ''}{error}"
         garbled = any(word in detail for word in CHECKSUMS)  # a wrong one at the end means damage anywhere before
         raise Damaged(f"{detail}; lines before it may be garbled" if garbled else detail) from error
 
 
-class _Blocks:
-    """A stream read in small blocks; `begin` is the position of the last one."""
-
-    def __init__(self, stream: BinaryIO):
-        self.begin = 0
-        self._stream = stream
-
-    def read(self, count: int) -> bytes:
-        begin = self._stream.tell()
-        data = self._stream.read(min(count, PACKED_BYTES))
-        if data:  # at the end, lines of the last block may still follow
-            self.begin = begin
-        return data
-
-
 class _ZstandardReader(io.RawIOBase):
     """Decompression frame by frame; unlike zstandard's own reader it notices a file that is cut short."""
 
-    def __init__(self, blocks: _Blocks):
+    def __init__(self, stream: BinaryIO):
         import zstandard
 
-        self._blocks = blocks
+        self._stream = stream
         self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._frame = self._new_frame()
         self._in_frame = False
@@ -69,7 +52,7 @@ class _ZstandardReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._lines:
             if not self._packed:
-                self._packed = memoryview(self._blocks.read(PACKED_BYTES))
+                self._packed = memoryview(self._stream.read(PACKED_BYTES))
             if not self._packed:
                 if self._in_frame:
                     raise Damaged("the Zstandard stream is cut short")

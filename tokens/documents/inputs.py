@@ -50,10 +50,7 @@ class Input:
 
 @attrs.frozen
 class Extent:
-    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file.
-
-    Lines and pieces of text that begin in the range belong to it; see tokens/documents/reader.py.
-    """
+    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file."""
 
     input: int  # index
     begin: int
@@ -71,11 +68,7 @@ class Problems:
         self._losses: set[str] = set()  # kinds by which something was lost
 
     def add(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
-        """Count a problem.
-
-        `kind`: one or two words; `where`: file and line, row or byte; `documents`: that are lost; `lost_bytes`: of
-        input, where documents cannot be counted.
-        """
+        """Count a problem of a `kind` at `where`; `lost_bytes`: of input, where lost `documents` cannot be counted."""
         self.lost_documents += documents
         self.lost_bytes += lost_bytes
         self._losses |= {kind} if documents + lost_bytes else set()

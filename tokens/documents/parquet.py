@@ -56,10 +56,7 @@ def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | No
 
 
 def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> Iterator[list[Any]]:
-    """Yield a row group's texts, or records without a name, in batches; of one not in UTF-8 its UnicodeDecodeError.
-
-    Raises Damaged.
-    """
+    """Yield a row group's values in batches; of a text not in UTF-8 its UnicodeDecodeError. Raises Damaged."""
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
     with _damage():

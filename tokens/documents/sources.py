@@ -42,10 +42,9 @@ def resolve_sources(
     kept: Iterable[Source] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Source]:
-    """Return the files of each SOURCE, in the order of their names.
+    """Return the files of each SOURCE, in the order of their names; of a hub dataset at the commit of `kept` sources.
 
-    `kept`: sources of the plan to be resumed; a hub dataset among them is read at the same commit. `say` gets notes on
-    files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
+    `say` gets notes on files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
     """
     sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
@@ -153,10 +152,7 @@ def _remote_files(name: str) -> tuple[list[Input], list[str]]:
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:
-    """Return the data files of hf:OWNER/NAME[:CONFIG][@REVISION], its train split, at a commit.
-
-    Without one: at that of the revision, or else of the main branch, now.
-    """
+    """Return the files of the train split of hf:OWNER/NAME[:CONFIG][@REVISION], at a commit or its revision."""
     import datasets
 
     quiet()
@@ -172,10 +168,7 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
 
 
 def _standard_library() -> list[Path]:
-    """Return the running Python's own library sources, without installed packages and test suites.
-
-    In the order of a hash of their names, so that any range of them is a fair sample of all.
-    """
+    """Return Python's own library sources, by a hash of their names: any range of them is a fair sample of all."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files = [file for file in root.rglob("*.py") if not skipped.intersection(file.relative_to(root).parts)]

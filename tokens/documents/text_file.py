@@ -1,8 +1,7 @@
 """Text files in pieces: cut positions that change no token, damage left out, and lines of bounded length.
 
-`pattern`: splitting pattern of the tokenizer; None: GPT-2's, or it has none.
-
-What is left out of a text file reaches from one cut position to the next, so it does not depend on the units.
+`pattern`: the tokenizer's, None for GPT-2's or none. What is left out reaches from one cut position to the next, so it
+does not depend on the units.
 """
 
 import codecs
@@ -40,10 +39,7 @@ def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
 
 
 def lines_from(stream: BinaryIO, begin: int, end: int) -> Iterator[Line]:
-    """Yield the lines that begin in a range, as `read_line` gives them, each with its position and length in bytes.
-
-    Raises EOFError where the file ends early.
-    """
+    """Yield the lines that begin in a range, each with position and length. Raises EOFError for a shorter file."""
     position = begin
     if begin > 0:  # a line that began before belongs to the range before
         stream.seek(begin - 1)
@@ -89,10 +85,7 @@ class Replaced:
 
 
 def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the documents of a text file that begin in a range of it, without the separators.
-
-    The separator cannot overlap itself, so that each range finds the same ones.
-    """
+    """Yield begin and end of the documents that begin in a range. A separator cannot overlap itself."""
     found = _separators(stream, max(0, begin - len(separator)), size, separator)
     start = 0 if begin == 0 else next((place + len(separator) for place in found), size)
     while start < end:

@@ -1,8 +1,4 @@
-"""Other programs' token files, which are read as they are: names, splits and headers of llm.c, nanoGPT and numpy.
-
-llm.c and kjj0's sets: `fineweb_train_000001.bin`, `fineweb_val_000000.bin`; nanoGPT: `train.bin`, `val.bin`;
-build-nanogpt: `edufineweb_train_000001.npy`, `edufineweb_val_000000.npy`.
-"""
+"""Other programs' token files, which are read as they are: names, splits and headers of llm.c, nanoGPT and numpy."""
 
 import itertools
 import re
@@ -56,10 +52,7 @@ def parse_name(name: str) -> ForeignName | None:
 
 
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of token files by split, in the order of their numbers. `where` names their folder, for errors.
-
-    Raises BadInput for files of several sets or formats, a name without a split, and a missing shard.
-    """
+    """Return the names of token files by split, in order. Raises BadInput for no whole set, naming folder `where`."""
     found = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}
     for file in found:

@@ -184,10 +184,7 @@ def advice(path: Path) -> str:
 
 
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
-    """Open a split whose files are those of the manifest, by name and size; their content is not read yet.
-
-    Raises BadInput naming the file.
-    """
+    """Open a split whose files have the manifest's names and sizes; content is not read. Raises BadInput naming one."""
     if manifest is None:
         return open_split(directory, split)
     for name in manifest.files:
@@ -237,10 +234,7 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Read whole files, several at once; return their contents by name.
-
-    Raises BadInput naming a file that cannot be read, or differs from its manifest entry.
-    """
+    """Return the contents of whole files by name. Raises BadInput for one that differs from its manifest entry."""
     with ThreadPoolExecutor() as threads:  # reading and hashing leave the interpreter to other threads
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
     if manifest is None:

@@ -104,10 +104,7 @@ class TokenStream:
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open `<split>.safetensors`, its shards, or another program's files. Raises BadInput for missing or damaged ones.
-
-    Our files come first: nanoGPT's may lie beside those that they were converted to.
-    """
+    """Open `<split>.safetensors`, its shards, or else another program's files. Raises BadInput without intact ones."""
     whole = directory / f"{split}.safetensors"
     with readable_tokens(directory):
         is_whole = whole.is_file()

@@ -1,7 +1,4 @@
-"""Download of token files from the Hugging Face hub or a bucket: once per machine, resumable, where there is room.
-
-Of other programs' shards only as many are fetched as a run reads, and more when a later run reads more.
-"""
+"""Download of token files from the hub or a bucket: once per machine, resumable, no more shards than a run reads."""
 
 import glob
 import json
@@ -108,10 +105,7 @@ class _Source:
 
 
 def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
-    """Download other programs' shards with so many train tokens; return how many these hold, None for all there are.
-
-    `sizes`: bytes of each file of the dataset. Raises BadInput as `download_dataset`.
-    """
+    """Download other programs' shards with so many train tokens; return how many these hold, None for all."""
     by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
     train = by_split.pop("train", [])
     if not train:

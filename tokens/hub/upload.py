@@ -1,8 +1,4 @@
-"""Upload of a finished token directory to the Hugging Face hub, with its card, as a dataset for `train.json`.
-
-Large files are sent one by one, and not again by a later command once they have arrived. One commit at the end shows
-them all, so a dataset is never half there.
-"""
+"""Upload of a finished token directory to the Hugging Face hub, with its card, in one commit, for `train.json`."""
 
 import json
 from collections import Counter
@@ -59,10 +55,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
 
 
 def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | bytes]:
-    """Return the files to upload, by name: the path of an unchanged file, or the content.
-
-    Not plan.json: it lists every input with its full path on this machine, and is useful only beside the inputs.
-    """
+    """Return the files to upload: path or content by name. Not plan.json, which has full paths of this machine."""
     files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / COMMITS).is_file():
@@ -111,7 +104,6 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
         license=license_name,
         pretty_name=name,
         task_categories=["text-generation"],
-        size_categories=[size_category(manifest.documents)],
         tags=["lockstep", "tokens", f"tokenizer-{tokenizer.name.removesuffix('.tiktoken')}"],
         viewer=False,  # it shows tables, not token files
     )
@@ -128,14 +120,6 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
         held_out=_held_out(manifest),
     )
     return str(card).rstrip() + "\n"
-
-
-def size_category(documents: int) -> str:
-    steps = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
-    if documents < 1000:
-        return "n<1K"
-    power = len(str(documents)) - 1  # 3: thousands
-    return f"{steps[power - 3]}<n<{steps[power - 2]}" if power < 12 else "n>1T"
 
 
 def _shares(manifest: Manifest) -> str:

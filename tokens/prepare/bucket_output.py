@@ -1,18 +1,13 @@
 """Bucket output: token files that grow in a bucket, where a preparation resumes without the disk that began it.
 
-Objects under the prefix while the files grow:
+Objects under the prefix while the files grow; each is there as a whole or not at all:
 
     plan.json                           as in a token directory
     .partial-train-00000.safetensors    full shards, verified to have arrived
-    .checkpoint-00000000.safetensors    what is new since the one before: lines of the commit log, and of each split
-                                        the tokens after its full shards
+    .checkpoint-00000000.safetensors    a commit: new lines of the log, and of each split the tokens after full shards
 
-An object is there as a whole or not at all, so a checkpoint is a commit, and the bucket is the only truth: the scratch
-folder is emptied at the start and filled from it, on any machine. A kill loses what came after the newest checkpoint,
-at most a shard.
-
-The number of shards is known at the end. Then the server copies each to its final name; no byte passes through this
-machine, and a finished prefix is a token directory like any other.
+The bucket is the only truth: the scratch folder is emptied at the start and filled from it, on any machine. At the end
+the server copies each shard to its final name; a finished prefix is a token directory like any other.
 """
 
 import os
@@ -46,10 +41,7 @@ class BucketOutput:
         self._lengths: dict[str, int] = {}  # tokens of each split in shards and checkpoints
 
     def open(self) -> Manifest | None:
-        """Empty the scratch folder and fetch the plan, if there is one; return the manifest of finished tokens.
-
-        Raises BadInput where that is damaged, or lists a missing file.
-        """
+        """Empty the scratch folder, fetch the plan; return the manifest of finished tokens. Raises BadInput."""
         self._empty_scratch()
         names = self._objects()
         if PLAN in names:

@@ -1,7 +1,6 @@
-"""Commit log `ledger.jsonl`: the units that are in the token files, one line each, in the order of the plan.
+"""Commit log `ledger.jsonl`: a line for each unit, in the order of the plan, once its tokens are on the disk.
 
-A line is written when the unit's tokens are on the disk. What a kill leaves behind after the last complete line, in the
-log or in the token files, is cut off at the next start.
+What a kill leaves after the last complete line, in the log or in the token files, is cut off at the next start.
 """
 
 import json

@@ -1,9 +1,12 @@
 """Progress bar of a preparation, and the final report of tokens written and text left out."""
 
+import functools
 import itertools
 import sys
 import time
 from typing import Any
+
+from tqdm import tqdm
 
 from common.errors import BadInput, printable
 from tokens.documents.document_sample import DocumentSample
@@ -26,34 +29,24 @@ class UnitProgress:
         """`totals`: of earlier commands."""
         self._began = self._shown = time.monotonic()
         self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and of all
-        self._first = sum(totals.tokens.values()), self._edges[totals.units]
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=self._edges[-1], unit="B", unit_scale=True, initial=self._first[1])
+        self._first_tokens = sum(totals.tokens.values())
+        scale: dict[str, Any] = {"total": self._edges[-1], "initial": self._edges[totals.units], "unit": "B"}
+        self._line = functools.partial(tqdm.format_meter, **scale, unit_scale=True)
+        self._bar = tqdm(**scale, unit_scale=True, disable=not sys.stderr.isatty())
         self.show(totals)
 
     def show(self, totals: Totals) -> None:
-        now, tokens = time.monotonic(), sum(totals.tokens.values())
-        done_bytes, total_bytes = self._edges[totals.units], self._edges[-1]
-        if self._bar is None and now - self._shown < self.LINE_SECONDS:
-            return
-        self._shown = now
-        seconds = max(now - self._began, 1e-9)
-        new_tokens, new_bytes = tokens - self._first[0], done_bytes - self._first[1]
-        units = f"{totals.units:,} of {len(self._edges) - 1:,} units"
-        rates = f"{units}, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
-        if self._bar is not None:
-            self._bar.set_postfix_str(rates, refresh=False)
-            self._bar.update(done_bytes - self._bar.n)
-        else:
-            eta = f", ETA {seconds * (total_bytes - done_bytes) / new_bytes:.0f} s" if new_bytes else ""
-            print(f"{done_bytes / max(1, total_bytes):.0%}, {rates}{eta}", file=sys.stderr)
+        now, tokens, done_bytes = time.monotonic(), sum(totals.tokens.values()), self._edges[totals.units]
+        speed = (tokens - self._first_tokens) / max(now - self._began, 1e-9)
+        rates = f"{totals.units:,} of {len(self._edges) - 1:,} units, {tokens:,} tokens, {speed:,.0f} tokens/s"
+        self._bar.set_postfix_str(rates, refresh=False)
+        self._bar.update(done_bytes - self._bar.n)
+        if self._bar.disable and now - self._shown >= self.LINE_SECONDS:
+            self._shown = now
+            print(self._line(n=done_bytes, elapsed=now - self._began, postfix=rates), file=sys.stderr)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 def say(line: str) -> None:

@@ -1,7 +1,4 @@
-"""Unit of work: read documents, encode them, write their tokens. Runs in any process that sees the same files.
-
-No tokens pass between processes: a unit writes files of its own and returns a few numbers about them.
-"""
+"""Unit of work, in any process that sees the files: documents to token files of its own, and numbers about them."""
 
 import functools
 import os
@@ -73,10 +70,7 @@ class Result:
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
-    """Write the tokens of a unit into `unit_file`s; return the result. Repeating it writes the same bytes.
-
-    Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
-    """
+    """Write the tokens of a unit into `unit_file`s, each time the same. Raises BadInput for an input, and OSError."""
     encoder = _encoder(job.tokenizer, job.directory.parent, job.recipe)
     reader = _reader(task.inputs, job.settings, encoder)
     paths = {split: unit_file(job.directory, task.index, split) for split in SPLITS}

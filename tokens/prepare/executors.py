@@ -138,10 +138,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results of the tasks in order, in batches of those that are ready.
-
-    At most `executor.window` units are computed ahead of the next result. Raises the tasks' errors.
-    """
+    """Yield the results in order, in batches of those that are ready, from `window` units ahead. Raises as they do."""
     ahead: deque[tuple[Task, Future[Result]]] = deque()
     restarts = 0
     while True:
@@ -170,10 +167,7 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
 
 
 def _run_kept(job: EncodeJob, path: Path) -> Result:
-    """Run the task of a file, and delete the file: a task that is submitted again is written again.
-
-    Raises BadInput for a file that is damaged, or another unit's.
-    """
+    """Run the task of a file, and delete it. Raises BadInput for a file that is damaged, or another unit's."""
     advice = "rerun the same command, which writes it anew"
     with refusing(f"{path}: damaged", advice):
         task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)

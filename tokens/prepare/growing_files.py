@@ -52,10 +52,7 @@ class GrowingStream:
         self._file: BinaryIO | None = None  # the last one, while it has room
 
     def resume(self, length: int, why: Path) -> None:
-        """Continue after `length` tokens, as the log `why` says; delete what follows. Raises BadInput if some lack.
-
-        Files that have their final names already are hidden again.
-        """
+        """Continue after `length` tokens, as the log `why` says; hide named files, delete the rest. Raises BadInput."""
         whole = self._directory / f"{self.split}.safetensors"
         shards = self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")
         named = [*([whole] if whole.exists() else []), *shards]

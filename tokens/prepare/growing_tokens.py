@@ -1,8 +1,4 @@
-"""Growing tokens: token files read while they are being prepared, as far as the commit log goes.
-
-Committed tokens stay: the finished files begin with them. So a reader that waits for the tokens of a batch reads the
-same batch from growing and from finished files.
-"""
+"""Growing tokens: token files read while they are prepared, as far as the commit log; the finished ones begin so."""
 
 import sys
 import threading
@@ -69,10 +65,7 @@ class GrowingTokens:
         return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
     def committed(self, split: str) -> int:
-        """Return the tokens of a split that will stay.
-
-        0 while a wanted split is empty: at the end it may be cut from the tail of the train stream.
-        """
+        """Return the tokens of a split that will stay; 0 while an empty split may be cut from the tail of train."""
         tokens = self._totals.cut or self._totals.tokens
         return tokens[split] if self.finished or all(tokens[each] for each in self.splits) else 0
 

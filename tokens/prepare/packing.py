@@ -1,7 +1,4 @@
-"""Packing: conversations of a unit into rows of T tokens, whole, by best fit, the longest first.
-
-The rest of a row is end-of-text ids that do not count. Rows are a function of a unit's conversations alone.
-"""
+"""Packing: conversations of a unit into rows of T tokens, whole, by best fit; the rest is end-of-text ids."""
 
 import bisect
 from collections import defaultdict
@@ -20,10 +17,7 @@ WINDOW_TOKENS = 1 << 23  # packed at a time, 32 MiB: a compressed file is one un
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return rows of items, of `lengths` up to `room`, by their indices: best fit, the longest item first.
-
-    The items of a row, and rows by their first item, are in the order of the items.
-    """
+    """Return rows of items by their indices, in their order: best fit, the longest first, `lengths` up to `room`."""
     rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()  # by what they have left, and all such
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         place, left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()

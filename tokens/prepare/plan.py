@@ -1,7 +1,6 @@
 """Preparation plan: units of work of some megabytes each, a function of the inputs and settings alone.
 
-It does not depend on the number of workers, so a unit holds the same tokens wherever and whenever it is computed. The
-plan is kept beside the tokens; a later command resumes it or is refused.
+It is kept beside the tokens; a later command, with any number of workers, resumes it or is refused.
 """
 
 import hashlib
@@ -88,11 +87,7 @@ class PrepareSettings:
         )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
-        """Return the index in SPLITS of each document, from its first characters; None: all are in train.
-
-        Empty documents are in train. Others by a hash of their text, so that a document stays in its split whatever is
-        added or reordered, and copies share one.
-        """
+        """Return the index in SPLITS of each document, by a hash of its first characters; None: all are in train."""
         if self.split == TAIL or not self.held_out:
             return None
         import xxhash

@@ -40,10 +40,7 @@ LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
 
 def prepare(command: PrepareCommand) -> Manifest:
-    """Write token files, or complete them; return their manifest.
-
-    Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
-    """
+    """Write token files, or complete them; return their manifest. Raises BadInput and OSError; committed units stay."""
     directory = command.directory.absolute()
     _check_output(command)
     template = None if command.template is None else load_template(command.template)

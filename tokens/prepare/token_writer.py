@@ -1,7 +1,6 @@
 """Token writer: units appended in the order of the plan, durable with each commit, named when all are written.
 
-Until then the files are hidden: tokens/prepare/growing_files.py. A kill at any moment loses what was not committed, and
-nothing else. At the end held-out splits without documents are cut from the tail of the train stream.
+At the end held-out splits without documents are cut from the tail of the train stream.
 """
 
 import io
@@ -95,11 +94,7 @@ class TokenWriter:
     def __init__(
         self, directory: Path, plan: UnitPlan, ranks: Path | None, log: CommitLog, bucket: BucketOutput | None
     ):
-        """Continue where the commit log ends. Raises BadInput when a file is shorter than that.
-
-        `ranks`: the tokenizer's file of byte-pair ranks; `bucket`: destination of full shards; then `directory` is
-        scratch.
-        """
+        """Continue after the commit log. Raises BadInput for too short a file. With a bucket `directory` is scratch."""
         self.directory = directory
         self.units = directory / UNITS
         self.totals = log.totals  # over all committed units

@@ -1,5 +1,10 @@
-"""Tokenizer trained on a sample of the sources, as one tokenizer.json."""
+"""Tokenizer trained on a sample of the sources by Hugging Face's tokenizers, as one tokenizer.json.
 
+Of pairs that are equally frequent, that of lower ranks is merged: neither threads nor the order of the text matter.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
@@ -13,19 +18,18 @@ from tokens.prepare.display import refuse_losses, report_problems, say
 from tokens.prepare.executors import start_workers
 from tokens.prepare.plan import make_plan
 from tokens.prepare.prepare import settings_of
-from tokens.tokenizer.hugging_face_files import tokenizer_text
+from tokens.tokenizer.hugging_face_files import ranks_of, tokenizer_text
 from tokens.tokenizer.known import PATTERNS
 from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
-from tokens.tokenizer.training import train_ranks
+
+PART_CHARACTERS = 50_000  # of a text: the trainer buffers 256 parts
+LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # is cut: the trainer's time is quadratic in the length of a match
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
-    """Write a tokenizer; return lines about it. Raises BadInput, also where too much of the text cannot be read.
-
-    The file is a function of the sources and the options; number and order of threads do not change it.
-    """
+    """Write a tokenizer; return lines about it. Raises BadInput, also where too much of the text cannot be read."""
     path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
     _refuse_existing(path)
     with writing(path):
@@ -84,4 +88,22 @@ def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes
 
 
 def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    return train_ranks(sample.texts(), count, pattern), sample
+    """Return up to `count` ranks, those of the bytes first; fewer where no other pair occurs twice."""
+    from tokenizers import Tokenizer, pre_tokenizers, trainers
+
+    untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)
+    tokenizer = Tokenizer.from_str(tokenizer_text(untrained))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=count, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_cut(sample.texts()), trainer)
+    return ranks_of(tokenizer.get_vocab(with_added_tokens=False)), sample
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for at in range(0, len(text), PART_CHARACTERS):
+            part, begin = text[at : at + PART_CHARACTERS], 0
+            for run in LONG_RUN.finditer(part):
+                yield part[begin : run.end()]
+                begin = run.end()
+            yield part[begin:]

@@ -1,7 +1,4 @@
-"""Token statistics: document lengths, duplicates, and contamination of held-out splits.
-
-The token files are read once, in blocks. In memory are a hash of each document, 8 bytes, and the count of each length.
-"""
+"""Token statistics: document lengths, duplicates, contamination of held-out splits. Memory: 8 bytes a document."""
 
 import itertools
 from array import array
@@ -15,9 +12,10 @@ import numpy as np
 from common.errors import BadInput, printable
 from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
-from tokens.format.manifest import PLAN, SPLITS, Manifest, open_listed, read_manifest, split_of
+from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
-from tokens.stats.bytes_per_token import compare_with_gpt2
+from tokens.tokenizer.known import recognized
+from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19
@@ -25,6 +23,8 @@ PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 2
+SAMPLE_BLOCKS = 16  # spread evenly over a stream, at most
+SAMPLE_BLOCK_TOKENS = 1 << 16
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +55,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     if manifest is not None and tokens > ends:
         if manifest.text_bytes is not None:
             lines.append(f"  bytes per token      {manifest.text_bytes / (tokens - ends):.2f}, without end-of-text ids")
-        lines += compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
+        lines += _compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
     if manifest is not None and manifest.rows is not None:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
@@ -114,6 +114,32 @@ def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStrea
     return {split: open_listed(directory, split, manifest) for split in found}
 
 
+def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: Path) -> list[str]:
+    """Return a line that compares the tokenizer of a directory with GPT-2's; none if it is that."""
+    try:
+        own = recorded_tokenizer(record, directory)
+        if recognized(own.ranks()) == "gpt2":
+            return []
+        gpt2 = load_tokenizer("gpt2")
+    except BadInput as error:
+        problem = str(error).replace("pass a local ranks file (--tokenizer FILE.tiktoken) or ", "")
+        return [f"  beside GPT-2         not compared: {problem}"]
+    text_bytes = tokens = gpt2_tokens = 0
+    count = min(SAMPLE_BLOCK_TOKENS, stream.length)
+    starts = np.linspace(0, stream.length - count, min(SAMPLE_BLOCKS, -(-stream.length // count))).astype(int)
+    for ids in (stream.read(start, count) for start in starts.tolist()):
+        edges = np.flatnonzero(np.isin(ids, [*own.special_tokens.values()])).tolist()
+        for begin, end in itertools.pairwise([-1, *edges, count]):
+            text = own.decode(ids[begin + 1 : end].tolist())
+            text_bytes += len(text.encode(errors="replace"))
+            tokens += end - begin - 1
+            gpt2_tokens += len(gpt2.encode(text))
+    return [
+        f"  beside GPT-2         {text_bytes / max(1, tokens):.2f} bytes per token, GPT-2's "
+        f"{text_bytes / max(1, gpt2_tokens):.2f}, on {text_bytes:,} bytes of the same text"
+    ]
+
+
 def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
     below = np.cumsum(counts)
     at = {percent: int(values[np.searchsorted(below, below[-1] * percent / 100)]) for percent in PERCENTS}
@@ -160,10 +186,7 @@ def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:
 
 
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
-    """Draw a histogram of document lengths, ascending, with their counts. The file is replaced atomically.
-
-    Bins are log-spaced and hold whole lengths, so short ones differ in width.
-    """
+    """Draw a histogram of document lengths, ascending, with their counts, in log-spaced bins of whole lengths."""
     documents, longest = int(counts.sum()), int(values[-1])
     powers = np.arange(0, np.log2(max(2, longest)) + 2 / BINS_PER_DOUBLING, 1 / BINS_PER_DOUBLING)
     edges = np.unique(np.ceil(2**powers - 1e-9).astype(np.int64))

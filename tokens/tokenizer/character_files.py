@@ -13,10 +13,7 @@ DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"} 
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters of a vocabulary in the order of their ids. Raises BadInput.
-
-    JSON is a list of characters, an object of ids by character, or the manifest of tokens.
-    """
+    """Return the characters of meta.pkl, a JSON list, object of ids, or manifest, by their ids. Raises BadInput."""
     try:
         data = read_regular(path)
         values = _pickled(data) if path.suffix == ".pkl" else parse_json(data, None)

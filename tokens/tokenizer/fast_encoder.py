@@ -35,11 +35,7 @@ FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
 class FastBytePairEncoder:
-    """fastokens, with the ids of a byte-pair tokenizer.
-
-    fastokens caches up to 100 MB of words for each thread, until that ends. So it runs in a thread that is replaced
-    now and then, and memory does not grow with the text.
-    """
+    """fastokens with the ids of a byte-pair tokenizer. Its thread, which caches up to 100 MB of words, is replaced."""
 
     def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord, exact: Callable[[], Tokenizer]):
         """`exact`: loads the tokenizer itself, for the rare texts on which this one differs."""
@@ -82,10 +78,7 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
 
 
 def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that may match a tokenizer, the fastest first, itself last.
-
-    `ranks`: directory of its ranks; `recipe`: its tokenizer.json.
-    """
+    """Yield encoders that may match a tokenizer with ranks in a directory, the fastest first, itself last."""
     exact = functools.partial(recorded_tokenizer, record, ranks)
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     with suppress(ImportError, ValueError):  # it is optional, and does not read all of them

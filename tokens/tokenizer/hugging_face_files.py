@@ -1,7 +1,6 @@
 """Hugging Face tokenizer files: a tokenizer to tokenizer.json, vocab.json and merges.txt, and back.
 
-There a token is spelled in printable characters, one for each byte, and the encoding is a list of merges. Here, as in
-tiktoken, it is a rank for each byte sequence. Either follows from the other.
+There a token is spelled in printable characters, one for each byte, and merges are listed; here it has a rank.
 """
 
 import json
@@ -148,10 +147,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json file and the settings beside it.
-
-    Raises BadInput for whatever it names that is not implemented: it would be ignored, and give other ids.
-    """
+    """Return the tokenizer of a file and the settings beside it. Raises BadInput for what would give other ids."""
     with _undamaged(path):
         values = parse_json(read_regular(path))
         model, added = values["model"], values.get("added_tokens") or []
@@ -279,10 +275,7 @@ def _undamaged(path: Path) -> AbstractContextManager[None]:
 
 
 def _letters() -> dict[int, str]:
-    """Return the printable character that stands for each byte in GPT-2's vocabulary files.
-
-    A byte that Latin-1 prints stands for itself; the others follow from U+0100 on, in order.
-    """
+    """Return GPT-2's printable character for each byte: that of Latin-1, the others follow from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(0x100 + index) for index, byte in enumerate(others)}

@@ -1,9 +1,7 @@
 """Known tokenizers: splitting patterns, and the special tokens that belong to ranks, which name neither.
 
 Merges stay within the matches of a pattern, which cover every text. Patterns use no possessive repetition and no `$`,
-which engines read differently, so that tiktoken, fastokens and Hugging Face's tokenizers split alike. For the ranks of
-cl100k, tiktoken's own form gives the same ids: it leaves white space at the end of a text whole, but no rank spans a
-line end and the text after it.
+which engines read differently. cl100k's gives the ids of tiktoken's own form: no rank spans a line end and more text.
 """
 
 import hashlib

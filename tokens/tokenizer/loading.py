@@ -30,13 +30,10 @@ CHARACTERS = "chars:"  # and its characters: the whole name of a character token
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
-    """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or that of a local file.
+    """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or that of a local file. Raises BadInput.
 
-    A file is a tokenizer.json, a vocabulary of characters, or ranks (.tiktoken, .model). Ranks name neither splitting
-    pattern nor special tokens, so they must be known by content. Others were used with GPT-2's pattern once: accepted
-    where they give `recorded`, the fingerprint beside their tokens.
-
-    Raises BadInput for another name, a damaged file, other ranks, and ranks neither cached nor downloadable.
+    Ranks (.tiktoken, .model) must be known by content: they name neither splitting pattern nor special tokens. Others
+    are accepted, with GPT-2's pattern, where they give `recorded`, the fingerprint beside their tokens.
     """
     path = Path(name)
     if name == "bytes":

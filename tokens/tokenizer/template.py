@@ -46,11 +46,7 @@ class Template:
     variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)  # eos_token and such; by default end of text
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Return a conversation as token ids, and the weight of each in the loss.
-
-        Weights are 1 for the answers of the assistant and the special token that ends each, and 0 for all else. Raises
-        BadInput where the template refuses the messages.
-        """
+        """Return ids, and weights: 1 for answers and the special token that ends each. Raises BadInput."""
         return self._encode(tokenizer, messages, begins_answer=False)
 
     def prompt(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
@@ -148,10 +144,7 @@ TEMPLATES = {
 
 
 def load_template(name: str) -> Template:
-    """Return the template "turns" or "alpaca", or that of a file, whose turn tokens are spelled <|name|>.
-
-    Raises BadInput for another name, and for a file that does not render each message once.
-    """
+    """Return the template "turns" or "alpaca", or a file's. Raises BadInput unless it renders each message once."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     if not name.endswith(SUFFIX):

@@ -1,7 +1,6 @@
 """Tokenizer: ranks, a splitting pattern and special tokens; text to ids, and ids to text.
 
-Special tokens inside a text are ordinary text. Only the writer of token files and a conversation template place their
-ids, so a document that contains "<|endoftext|>" cannot forge a boundary.
+Special tokens inside a text are ordinary text, so a document that contains "<|endoftext|>" cannot forge a boundary.
 """
 
 import hashlib
@@ -174,10 +173,7 @@ def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str = GPT2)
 
 
 def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePairCoder:
-    """Return the coder of ranks. Raises BadInput for a pattern that tiktoken refuses, and for a byte without rank.
-
-    At a text with such a byte tiktoken would end the process.
-    """
+    """Return the coder of ranks. Raises BadInput for a wrong pattern, and a byte without rank: tiktoken would panic."""
     import tiktoken
 
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]

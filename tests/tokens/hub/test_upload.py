@@ -16,7 +16,7 @@ from tests.tokens.hub.test_download import download
 from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
-from tokens.hub.upload import public_manifest, public_name, size_category
+from tokens.hub.upload import public_manifest, public_name
 from tokens.prepare.verify import verify
 from tokens.stats.stats import stats
 
@@ -183,7 +183,6 @@ def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     front, body = card.removeprefix("---\n").split("---\n", 1)
     assert "license: mit\n" in front
     assert "pretty_name: tokens\n" in front
-    assert "size_categories:\n- 1K<n<10K\n" in front
     assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
     assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
     assert "end-of-text id 50256" in body
@@ -195,8 +194,3 @@ def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     assert "tokenizer.tiktoken" in published(hub)
     code = body.split("```python\n")[1].split("```")[0] + "assert len(documents) == 901 and not len(documents[-1])\n"
     succeed([sys.executable, "-c", code], **environment(hub))
-
-
-def test_size_categories_are_the_hubs() -> None:
-    sizes = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 123_456: "100K<n<1M", 10**6: "1M<n<10M", 10**12: "n>1T"}
-    assert {count: size_category(count) for count in sizes} == sizes

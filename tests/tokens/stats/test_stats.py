@@ -16,7 +16,7 @@ from common.line_chart import LineChart, png
 from tests.tokens.gpt2 import tiktokens
 from tests.tokens.preparing import PREPARE, jsonl, run, succeed, write
 from tokens.format.token_file import open_split
-from tokens.stats import bytes_per_token, stats
+from tokens.stats import stats
 from tokens.stats.stats import CHART, draw_chart
 
 END = 50256
@@ -94,12 +94,12 @@ def test_bytes_per_token_stand_beside_gpt2s_on_the_same_text(tmp_path: Path, mon
     [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
     assert "not compared: tokenizer gpt2: its ranks are" in line and line.endswith("to a filled cache")
     loaded = tiktokens()
-    monkeypatch.setattr(bytes_per_token, "load_tokenizer", lambda name: loaded)
+    monkeypatch.setattr(stats, "load_tokenizer", lambda name: loaded)
     [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
     size = sum(len(text.encode()) for text in texts)
     gpt2 = size / sum(len(loaded.encode(text)) for text in texts)
     assert f"1.00 bytes per token, GPT-2's {gpt2:.2f}, on {size:,} bytes of the same text" in line
-    monkeypatch.setattr(bytes_per_token, "recorded_tokenizer", lambda record, directory: loaded)
+    monkeypatch.setattr(stats, "recorded_tokenizer", lambda record, directory: loaded)
     assert not any("beside GPT-2" in line for line in stats.stats(tmp_path / "out"))
 
 
