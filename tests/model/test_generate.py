@@ -21,7 +21,7 @@ def uncached(model: GPT, prompt: list[int], count: int, sampling: Sampling) -> l
 
 
 @pytest.mark.parametrize("laid_out", [True, False])
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), *(Sampling(top_k=25, seed=seed) for seed in range(5))])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), *(Sampling(top_k=25, seed=seed) for seed in range(2))])
 def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool) -> None:
     model = network(SMALL)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_tokens_are_drawn_as_often_as_candidates_and_temperature_say(sampling: S
 
 
 @pytest.mark.parametrize("config", [SMALL, MODERN["NanoChat"]], ids=["learned", "rope"])
-@pytest.mark.parametrize("length", [1, 47, 48, 130])
+@pytest.mark.parametrize("length", [47, 130])
 def test_beyond_the_context_the_last_tokens_are_seen(config: ModelConfig, length: int) -> None:
     model = noisy(config)
     context, tokens = config.context_length, [n * n % 50 for n in range(length)]

@@ -54,7 +54,9 @@ def prepared(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return outcome(write_run(tmp_path_factory.mktemp("prepared") / "run", token_files, **KEYS))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if at < 2 else pytest.mark.slow) for at, name in enumerate(FORMATS)]
+)
 def test_the_same_tokens_in_any_format_give_the_same_bits(
     make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: object, name: str
 ) -> None:
