@@ -22,8 +22,8 @@ REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less 
 def test_no_fault_loses_or_doubles_a_verdict(
     server: Judge, sessions: Sessions, faultless: Result, faults: list[str]
 ) -> None:
-    server.faults = dict(enumerate(faults, 1))
-    sessions.said("--concurrency", "15", "--timeout", "0.5", "--effort", "low")
+    server.faults, server.slow_seconds = dict(enumerate(faults, 1)), 12
+    sessions.said("--concurrency", "15", "--timeout", "4", "--effort", "low")
     assert sessions.result() == faultless | {"effort": "low"}
     again = {"odd choices", "error in 200", *ANSWERED_AGAIN}
     sessions.check_paid_once(wrong=len(again.intersection(faults)))
@@ -155,8 +155,8 @@ def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessio
     """Half a body is not asked again in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
     failed = ["429", "500", "503", "400"]  # which the API itself says: they count as nothing
-    server.idempotent, server.slow_seconds, server.faults = False, 3, dict(enumerate([*faults, *failed]))
-    sessions.run(*SILENT, "--timeout", "1")
+    server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
+    sessions.run(*SILENT, "--timeout", "4")
     done = sessions.said(*SILENT)
     lost = len(faults)
     assert (server.billed, len(sessions.replies())) == (PROMPTS + lost, PROMPTS)
