@@ -3,8 +3,6 @@
 import math
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -15,7 +13,6 @@ import bench
 import pytest
 import torch
 import train_speed
-from bench import is_running
 from torch.autograd import DeviceType
 
 from benchmarks import kernels
@@ -24,8 +21,7 @@ from benchmarks.kernels import kind_of, table
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
-from tests import launch
-from tests.conftest import ROOT, TINY_MODEL
+from tests.conftest import TINY_MODEL
 from training.hardware.gpus import known_gpus
 
 
@@ -77,37 +73,9 @@ def test_a_profile_of_a_gpu_counts_kernels_and_no_spans_of_the_host(monkeypatch:
     assert {line.split()[0] for line in others} == {"attention", "elementwise", "loss"}
 
 
-@pytest.mark.slow
-def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
-    done = launch.run(ROOT / "benchmarks" / "emulated_steps.py")
-    assert done.returncode == 1
-    assert done.stderr == "emulated_steps.py: no emulated GPU; put tools/fakegpu/run before the command\n"
-
-
 def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:
     with _stepper([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log", 1, 0.0) as seconds:
         assert list(seconds) == []
-
-
-@pytest.mark.slow
-def test_a_benchmark_that_is_ended_leaves_no_trainer_running(tmp_path: Path) -> None:
-    program = (
-        "import bench, math, sys, time; from pathlib import Path; from beside_nanogpt import _stepper\n"
-        "def main() -> None:\n"
-        f"    trainer, log = [sys.executable, '-c', 'import time; time.sleep(600)'], Path({str(tmp_path / 'log')!r})\n"
-        "    with _stepper(trainer, log, 1, math.inf):\n"
-        "        print(Path('/proc/self/task', str(os.getpid()), 'children').read_text(), flush=True)\n"
-        "        time.sleep(600)\n"
-        "import os; bench.run(main)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
-    command = [sys.executable, "-c", program]
-    benchmark = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert benchmark.stdout is not None
-    trainer = int(benchmark.stdout.readline())
-    benchmark.terminate()
-    assert benchmark.wait() == 128 + signal.SIGTERM
-    assert not is_running(trainer)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from common.checks import number
 from common.errors import BadInput
 from common.files import replace_file
 from evaluation.comparison.compare import as_fragment, compare
@@ -126,9 +125,3 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
             describe_forecast_file(run)
         except BadInput as error:
             assert "\n" not in str(error)
-
-
-@pytest.mark.parametrize("text", ["1e308", "5e-324", "1e400", "nan", "inf", "-1", "9" * 5000, "", "x", "true"])
-def test_an_odd_number_of_an_option_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="got"):
-        number(0, above=True).parse(text)
