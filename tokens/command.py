@@ -80,8 +80,7 @@ def stats_command(
     directory: Directory,
     *,
     end_of_text: Annotated[
-        int | None,
-        option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1)),
+        int | None, option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1))
     ] = None,
 ) -> Lines:
     """Document lengths, also as a chart, bytes per token, duplicates and contamination."""

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from tokens.batches.mixture import Mixture
-from tokens.batches.sampling import (
-    Layout,
-    WindowOrder,
-    rank_samples,
-    read_target_weights,
-    read_windows,
-    window_count,
-)
+from tokens.batches.sampling import Layout, WindowOrder, rank_samples, read_target_weights, read_windows, window_count
 from tokens.format.token_file import TokenStream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput
-from tokens.documents import parquet
+from tokens.documents import parquet, text_file
 from tokens.documents.compressed import decompressed_lines
 from tokens.documents.inputs import (
     COMPRESSED_SUFFIXES,
@@ -24,31 +24,12 @@ from tokens.documents.inputs import (
     look_up,
     readable,
 )
-from tokens.documents.text_file import (
-    BYTE_ORDER_MARK,
-    GAP,
-    HEAD_BYTES,
-    LONGEST_GAP,
-    LONGEST_LINE,
-    NUL,
-    TEXT_PIECE_BYTES,
-    Line,
-    NoText,
-    Replaced,
-    cut_position,
-    documents_from,
-    edge,
-    gap_position,
-    lines_from,
-    text_pieces,
-    why_no_text,
-)
 from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 
-TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
+TOO_LONG = f"more than {text_file.LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
-HEAD_CHARACTERS = HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
+HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
 WRONG_ENCODING = "wrong encoding"  # documents that are lost to it
 SEPARATES = f"it is ordinary text; if it separates documents, begin anew with --separator '{END_OF_TEXT}'"
 
@@ -76,8 +57,8 @@ class Part(NamedTuple):
 def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
     """Yield a document in pieces, so that encoding a long one needs little memory."""
     head, begin = text[:HEAD_CHARACTERS], 0
-    while len(text) - begin > TEXT_PIECE_BYTES:
-        cut = cut_position(text[begin : begin + TEXT_PIECE_BYTES], pattern=pattern)
+    while len(text) - begin > text_file.TEXT_PIECE_BYTES:
+        cut = text_file.cut_position(text[begin : begin + text_file.TEXT_PIECE_BYTES], pattern=pattern)
         if not cut:
             break
         yield Piece(text[begin : begin + cut], False, head)
@@ -116,34 +97,36 @@ class Reader:
             item.compare(look_up(item.path))
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        data, size = stream.read(HEAD_BYTES), item.size_bytes
-        if (reason := why_no_text(data)) is not None:  # every unit of the file finds the same
+        data, size = stream.read(text_file.HEAD_BYTES), item.size_bytes
+        if (reason := text_file.why_no_text(data)) is not None:  # every unit of the file finds the same
             where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
             self.problems.add(WRONG_ENCODING, where, reason, int(extent.begin == 0), lost_bytes)
             return
-        start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+        start = len(text_file.BYTE_ORDER_MARK) if data.startswith(text_file.BYTE_ORDER_MARK) else 0
         if self._separator is None:
-            begin, end = (edge(stream, position, size, self._pattern) for position in (extent.begin, extent.end))
+            begin, end = (
+                text_file.edge(stream, position, size, self._pattern) for position in (extent.begin, extent.end)
+            )
             ends = begin < end == size or size == 0
             yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
             return
-        for place, end in documents_from(stream, extent.begin, extent.end, size, self._separator.encode()):
+        for place, end in text_file.documents_from(stream, extent.begin, extent.end, size, self._separator.encode()):
             begin = max(place, start)
             stream.seek(begin)
-            data = stream.read(min(HEAD_BYTES, end - begin))
+            data = stream.read(min(text_file.HEAD_BYTES, end - begin))
             if len(data) < end - begin or data.strip():  # white space alone is no document
                 yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
 
     def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
         """Yield a part of a document of a text file. `data`: the document's first bytes."""
-        head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], Replaced()
+        head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], text_file.Replaced()
         ends, before, marked = part.ends_document, "", False
-        for piece in text_pieces(stream, part.begin, part.end, replaced, self._pattern):
-            if isinstance(piece, NoText):
+        for piece in text_file.text_pieces(stream, part.begin, part.end, replaced, self._pattern):
+            if isinstance(piece, text_file.NoText):
                 everything = (piece.begin, piece.end) == (part.document_begin, part.document_end)
                 ends = ends and not everything
                 where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
-                kind = WRONG_ENCODING if everything and piece.reason == NUL else "no text"
+                kind = WRONG_ENCODING if everything and piece.reason == text_file.NUL else "no text"
                 self.problems.add(kind, where, piece.reason, int(everything), lost_bytes)
             else:
                 marked = marked or END_OF_TEXT in before + piece
@@ -165,10 +148,10 @@ class Reader:
         if compressed := item.path.endswith(COMPRESSED_SUFFIXES):
             lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
         else:
-            lines = lines_from(stream, extent.begin, extent.end)
+            lines = text_file.lines_from(stream, extent.begin, extent.end)
         yield from self._records(item, extent, lines, "line" if compressed else "byte")
 
-    def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
+    def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], counted: str) -> Iterator[Piece]:
         """Yield the documents of lines; `counted`: "byte", or the word for the number of each."""
         number, position, blank = 0, 0, True
         try:
@@ -192,7 +175,7 @@ class Reader:
         if decoded is None:
             return
         if "\0" in decoded:  # which JSON does not have
-            self.problems.add(WRONG_ENCODING, where, NUL)
+            self.problems.add(WRONG_ENCODING, where, text_file.NUL)
             return
         try:
             record = _parse(decoded)
@@ -217,9 +200,9 @@ class Reader:
         try:
             return data.decode("utf-8-sig", "surrogatepass")
         except UnicodeDecodeError:
-            replaced = Replaced()
+            replaced = text_file.Replaced()
             text = data.decode("utf-8-sig", "replaced")
-        if (reason := why_no_text(data)) is not None:
+        if (reason := text_file.why_no_text(data)) is not None:
             self.problems.add(WRONG_ENCODING, where, reason)
             return None
         detail = f"{replaced.bytes:,} bytes became U+FFFD"
@@ -257,7 +240,7 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    if isinstance(value, str) and len(value) < LONGEST_GAP and not self._is_marked(value):
+                    if isinstance(value, str) and len(value) < text_file.LONGEST_GAP and not self._is_marked(value):
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")
@@ -274,8 +257,8 @@ class Reader:
         if isinstance(value, str):
             parts = [value] if self._separator is None else value.split(self._separator)
             for text in parts if len(parts) == 1 else [part for part in parts if part.strip()]:
-                if len(text) >= LONGEST_GAP and gap_position(text) is not None:
-                    self.problems.add("no text", where, GAP)
+                if len(text) >= text_file.LONGEST_GAP and text_file.gap_position(text) is not None:
+                    self.problems.add("no text", where, text_file.GAP)
                     continue
                 if END_OF_TEXT in text:
                     self._add_marked(where)

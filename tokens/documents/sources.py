@@ -38,9 +38,7 @@ class Source:
 
 
 def resolve_sources(
-    names: Sequence[str],
-    kept: Iterable[Source] = (),
-    say: Callable[[str], None] = lambda line: None,
+    names: Sequence[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
 ) -> list[Source]:
     """Return the files of each SOURCE, in the order of their names; of a hub dataset at the commit of `kept` sources.
 

@@ -24,7 +24,6 @@ LLM_C: dict[int, tuple[int, np.dtype]] = {20240520: (1, np.dtype("<u2")), 202408
 NANOGPT = np.dtype("<u2")  # without a header
 
 NPY_TYPES = (np.dtype("<u2"), np.dtype("<u4"))
-NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
 
 
 @attrs.frozen
@@ -81,7 +80,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 def read_foreign_header(path: Path) -> TokenFile:
     """Return the token file behind a path. Raises BadInput for another kind of file, or one that is cut short."""
     with regular_file(path) as (file, size):
-        return _read_npy(path, file, size) if path.suffix == ".npy" else _read_bin(path, file, size)
+        return _read_npy(path, size) if path.suffix == ".npy" else _read_bin(path, file, size)
 
 
 def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
@@ -107,23 +106,19 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     return TokenFile(path, dtype, LLM_C_HEADER_BYTES, count)
 
 
-def _read_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
+def _read_npy(path: Path, size: int) -> TokenFile:
     try:
-        version = npy.read_magic(file)
-        if version not in NPY_HEADERS:
-            raise ValueError(f"got version {version}")
-        shape, _, dtype = NPY_HEADERS[version](file)  # reads no pickle: data may be one
-    except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError) as error:  # all from numpy's parser
+        array = npy.open_memmap(path, mode="r")  # reads no pickle: data may be one
+    except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError, OverflowError) as error:
         said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
-    if dtype not in NPY_TYPES or len(shape) != 1:
+    if array.dtype not in NPY_TYPES or array.ndim != 1:
         raise BadInput(
-            f"{path}: got type {quoted(str(dtype))} and shape {quoted(shape)}, wanted uint16 or uint32, little-endian, "
-            "and one dimension; save tokens.ravel().astype('<u2'), or '<u4' for large ids"
+            f"{path}: got type {quoted(str(array.dtype))} and shape {quoted(array.shape)}, wanted uint16 or uint32, "
+            "little-endian, and one dimension; save tokens.ravel().astype('<u2'), or '<u4' for large ids"
         )
-    offset = file.tell()
-    _check_size(path, size, offset, shape[0], dtype)
-    return TokenFile(path, dtype, offset, shape[0])
+    _check_size(path, size, array.offset, len(array), array.dtype)
+    return TokenFile(path, array.dtype, array.offset, len(array))
 
 
 def _check_size(path: Path, size: int, offset: int, count: int, dtype: np.dtype) -> None:

@@ -189,11 +189,11 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 def _check_same_type(files: list[TokenFile]) -> None:
     """Raise BadInput unless all files hold ids of one type, weights of one context length, and a header, or none."""
     for file in files:
-        if file.dtype != files[0].dtype:
-            raise BadInput(f"{file.path}: got {file.dtype}, wanted {files[0].dtype} as in {files[0].path.name}")
-        if file.context_length != files[0].context_length:
-            got, wanted = (f"rows of {each.context_length or 'no'} weights" for each in (file, files[0]))
-            raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
-        if (file.offset_bytes == 0) != (files[0].offset_bytes == 0):
-            got, wanted = ("no header", "one") if file.offset_bytes == 0 else ("a header", "none")
-            raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
+        for got, wanted in zip(_kinds(file), _kinds(files[0]), strict=True):
+            if got != wanted:
+                raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
+
+
+def _kinds(file: TokenFile) -> tuple[str, str, str]:
+    header = "no header" if file.offset_bytes == 0 else "a header"
+    return str(file.dtype), f"rows of {file.context_length or 'no'} weights", header

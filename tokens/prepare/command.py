@@ -129,8 +129,7 @@ class TokenizerCommand:
         tuple[str, ...], option("as of a preparation: see prepare_data.py --help", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
     vocab_size: Annotated[
-        int,
-        option(f"ids: bytes, byte pairs and {SPECIAL} special tokens", "N", check=integer(256 + SPECIAL, 1 << 20)),
+        int, option(f"ids: bytes, byte pairs and {SPECIAL} special tokens", "N", check=integer(256 + SPECIAL, 1 << 20))
     ]
     output: Annotated[Path, option("file to write; one that exists is kept", "FILE.json", check=_json_file)] = Path(
         "token_files/tokenizer.json"
@@ -140,8 +139,7 @@ class TokenizerCommand:
         option("splitting of a text into words; digits: up to three together, of gpt2 any number"),
     ] = "cl100k"
     sample_bytes: Annotated[
-        int,
-        option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE)),
+        int, option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE))
     ] = 200_000_000
     text_field: Annotated[str, option("field of records", "NAME")] = "text"
     separator: Annotated[str | None, option("text between the documents", "TEXT", check=_separator)] = None

@@ -13,20 +13,14 @@ import zstandard
 from tokens.documents.inputs import Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
-from tokens.prepare.plan import PrepareSettings, make_plan
+from tokens.prepare.command import PrepareCommand
+from tokens.prepare.plan import make_plan
+from tokens.prepare.prepare import settings_of
+from tokens.tokenizer.loading import load_tokenizer
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
-SETTINGS = PrepareSettings(
-    text_field="text",
-    tokenizer="bytes",
-    fingerprint="",
-    vocabulary_size=257,
-    end_of_text_id=256,
-    split="hash",
-    split_seed=0,
-    validation_fraction=0.0,
-    test_fraction=0.0,
-    unit_bytes=1 << 24,
+SETTINGS = settings_of(
+    PrepareCommand(("a",), output="", tokenizer="bytes", validation_fraction=0.0), load_tokenizer("bytes")
 )
 
 

@@ -14,7 +14,7 @@ from common.errors import BadInput
 from tests.tokens.documents.reading import flipped
 from tests.tokens.format.token_directory import SHARDS, check, prepared
 from tokens.format.header import read_header, write_weighted
-from tokens.format.manifest import has_split, open_listed, read_content, read_contents, read_manifest
+from tokens.format.manifest import has_split, open_listed, read_content, read_manifest
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (
@@ -68,17 +68,6 @@ def test_the_largest_id_is_one_of_the_tokens_and_a_weight_is_0_or_1(
     write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
     with pytest.raises(BadInput, match=f"{path}: damaged: got a weight of 2, wanted 0 or 1; prepare it again"):
         read_content(read_header(path))
-
-
-def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.arange(100_000, dtype=np.uint32)
-    save_file({"tokens": values}, tmp_path / "train.safetensors")
-    files = open_listed(tmp_path, "train", None).files
-    whole = read_contents(files, None)
-    monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 4096)
-    assert read_contents(files, None) == whole
-    assert whole["train.safetensors"].max_id == 99_999
-    assert whole["train.safetensors"].sha256 == hashlib.sha256(files[0].path.read_bytes()).hexdigest()
 
 
 def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:

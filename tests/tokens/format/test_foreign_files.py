@@ -73,7 +73,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (npy(FEW.astype(np.int64)), "got type 'int64' and shape"),
         (npy(FEW.astype(">u2")), "got type '>u2' and shape"),
         (npy(FEW[0]), r"got type 'uint16' and shape \(\), wanted"),
-        (npy(np.array(["a", None])), r"got type 'object' and shape \(2,\), wanted"),  # unread
+        (npy(np.array(["a", None])), "not a .npy file, or cut short at .* Python objects"),  # unread
         *(
             (beheaded(header), "not a .npy file, or cut short at ")
             for header in (b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}")

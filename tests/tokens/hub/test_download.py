@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from tests import hub_server
-from tests.conftest import ROOT, MakeRun, complete, metrics, train
+from tests.conftest import ROOT, MakeRun, complete, metrics
 from tests.hub_server import serve
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run, texts_of
@@ -59,24 +59,6 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
         before = len(server.requests)
         assert download(server.url, directory, cache).returncode == 0
         assert len(server.requests) == before
-
-
-def test_a_run_trains_on_a_hub_dataset_that_two_ranks_download_once(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
-    target = ROOT / "token_files" / "lockstep-test" / "tokens"
-    shutil.rmtree(target, ignore_errors=True)
-    run = make_run(dataset="lockstep-test/tokens")
-    try:
-        with serve({"lockstep-test/tokens": token_files}) as server:
-            environment = own(server.url, tmp_path / "cache")
-            done = train(run, "--max-steps", "2", ranks=2, environment=environment)
-        assert done.returncode == 0, done.stderr
-        assert list(metrics(run, "train_loss")) == [1, 2]
-        fetched = [line for line in server.requests if line.startswith("GET") and "train.safetensors" in line]
-        assert len(fetched) == 1
-    finally:
-        shutil.rmtree(target.parent, ignore_errors=True)
 
 
 @pytest.fixture

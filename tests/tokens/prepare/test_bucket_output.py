@@ -98,14 +98,6 @@ def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
         places[1].checkpoint({})
 
 
-@pytest.mark.usefixtures("bucket_server")
-def test_another_preparation_in_the_scratch_folder_is_left_alone(source: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    run(CRASH, source, "--output", scratch, *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="3")
-    succeed(PREPARE, source, "--output", "s3://runs/mine", "--scratch", scratch, *OPTIONS)
-    assert "resuming after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
-
-
 def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
     bucket_server: BucketServer, tmp_path: Path
 ) -> None:

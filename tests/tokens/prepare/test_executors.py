@@ -18,6 +18,7 @@ from tests.conftest import ROOT, shared
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
+from tokens.documents.inputs import Problems
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 
@@ -124,10 +125,7 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
         write(tmp_path / "out", source, workers=1)
 
 
-NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, "problems": {}, "examples": {}}
-NOTHING |= {"lost_documents": 0, "lost_bytes": 0}
-
-
+NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary()}
 OF_ANOTHER_UNIT = '{"index": 7, "extents": [], "inputs": []}'
 
 

@@ -109,11 +109,7 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"text_field": "body"}, "text_field: got body, wanted text"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
-    (
-        lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]),
-        {},
-        r"a\.jsonl: changed since these tokens",
-    ),
+    (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: changed since these tokens"),
     (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
     (lambda out: (out / "train.safetensors").unlink(), {}, r"train\.safetensors: missing, but manifest\.json lists it"),
     (lambda out: (out / "manifest.json").write_text("{"), {}, r"manifest\.json: damaged: not JSON"),
@@ -163,11 +159,7 @@ def test_a_command_that_cannot_go_on_with_these_tokens_is_one_line(
         ([], {}, "the sources hold no document"),
         (["", ""], {}, "the sources hold no document"),
         ([None], {}, "none of the 1 documents of the sources could be read: .*: byte 0: null text: got NoneType"),
-        (
-            ["a", "b", "c"],
-            {"validation_fraction": 0.999},
-            "every document's hash fell to a held-out split; ",
-        ),
+        (["a", "b", "c"], {"validation_fraction": 0.999}, "every document's hash fell to a held-out split; "),
         (["x", "y" * 5000], {"split_seed": 1}, "fraction .* would leave 2 of 5,003 tokens to train on; .*--split tail"),
     ],
 )

@@ -12,19 +12,14 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference, strange_texts, tiktokens
-from tokens.format.manifest import RANKS_FILE, TokenizerRecord
+from tokens.format.manifest import RANKS_FILE
 from tokens.prepare.encode_unit import _encoder
 from tokens.tokenizer import fast_encoder as fast_tokenizer
 from tokens.tokenizer.fast_encoder import GROUPED_PATTERN, FastBytePairEncoder, encoders, write_recipe
+from tokens.tokenizer.loading import record_of
 from tokens.tokenizer.tokenizer import PROBE, Tokenizer, byte_pair_tokenizer, fingerprint
 
-RECORD = TokenizerRecord(
-    name="gpt2.tiktoken",
-    vocabulary_size=50257,
-    end_of_text_id=50256,
-    fingerprint=fingerprint(tiktokens()),
-    ranks_file=RANKS_FILE,
-)
+RECORD = record_of(tiktokens(), ranks=True)
 
 
 @pytest.fixture(scope="module")

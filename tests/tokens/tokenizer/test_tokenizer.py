@@ -11,8 +11,8 @@ import tiktoken
 
 from common.errors import BadInput
 from tests.conftest import shared
-from tokens.format.manifest import RANKS_FILE, TokenizerRecord
-from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.format.manifest import RANKS_FILE
+from tokens.tokenizer.loading import load_tokenizer, record_of, recorded_tokenizer
 from tokens.tokenizer.ranks import ranks_text, read_ranks
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, token_dtype
 
@@ -85,14 +85,7 @@ def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name
     )
     assert size not in more.encode_batch(["a<|end|>", "<|end|>"])[0]
     assert fingerprint(more) == fingerprint(plain)
-    record = TokenizerRecord(
-        name=plain.name if len(plain.name) < 9 else "x.tiktoken",
-        vocabulary_size=size + 1,
-        end_of_text_id=plain.end_of_text_id,
-        ranks_file=RANKS_FILE if more.has_ranks_file else None,
-        characters=more.characters,
-        special_tokens=more.special_tokens,
-    )
+    record = record_of(more, ranks=more.has_ranks_file)
     (tmp_path / RANKS_FILE).write_bytes(ranks_text(more.ranks()))
     again = recorded_tokenizer(record, tmp_path)
     assert again.special_tokens == more.special_tokens and again.ranks() == more.ranks()
