@@ -93,7 +93,7 @@ def weights_sha256(network: GPT) -> str:
     """Return the sha256 of the parameters' values in fp32, ordered by name, without vocabulary padding."""
     digest = hashlib.sha256()
     for name, parameter in sorted(network.named_parameters()):
-        digest.update(unpadded(name, parameter.detach(), network.config).contiguous().numpy().data)
+        digest.update(unpadded(name, parameter.detach().cpu(), network.config).contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -85,10 +85,7 @@ def messages(record: Record) -> list[Message]:
 
 
 def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:
-    """Return a record as tokens. To fit the context, the prompt is cut at its start, then the answer at its end.
-
-    `targets`: its tokens are inputs and targets, one more than the context; else they are a row, as many.
-    """
+    """Return a record cut to the context: the prompt at its start, then the answer at its end; `targets`: one more."""
     room = trained.network.config.context_length + targets
     ids, weights = ALPACA.encode(trained.tokenizer, messages(record))
     prompt, answer = ids[: weights.index(1)], ids[weights.index(1) :]

@@ -1,6 +1,5 @@
 """Instruction following: fine-tune a copy of a model, then generate answers to held-out questions."""
 
-import hashlib
 import json
 import shutil
 import statistics
@@ -32,6 +31,7 @@ from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
 from model.generate import Sampling, lay_out_for_generation
 from training.exactness.fingerprint import set_determinism
+from training.initial_weights import weights_sha256
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop
 from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS
@@ -124,10 +124,7 @@ def read_questions(path: Path) -> HeldOutQuestions:
 def instruct(
     trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, command: InstructCommand, ranks: Ranks
 ) -> Tuned:
-    """Fine-tune the network, answer the test part, and write the answers; unless an earlier session did the same.
-
-    Call it on every rank. Raises BadInput.
-    """
+    """Fine-tune and write answers, unless an earlier session did; call it on every rank. Raises BadInput."""
     place = trained.place
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
         raise BadInput(f"{place.path}: the model has no id for the end of text, which ends an answer")
@@ -135,7 +132,8 @@ def instruct(
     file = (command.output or place.home / ANSWERS) / f"{name}.json"
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
     known = attrs.asdict(settings) | {"data": questions.described()}
-    known |= from_coordinator(ranks, lambda: _identity(trained))
+    identity = from_coordinator(ranks, lambda: weights_sha256(trained.network))
+    known |= {"weights_sha256": identity, "tokenizer": trained.tokenizer.name}
     answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test))
     if command.keep is not None and not from_coordinator(ranks, lambda: _is_complete(run, known)):
         answers = kept = None
@@ -180,10 +178,7 @@ def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneS
 
 
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
-    """Return the model's greedy answers, and its loss on the reference answers; ranks share the records.
-
-    Afterwards the model is laid out for generation.
-    """
+    """Return greedy answers and the loss on reference answers, by all ranks; lays the model out for generation."""
 
     def reference_loss(record: Record) -> float:
         return float(answer_losses(trained.network, make_example(trained, record)).mean())
@@ -216,15 +211,6 @@ def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQues
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return places, questions
-
-
-def _identity(trained: Trained) -> dict[str, Any]:
-    """Return a model's identity: the sha256 of its weights, and its tokenizer."""
-    digest = hashlib.sha256()
-    for name, value in sorted(trained.network.named_parameters()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().data)
-    return {"weights_sha256": digest.hexdigest(), "tokenizer": trained.tokenizer.name}
 
 
 def _train(

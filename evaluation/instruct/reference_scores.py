@@ -57,10 +57,7 @@ def reference_scores(answers: Answers) -> ReferenceScores:
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result of `evaluate.py instruct`.
-
-    Models are not ranked by it: scores of single questions are not stored, so differences cannot be paired.
-    """
+    """Return a stored result, which ranks no model: without scores of single questions nothing can be paired."""
     data = record["data"]
     measurements = []
     for key, measure in MEASURES.items():
@@ -78,10 +75,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def _error_over_seeds(record: dict[str, Any], key: str) -> tuple[float | None, float]:
-    """Return the standard error of a mean over seeds, and its degrees of freedom.
-
-    It is that over questions, common to all seeds, and that over seeds.
-    """
+    """Return the standard error of a mean over seeds, questions included, and its degrees of freedom."""
     errors = [seed[f"{key}_error"] for seed in record["seeds"]]
     if not errors or None in errors:
         return None, math.inf

@@ -33,16 +33,13 @@ def test_closer_answers_score_more_and_only_the_reference_is_exact() -> None:
     assert scores(("", reference, None)).chrf == 0
 
 
-def test_means_are_over_questions_with_their_standard_errors() -> None:
+def test_means_are_over_questions_with_their_standard_errors_where_known() -> None:
     found = scores(("a b c d e f", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
     assert found.exact == pytest.approx(1 / 3)
     assert found.chrf == pytest.approx(100 / 3)
     assert found.chrf_error == pytest.approx(100 / 3)  # the deviation of (100, 0, 0) over the root of 3
     assert found.reference_loss == pytest.approx(7 / 3)
     assert found.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
-
-
-def test_what_is_not_known_is_none() -> None:
     alone = scores(("a", "b", 1.5))
     assert (alone.chrf_error, alone.reference_loss, alone.reference_loss_error) == (None, 1.5, None)
     assert scores(("a", "b", None), ("a", "b", 2.0)).reference_loss is None
