@@ -45,9 +45,7 @@ class SmokeCommand(MeasureOptions):
     """Generate continuations of fixed prompts, or of your own."""
 
     prompt: Annotated[tuple[str, ...], option("replaces the fixed prompts; may be repeated", "TEXT")] = ()
-    tokens: Annotated[
-        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=COUNT)
-    ] = None
+    tokens: Annotated[int | None, option("of each; default: 40, or half a short context", "N", check=COUNT)] = None
     temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
     top_k: Annotated[int, option("sampling candidates for each token", "K", check=COUNT)] = 25
     seed: Annotated[int, option("sampling seed", "N", check=integer(0))] = 0
@@ -110,22 +108,13 @@ class LossCommand(MeasureOptions):
         RangeName | None,
         option("published range, in place of --split, --from and --count; its tokens are downloaded", name="--range"),
     ] = None
-    split: Annotated[
-        Literal["train", "validation", "test"] | None, option("part of the tokens; default: validation")
-    ] = None
+    split: Annotated[Literal["train", "validation", "test"] | None, option("default: validation")] = None
     # Not --start: torchrun parses all options and takes that for an abbreviation of its own.
     start: Annotated[
         int | None,
-        option(
-            "first token; default: 50,000,000, or in a shorter stream the first after the validated ones",
-            "N",
-            name="--from",
-            check=integer(0),
-        ),
+        option("first token; default: 50,000,000, or after the validated ones", "N", name="--from", check=integer(0)),
     ] = None
-    count: Annotated[
-        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=COUNT)
-    ] = None
+    count: Annotated[int | None, option("tokens to predict; default: 19,660,800, or all", "N", check=COUNT)] = None
 
 
 @attrs.frozen(kw_only=True)
@@ -133,8 +122,7 @@ class HellaSwagCommand(MeasureOptions):
     """Accuracy on HellaSwag, by the convention of build-nanogpt and llm.c."""
 
     data: Annotated[
-        str,
-        option("hellaswag_val.jsonl, or a dataset on the hub, whose validation split is used", "FILE|OWNER/NAME"),
+        str, option("hellaswag_val.jsonl, or a dataset on the hub with a validation split", "FILE|OWNER/NAME")
     ] = "Rowan/hellaswag"
     count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=COUNT)] = None
 
@@ -170,38 +158,28 @@ class JudgeCommand:
     """Have a language model score several models' answers side by side."""
 
     answers: Annotated[
-        tuple[str, ...], option("answer file, or MODEL for all of its answer files", name="ANSWERS...", required=True)
+        tuple[str, ...], option("answer file, or MODEL for all of its own", name="ANSWERS...", required=True)
     ] = attrs.field(kw_only=False)
-    model: Annotated[
-        str | None, option("the judge; default: none, print only the scores that need no judge", "NAME")
-    ] = None
-    base_url: Annotated[str | None, option("OpenAI-compatible server; default: $OPENAI_BASE_URL, or OpenAI", "URL")] = (
-        None
-    )
+    model: Annotated[str | None, option("the judge; default: none, only scores without one", "NAME")] = None
+    base_url: Annotated[str | None, option("API like OpenAI's; default: $OPENAI_BASE_URL, or OpenAI", "URL")] = None
     effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
     orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
     seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("maximum requests in flight", "N", check=COUNT)] = 8
     timeout: Annotated[float, option("deadline of a request", "SECONDS", check=SECONDS)] = 120.0
-    max_usd: Annotated[float | None, option("budget in dollars, over all sessions: never exceeded", "X", check=USD)] = (
-        None
-    )
+    max_usd: Annotated[float | None, option("dollars of all sessions: never exceeded", "X", check=USD)] = None
     prices: Annotated[Path | None, option("price table; default: evaluation/judging/prices.json", "FILE")] = None
     retry_wrong: Annotated[bool, option("retry prompts that got only invalid replies")] = False
-    allow_left_out: Annotated[
-        float, option("keep the result if at most so many prompts have no verdict", "PERCENT", check=number(0, 100))
-    ] = 10.0
-    verdicts: Annotated[
-        Path | None, option("verdict store; default: runs/verdicts.jsonl of the repository", "FILE")
-    ] = None
+    allow_left_out: Annotated[float, option("most prompts without a verdict", "PERCENT", check=number(0, 100))] = 10.0
+    verdicts: Annotated[Path | None, option("verdict store; default: runs/verdicts.jsonl", "FILE")] = None
 
 
 @attrs.frozen(kw_only=True)
 class HarnessCommand(MeasureOptions):
     """Run tasks of lm-evaluation-harness, which must be installed."""
 
-    tasks: Annotated[str, option("comma-separated names; `lm-eval ls tasks` lists them", name="TASKS")] = attrs.field(
+    tasks: Annotated[str, option("names, with commas; see `lm-eval ls tasks`", name="TASKS")] = attrs.field(
         kw_only=False
     )
     models: Models = attrs.field(kw_only=False)
@@ -218,11 +196,7 @@ class CompareCommand:
     models: Models = attrs.field(kw_only=False)
     seed_deviation: Annotated[
         float | None,
-        option(
-            "standard deviation of the held-out loss over random_seed; default: estimated from runs of one recipe",
-            "NATS",
-            check=number(0, above=True, example="0.01"),
-        ),
+        option("of the held-out loss over random_seed; default: estimated", "NATS", check=number(0, above=True)),
     ] = None
     markdown: Annotated[bool, option("print GitHub's Markdown")] = False
 
@@ -232,9 +206,7 @@ class ExportCommand:
     """Export a model to a directory that Hugging Face's libraries load as a class of their own."""
 
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
-    directory: Annotated[Path, option("output directory; must not exist yet, or be empty", name="DIR")] = attrs.field(
-        kw_only=False
-    )
+    directory: Annotated[Path, option("output directory, new or empty", name="DIR")] = attrs.field(kw_only=False)
     checkpoint: Checkpoint = None
     tokenizer: Tokenizer = None
     dtype: Annotated[Literal["float32", "bfloat16"], option("precision of the weights")] = "float32"
@@ -245,16 +217,11 @@ class ExportCommand:
 
 @attrs.frozen
 class RegisteredCommand:
-    """A command; of one that appends results to `evaluations.jsonl` under its own name, how the comparison reads them.
-
-    Modules are imported at use: numpy and torch are heavy.
-    """
+    """A command, in a module that is imported at use; its results are stored under its name."""
 
     options: type  # frozen, of options; the docstring is the command's help
     module: str  # its `run` takes the options, and returns an exit status, None for success
-    # Module whose `read_results` structures such a line. Of a damaged line, or another version's, it may raise
-    # UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
-    measures: str | None = None
+    measures: str | None = None  # module whose `read_results` structures such a line; it may raise rows.UNREADABLE
 
 
 COMMANDS = {  # in the order of the comparison's columns
@@ -264,7 +231,7 @@ COMMANDS = {  # in the order of the comparison's columns
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
     "hellaswag": RegisteredCommand(
-        HellaSwagCommand, "evaluation.hellaswag.hellaswag", "evaluation.hellaswag.hellaswag"
+        HellaSwagCommand, "evaluation.hellaswag.hellaswag", measures="evaluation.hellaswag.hellaswag"
     ),
     "instruct": RegisteredCommand(
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"

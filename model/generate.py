@@ -37,10 +37,7 @@ def lay_out_for_generation(model: GPT) -> None:
 
 
 class Prefix:
-    """Tokens of a text with their keys and values, kept between calls of `draw`: a text that begins alike reuses them.
-
-    Any interrupted call leaves it valid. For one text at a time.
-    """
+    """Tokens of one text with their keys and values, kept between calls of `draw`, interrupted ones too."""
 
     def __init__(self, model: GPT):
         self.model = model

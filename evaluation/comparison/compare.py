@@ -1,8 +1,6 @@
-"""Comparison of models: a table of stored results, and which recipes differ significantly; its renderings.
+"""Comparison of models: a table of stored results, which recipes differ significantly, and renderings."""
 
-Only results on the same tokens, items or questions are compared, recipe by recipe: evaluation/comparison/winners.py.
-"""
-
+import re
 import shutil
 import textwrap
 from collections import Counter
@@ -90,10 +88,8 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
     subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
     if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
-        raise BadInput(
-            f"{', '.join(row.label for row in rows)}: no overlap between result files: got no evaluation that two of "
-            "them share on the same text or questions; measure them together: python evaluate.py loss MODEL MODEL"
-        )
+        names, command = ", ".join(row.label for row in rows), "python evaluate.py loss MODEL MODEL"
+        raise BadInput(f"{names}: no overlap between result files on one text; measure them together: {command}")
     marks, notes = _marks(shown)
     columns = [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
     statements, noises = [], []
@@ -118,9 +114,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=list(map(printable, statements)),
-        notes=[
-            printable(note) for note in (*notes, *_not_shown(rows, shown), *changes, *sources, *scope, *noises, *advice)
-        ],
+        notes=[printable(note) for note in (*notes, *changes, *sources, *scope, *noises, *advice)],
     )
 
 
@@ -160,10 +154,7 @@ def _evaluations(rows: list[Row]) -> list[str]:
 
 
 def _choose(row: Row, evaluation: str, rows: list[Row]) -> EvaluationResult | None:
-    """Return a model's newest result on the data that most models have a result on.
-
-    Among equally common data: those of which the fewest items were left out, then the newest.
-    """
+    """Return a model's newest result on the most common data; of equally common data, the least left out, newest."""
     ranks: dict[str, tuple[int, int, str]] = {}
     for other in rows:
         for subject, result in _newest(other, evaluation).items():
@@ -192,24 +183,6 @@ def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
     return marks, notes
 
 
-def _not_shown(rows: list[Row], shown: Shown) -> list[str]:
-    """Return a note for each newer session that is not shown because items were left out of it."""
-    sessions = {
-        (evaluation, result.session, result.time): result.left_out
-        for evaluation, results in shown.items()
-        for row, chosen in zip(rows, results, strict=True)
-        for result in row.results
-        if chosen is not None
-        and result.evaluation == evaluation
-        and result.left_out > chosen.left_out
-        and result.time > chosen.time
-    }
-    return [
-        f"{evaluation}: a newer session of {session}, {time}, is not shown: {out:,} prompts were left out of it"
-        for (evaluation, session, time), out in sessions.items()
-    ]
-
-
 def _measure_column(measure: Measure, results: list[EvaluationResult | None], marks: dict[str, str]) -> Column:
     """Return a measure's measurements. `marks`: footnote marks, by subject; values on other data are not drawn."""
     cells = []
@@ -225,10 +198,7 @@ def _measure_column(measure: Measure, results: list[EvaluationResult | None], ma
 
 
 def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> tuple[list[list[Cell]], list[str]]:
-    """Return a row for each published model with a value in some column, and notes on sources.
-
-    `results`: those in the table that are on the data that most models share.
-    """
+    """Return a row for each published model, and notes on sources. `results`: those on the data most models share."""
     values: dict[str, dict[str, str]] = {}  # by model and column
     sources: list[str] = []
     omitted: list[str] = []
@@ -273,6 +243,4 @@ def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    for sign in "\\|<":
-        text = text.replace(sign, f"\\{sign}")
-    return text
+    return re.sub(r"([\\|<])", r"\\\1", text)

@@ -43,10 +43,7 @@ class Row:
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
-    """Return the rows of models given on the command line; for a run, of the checkpoint that was measured last.
-
-    Raises BadInput where there are no results.
-    """
+    """Return the rows of models; of a run, the checkpoint measured last. Raises BadInput without results."""
     rows: list[Row] = []
     for reference in references:
         row = _read(reference)
@@ -62,10 +59,8 @@ def _read(reference: str) -> Row:
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if result.model.endswith(f" {path.resolve().name}")]
     if not results:
-        raise BadInput(
-            f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: "
-            f"python evaluate.py loss {reference}"
-        )
+        command = f"python evaluate.py loss {reference}"
+        raise BadInput(f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: {command}")
     title = results[-1].model
     row = Row(label=title, title=title, home=home, results=[one for one in results if one.model == title])
     if (state := _state(home, title)) is None:
@@ -118,10 +113,7 @@ def _state(home: Path, title: str) -> SavedState | None:
 
 
 def _position(home: Path, state: SavedState) -> int | str:
-    """Return the step of a checkpoint, or "end" for the last one and the best one of a run that is complete.
-
-    Seeds of one recipe have their best checkpoint at different steps.
-    """
+    """Return the step of a checkpoint, or "end" for the last and the best one of a complete run, whatever its step."""
     linked = [_state(home, link) for link in LINKS]
     latest, best = (None if other is None else other.position.step for other in linked)
     step = state.position.step

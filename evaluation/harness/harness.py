@@ -62,10 +62,7 @@ def run(command: HarnessCommand) -> None:
 
 
 def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str, dict[str, Any]]:
-    """Return the values of each task and group by metric, on every rank; call it on every rank.
-
-    Raises BadInput for unknown tasks, unavailable data, and anything else that the harness refuses.
-    """
+    """Return the values of each task and group; call it on every rank. Raises BadInput for what the harness refuses."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = harness_model(trained, wanted.batch_size, ranks.device)
     asked = copy.copy(model)
@@ -80,10 +77,7 @@ def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str,
 
 
 def harness_model(trained: Trained, batch_size: int, device: torch.device) -> Any:
-    """Return the harness's own model, lm_eval.models.huggingface.HFLM, of the weights in their stock class.
-
-    Raises BadInput where there is no such class.
-    """
+    """Return the harness's own model, HFLM, of the weights in their stock class. Raises BadInput without one."""
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -1,8 +1,4 @@
-"""HellaSwag (Zellers et al., 2019): accuracy of the likeliest ending, as karpathy/build-nanogpt and llm.c measure it.
-
-lm-evaluation-harness has another convention, whose accuracies are not comparable: `evaluate.py harness hellaswag`.
-Items come from a file or from the Hugging Face hub.
-"""
+"""HellaSwag (Zellers et al., 2019): accuracy of the likeliest ending, as build-nanogpt and llm.c measure it."""
 
 import math
 import re
@@ -108,10 +104,7 @@ def run(command: HellaSwagCommand) -> None:
 
 
 def read_items(source: str, count: int | None) -> Items:
-    """Return the first `count` items, or all, of a file or of OWNER/NAME on the hub.
-
-    Files are JSON Lines or Parquet with the fields of rowanz/hellaswag. Raises BadInput naming what is damaged.
-    """
+    """Return the first `count` items, or all, of JSON Lines, Parquet, or OWNER/NAME on the hub. Raises BadInput."""
     path, name = Path(source), source
     if not path.is_file():
         path = _download(source)
@@ -126,10 +119,7 @@ def read_items(source: str, count: int | None) -> Items:
 
 
 def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
-    """Return a model's accuracy, to store and as text; items are cut to the last tokens that its context holds.
-
-    Call it on every rank. Raises BadInput for likelihoods that are not finite.
-    """
+    """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN."""
     length = trained.network.config.context_length
     choices = [choice for item in data.items for choice in completion(item, trained.tokenizer)]
     cut = len({index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1})

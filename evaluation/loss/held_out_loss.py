@@ -22,7 +22,7 @@ from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import perplexity
-from evaluation.shared.significance import effective_units, mean_and_error, plus_minus
+from evaluation.shared.significance import mean_and_error, plus_minus
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
@@ -30,7 +30,6 @@ from tokens.tokenizer.ranks import read_ranks
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.parallel.process_group import Ranks
 
-FEW_DOCUMENTS = 10.0  # of one length, below which the standard error is little known
 UNKNOWN = "; its training data are unknown"
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
@@ -55,11 +54,9 @@ class HeldOutLoss:
             return f"{nats} nats per token, perplexity {self.perplexity:,.2f}, over {self.tokens:,} tokens"
         bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
         documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
-        even = effective_units(np.array(self.groups.tokens))
-        few = f"; few of them hold most tokens: as little is known as from {even:.1f} of one length"
         return (
             f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
-            f"tokens of {documents}{few if self.documents > 1 and even < FEW_DOCUMENTS else ''}"
+            f"tokens of {documents}"
         )
 
 
@@ -69,10 +66,7 @@ def run(command: LossCommand) -> None:
 
 
 def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
-    """Return the model's loss on a range of that identity, to store and as text; call it on every rank.
-
-    Raises BadInput for tokens of another tokenizer, and for a loss that is not finite.
-    """
+    """Return the model's loss, to store and as text; call it on every rank. Raises BadInput for other ids, and NaN."""
     span, identity = chosen
     stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
     _check_tokenizer(trained, stream, span)
@@ -118,10 +112,7 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
 def summary(
     losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray | None = None
 ) -> HeldOutLoss:
-    """Return means and their standard errors over documents, from the loss of each target, both (count,).
-
-    `weights`: 0 of targets that do not count, whose losses are 0; None: all count.
-    """
+    """Return means over targets (count,), with errors over documents. `weights`: 0 where the target does not count."""
     weights = np.ones(len(targets)) if weights is None else weights
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1 if tokenizer else np.array([], np.int64)
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
@@ -167,8 +158,6 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
             or theirs.fingerprint not in (None, fingerprint(ours))
             or (ranks.is_file() and read_ranks(ranks) != ours.ranks())
         ):
-            raise BadInput(
-                f"{span.directory}: its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses "
-                f"{ours.name}; prepare the text with {ours.name}"
-            )
+            problem = f"its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses {ours.name}"
+            raise BadInput(f"{span.directory}: {problem}; prepare the text with {ours.name}")
     stream.check_ids(span.start, span.count + 1, min(ids, ours.vocabulary_size if ours else ids))

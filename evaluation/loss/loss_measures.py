@@ -56,10 +56,7 @@ class LossSample:
 
 
 def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> Groups:
-    """Return sums of per-document values, each (documents,), over groups of equally many documents, or one less.
-
-    Nats are rounded to a millionth.
-    """
+    """Return sums of per-document values (documents,) over equal groups of documents; nats to a millionth."""
     documents = len(nats)
     count = min(documents, GROUPS)
     begins = np.arange(count) * documents // count

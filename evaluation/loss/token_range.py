@@ -73,17 +73,11 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
 def choose_range(
     directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
 ) -> Range:
-    """Return the requested range; by default gpjt's, cut to the stream.
-
-    In a stream that ends before gpjt's range the default follows the validated tokens. Raises BadInput where no token
-    is left.
-    """
+    """Return the requested range, else gpjt's, or what follows the validated tokens. Raises BadInput without any."""
     stream = open_split(directory, split)
     length, row = stream.length, stream.context_length or 1
     if start is not None and start % row:
-        raise BadInput(
-            f"--from {start}: wanted a multiple of {row}, where a row of conversations in {directory} begins"
-        )
+        raise BadInput(f"--from {start}: wanted a multiple of {row}, where a row in {directory} begins")
     if start is None:
         start = DEFAULT.start
         if length <= DEFAULT.start + 1:
@@ -92,51 +86,36 @@ def choose_range(
     there = length - start - 1
     if there < 1 or (count is not None and count > there):
         wanted = "1 token" if count is None else f"{count:,} tokens"
-        raise BadInput(
-            f"{directory}: its {split} stream has {length:,} tokens, wanted {wanted} to predict after {start:,}; pass "
-            "another --from or --count"
-        )
+        got = f"{directory}: its {split} stream has {length:,} tokens"
+        raise BadInput(f"{got}, wanted {wanted} to predict after {start:,}; pass another --from or --count")
     return Range(directory=directory, split=split, start=start, count=min(there, count or DEFAULT.count))
 
 
 def choose_named(name: RangeName, directory: Path | None, places: list[ModelLocation]) -> Range:
-    """Return a named range, in a directory or else in its dataset, whose held-out tokens are downloaded if missing.
-
-    Raises BadInput where they cannot be, or the directory holds another dataset.
-    """
+    """Return a named range, whose held-out tokens are downloaded if no directory has them. Raises BadInput."""
     named = NAMED_RANGES[name]
     if directory is None:
         directory = DOWNLOADS / named.dataset
         download_dataset(named.dataset, directory, train_tokens=0)
     elif hub_name(directory) not in (None, named.dataset):
-        raise BadInput(
-            f"{directory}: got dataset {hub_name(directory)}, wanted {named.dataset} for --range {name}; leave out "
-            "--tokens to download it"
-        )
+        wanted = f"wanted {named.dataset} for --range {name}; leave out --tokens to download it"
+        raise BadInput(f"{directory}: got dataset {hub_name(directory)}, {wanted}")
     return attrs.evolve(choose_range(directory, named.split, named.start, named.count, places), name=name)
 
 
 def check_unseen(place: ModelLocation, span: Range) -> None:
-    """Raise BadInput where the model was trained or validated on tokens of the range.
-
-    On a named range that is there to validate on, a line says so instead.
-    """
+    """Raise BadInput for a range that a model has seen; print a note where the range is there to validate on."""
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
                 print(printable(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
-            raise BadInput(
-                f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it; pass another --from, --count or "
-                "--split"
-            )
+            seen = f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it"
+            raise BadInput(f"{seen}; pass another --from, --count or --split")
 
 
 def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
-    """Return the ranges of a stream that a run was trained or validated on: how, first token, token behind the last.
-
-    None where that is unknown.
-    """
+    """Return the ranges of a stream that a run was trained or validated on, as known: how, first token, end."""
     if not place.is_own:
         return []
     config = read_state(place.path).config

@@ -80,9 +80,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
                 return with_parameters(config, from_stock(weights, config, kind))
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
-        raise BadInput(
-            f"{where}: got none of {', '.join(HEADS_KEYS)}; add one: weights do not tell the number of heads"
-        )
+        raise BadInput(f"{where}: got none of {', '.join(HEADS_KEYS)}; add one: weights do not tell the heads")
     for key, wanted in ONLY_VALUES.items():
         if values.get(key, wanted[0]) not in wanted:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
@@ -131,9 +129,7 @@ def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
     candidates = [path / name for name in CONFIG_FILES] + ([run / "model.json"] if run is not None else [])
     file = next((file for file in candidates if file.exists()), None)
     if file is None:
-        raise BadInput(
-            f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
-        )
+        raise BadInput(f"{path}: no model; wanted a run directory, a checkpoint, or weights with a {CONFIG_FILES[0]}")
     values = read_json(file)
     inside = values.get("cfg")  # in gpjt's published models
     return file, inside if isinstance(inside, dict) else values

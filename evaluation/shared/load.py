@@ -34,17 +34,8 @@ from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257
-HUB_FILES = [
-    *CONFIG_FILES,
-    "*.safetensors",
-    INDEX,
-    "tokenizer*.json",
-    VOCABULARY,
-    SPECIAL,
-    ADDED,
-    CHAT_TEMPLATE,
-    GENERATION,
-]
+HUB_FILES = [*CONFIG_FILES, INDEX, VOCABULARY, SPECIAL, ADDED, CHAT_TEMPLATE, GENERATION]
+HUB_FILES += ["*.safetensors", "tokenizer*.json"]
 
 
 @attrs.frozen
@@ -151,10 +142,7 @@ def locate(reference: str, name: str | None) -> ModelLocation:
 
 
 def home_of(reference: str) -> Path:
-    """Return the directory of a model's results, `evaluations.jsonl` and answers; it may not exist yet.
-
-    Raises BadInput for a name that no file can have.
-    """
+    """Return the directory of a model's results, which may not exist yet. Raises BadInput for an impossible name."""
     path = Path(reference)
     with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
@@ -213,10 +201,7 @@ def _run_of(checkpoint: Path) -> Path | None:
 
 
 def _best(directory: Path) -> str:
-    """Return the name of the best checkpoint, or of the newest one where nothing was validated.
-
-    Raises BadInput where the best one is not on this disk.
-    """
+    """Return the name of the best checkpoint, else the newest. Raises BadInput where the best is not on this disk."""
     best, newest = directory / "best", directory / "latest"
     if best.is_dir():
         return best.name
@@ -225,16 +210,13 @@ def _best(directory: Path) -> str:
         missing = best_name(newest)
     if missing is None or (directory / missing).is_dir():
         return missing or newest.name
-    raise BadInput(
-        f"{best}: the best checkpoint, {missing}, is not on this disk; copy it here, or name another one: {newest}"
-    )
+    problem = f"the best checkpoint, {missing}, is not on this disk"
+    raise BadInput(f"{best}: {problem}; copy it here, or name another one: {newest}")
 
 
 def _download(reference: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
-        raise BadInput(
-            f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME of a model on the hub"
-        )
+        raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
     return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
 
 
@@ -246,10 +228,8 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
         loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
     # nanoGPT's models lack an id for the end of text
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
-        raise BadInput(
-            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
-            f"has {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
-        )
+        problem = f"got {loaded.vocabulary_size} ids, but the model of {place.path} has {config.vocab_size}"
+        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass the tokenizer of its tokens with --tokenizer")
     return loaded
 
 
@@ -261,11 +241,8 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
         with refusing(f"{record}: tokenizer"):
             recorded = structured(entry, TokenizerRecord, unknown_keys=True)
         loaded = recorded_tokenizer(recorded, place.run)
-        sizes = loaded.vocabulary_size, loaded.end_of_text_id
-        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.fingerprint not in (
-            None,
-            fingerprint(loaded),
-        ):
+        sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, fingerprint(loaded))
+        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.fingerprint not in known:
             raise BadInput(
                 f"{record}: tokenizer {loaded.name} gives other ids here than the run's tokens have; install the "
                 "version of tiktoken that prepared them, or pass --tokenizer"
@@ -276,8 +253,6 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
     if environment_rank() == 0:
-        print(
-            printable(f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"),
-            file=sys.stderr,
-        )
+        note = f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"
+        print(printable(note), file=sys.stderr)
     return load_tokenizer("gpt2")

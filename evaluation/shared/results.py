@@ -95,7 +95,6 @@ class EvaluationResult:
     measurements: list[Measurement]
     ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
     left_out: int = 0  # items without an answer, left out for all models alike
-    session: str = ""  # what the items that were left out belong to, for people
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
@@ -109,10 +108,7 @@ class EvaluationResult:
 
 
 def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
-    """Append a result to a model's log and sync it. `home`: the model's directory; `model`: its title.
-
-    Raises BadInput where that fails.
-    """
+    """Append a result to the log of a model's directory, and sync it. Raises BadInput."""
     result = {"evaluation": kind, "model": model, "time": utc_now(), **values}
     path = home / EVALUATIONS
     try:
@@ -140,10 +136,7 @@ def as_read(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
-    """Return all results of a log as `parse` returns them, oldest first; None: damaged, as a line that is none.
-
-    A note tells which lines are left out as damaged. Raises BadInput where the file cannot be read.
-    """
+    """Return all results as `parse` returns them, oldest first, without damaged ones (None). Raises BadInput."""
     lines = read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None)
     for note in lines.notes():
         print(printable(note), file=sys.stderr)

@@ -71,10 +71,7 @@ class SeedNoise:
     own_freedom: float = 1.0
 
     def reach(self, comparisons: int, critical: float | None = None) -> float:
-        """Return the half width of the interval, for one of several comparisons.
-
-        `critical`: of the pooled error, such as Dunnett's; None: Bonferroni's.
-        """
+        """Return the half width of one of several comparisons; `critical`: of the pooled error, else Bonferroni's."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
         return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
@@ -133,24 +130,13 @@ def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndar
     return mean - reach, mean + reach
 
 
-def effective_units(sizes: np.ndarray) -> float:
-    """Return the number of units of one size that would weigh as evenly (Kish, Survey Sampling, 1965)."""
-    return float(sizes.sum()) ** 2 / float(np.square(sizes).sum())
-
-
 def ratio_freedom(sizes: np.ndarray) -> float:
-    """Return the degrees of freedom of the error of a mean over units of these sizes, one at least.
-
-    One document that holds most of the tokens leaves an error that few degrees of freedom determine.
-    """
-    return max(1.0, effective_units(sizes) - 1)
+    """Return the degrees of freedom of a mean over units of these sizes (Kish, Survey Sampling, 1965), one at least."""
+    return max(1.0, float(sizes.sum()) ** 2 / float(np.square(sizes).sum()) - 1)
 
 
 def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
-    """Return the error of a sum of independent parts, each an error with its degrees of freedom, and its own.
-
-    By Satterthwaite (Biometrics Bulletin 2, 1946).
-    """
+    """Return the error and freedom of a sum of independent ones (Satterthwaite, Biometrics Bulletin 2, 1946)."""
     variance = math.fsum(error**2 for error, _ in parts)
     spread = math.fsum(error**4 / freedom for error, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf

@@ -62,10 +62,7 @@ def run(command: SmokeCommand) -> None:
 def smoke(
     trained: Trained, prompts: Sequence[str], count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
-    """Return the model's continuations of each prompt, greedy and by `sampling`; call it on every rank.
-
-    Default: the gallery, and 40 tokens or half the context. Raises BadInput for logits that are not finite.
-    """
+    """Return continuations of prompts, or the gallery, greedy and sampled; call it on every rank. Raises BadInput."""
     lay_out_for_generation(trained.network)
     new = min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
     ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]

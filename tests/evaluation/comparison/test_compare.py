@@ -38,10 +38,7 @@ def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(
     homes = [judged(tmp_path / name, [20, 17, 23], whole, left_out=0) for name in "ab"]
     for home in homes:
         judged(home, [50, 47, 53], half, left_out=144, time="2999-01-01T00:00:00+00:00")
-    found = compare(rows_of(*homes))
-    assert "by 4.00" in found.statements[0]
-    told = "judge: a newer session of judge-1, 2999-01-01T00:00:00+00:00, is not shown: 144 prompts were left out of it"
-    assert found.notes.count(told) == 1
+    assert "by 4.00" in compare(rows_of(*homes)).statements[0]
     alone = [judged(tmp_path / name, [50, 47, 53], half, left_out=144) for name in "cd"]
     notes = compare(rows_of(*alone)).notes
     assert any("144 prompts of which were left out for all models alike" in note for note in notes)

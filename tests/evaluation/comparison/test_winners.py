@@ -95,6 +95,8 @@ def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> N
     advised = ["--seed-deviation" in " ".join(one.notes) for one in found]
     assert advised == ["no winner" in " ".join(one.statements) for one in found]
     assert not winners(compare(table(draw, [5, 1], [0, 20])))  # one run of a recipe may be anywhere
+    brackets = [note for note in compare(table(draw, [3, 3, 3])).notes if note.startswith("Brackets: ")]
+    assert "all of them together less often" in brackets[0] and "Brackets" not in str(compare(table(draw, [1])).notes)
     independent = [table(draw, [1, 0, 0]) for _ in range(200)]
     deviation = float(np.hypot(DEVIATION, 2 * SEED_NOISE))
     assert sum(bool(winners(compare(rows, deviation))) for rows in independent) <= 0.08 * len(independent)
@@ -115,12 +117,6 @@ def test_three_or_four_seed_deviations_are_found_with_five_seeds_a_side(seeds: l
     )
     print(f"planted, seeds {seeds}: found in {found} of {tables}")
     assert found >= 0.87 * tables
-
-
-def test_brackets_say_what_they_hold(tmp_path: Path) -> None:
-    notes = compare(table(np.random.default_rng(0), [3, 3, 3])).notes
-    assert any(note.startswith("Brackets: ") and "all of them together less often" in note for note in notes)
-    assert not any(note.startswith("Brackets: ") for note in compare(table(np.random.default_rng(0), [1])).notes)
 
 
 def test_the_spread_over_seeds_is_noted() -> None:
@@ -146,6 +142,8 @@ def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
     assert sum(one.apart for one in found) > 7  # the interval alone would
     assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one) for one in found)
     assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one) for one in found)
+    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
+    assert alone == "a and b: cannot tell, for too little was measured to test the difference: -3.0000 nats per token"
 
 
 def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> None:
@@ -162,8 +160,3 @@ def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> No
     found = compare(rows).statements
     assert f"HellaSwag, completion: {line} of all items" in found
     assert "HellaSwag, completion: a, b (2 seeds) are runs of one recipe: their difference is noise" in found
-
-
-def test_without_an_interval_nobody_is_better() -> None:
-    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
-    assert alone == "a and b: cannot tell, for too little was measured to test the difference: -3.0000 nats per token"

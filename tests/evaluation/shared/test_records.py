@@ -33,10 +33,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
         (json.dumps([ROW | {"output": " "}]), "record 1: output: empty"),
         (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
         *(
-            (
-                json.dumps([ROW, ROW | {key: "half \ud83d"}]),
-                f"record 2: {key}: got half a surrogate pair at character 5",
-            )
+            (json.dumps([ROW, ROW | {key: "half \ud83d"}]), f"record 2: {key}: got half a surrogate pair")
             for key in ("instruction", "input", "output")
         ),
         (json.dumps([3]), "record 1: got int, wanted an object"),
@@ -52,14 +49,10 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str, message: str) -> N
     assert str(raised.value).startswith(str(path)) and message in str(raised.value)
 
 
-def test_answers_of_a_model_whose_name_is_not_utf8_are_written(tmp_path: Path) -> None:
-    write_answers(tmp_path / "a.json", answers(model="run\udcff"))
-    assert read_answers(tmp_path / "a.json").model == "run\udcff"
-
-
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write_answers(tmp_path / "new" / "a.json", answers(home=tmp_path))
-    assert read_answers(tmp_path / "new" / "a.json") == answers(home=tmp_path)
+    for written in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
+        write_answers(tmp_path / "new" / "a.json", written)
+        assert read_answers(tmp_path / "new" / "a.json") == written
 
 
 @pytest.mark.parametrize(

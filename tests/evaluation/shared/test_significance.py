@@ -24,20 +24,15 @@ from evaluation.shared.significance import (
 )
 
 
-def test_turned_round_an_interval_says_the_same_of_the_other() -> None:
+def test_an_interval_is_turned_round_widened_and_told_with_its_bounds() -> None:
     found = Interval(value=2, low=-1, high=5)
     assert -found == Interval(value=-2, low=-5, high=1)
     assert not found.apart and Interval(value=2, low=1, high=3).apart and Interval(value=-2, low=-3, high=-1).apart
     unknown = Interval(value=2, low=None, high=None)
     assert not unknown.apart and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
     assert Interval(value=0, low=-3, high=6).widened(4) == Interval(value=0, low=-5, high=52**0.5)
-
-
-def test_values_are_told_with_their_errors_and_without_a_negative_zero() -> None:
-    assert plus_minus(-0.04, None, 1) == "0.0"
-    assert plus_minus(0.26, 0.14, 1) == "0.3 ± 0.1"
-    assert Interval(value=1, low=0.5, high=2).text(1) == "1.0 [0.5, 2.0]"
-    assert Interval(value=1).text(2) == "1.00"
+    assert (plus_minus(-0.04, None, 1), plus_minus(0.26, 0.14, 1)) == ("0.0", "0.3 ± 0.1")  # no negative zero
+    assert (Interval(value=1, low=0.5, high=2).text(1), unknown.text(2)) == ("1.0 [0.5, 2.0]", "2.00")
 
 
 def test_quantiles_and_intervals_are_students() -> None:  # of a table
@@ -48,14 +43,11 @@ def test_quantiles_and_intervals_are_students() -> None:  # of a table
     assert student_interval(2.0, None, 0) == Interval(value=2.0)
 
 
-def test_a_ratio_over_units_of_one_size_has_the_error_of_a_mean() -> None:
+def test_errors_are_those_of_means_and_weighed_by_their_degrees_of_freedom() -> None:
     values = np.array([1.0, 2.0, 4.0, 9.0])
     assert mean_and_error(values * 10, np.full(4, 10.0)) == mean_and_error(values)
     assert mean_and_error(values) == (4.0, pytest.approx(values.std(ddof=1) / 2))
     assert mean_and_error(values[:1]) == (1.0, None)
-
-
-def test_parts_of_an_error_are_weighed_by_their_degrees_of_freedom() -> None:
     assert combined_error((3, 5), (4, 5)) == (5, pytest.approx(625 / (81 / 5 + 256 / 5)))
     assert combined_error((3, 5), (0, 1)) == (3, pytest.approx(5))
 

@@ -70,11 +70,8 @@ def test_what_is_no_output_is_one_line(copied: Path) -> None:
 
 
 def test_repetition_is_told_from_text() -> None:
-    assert shortest_cycle([5] * 10) == 1
-    assert shortest_cycle([5, 6] * 5 + [5]) == 2
-    assert shortest_cycle([5, 6, 6] * 4) == 3
-    assert shortest_cycle([5, 6] * 5 + [6]) is None
-    assert shortest_cycle([5] * 9) is None
+    texts = [[5] * 10, [5, 6] * 5 + [5], [5, 6, 6] * 4, [5, 6] * 5 + [6], [5] * 9]
+    assert [shortest_cycle(tokens) for tokens in texts] == [1, 2, 3, None, None]
 
 
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path: Path) -> None:
