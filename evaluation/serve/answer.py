@@ -23,8 +23,6 @@ class ScoredToken(NamedTuple):
 
 
 class AnswerPart(NamedTuple):
-    """A part of an answer, as it comes."""
-
     text: str
     tokens: list[ScoredToken]  # where the request asks for them
     finish: str | None  # "stop" or "length", of the last part

@@ -24,20 +24,17 @@ class ApiReply:
     number: str = attrs.field(factory=lambda: secrets.token_hex(12))
 
     def body(self, parts: list[AnswerPart]) -> JSON:
-        """Return the reply of all parts."""
         text, tokens = "".join(part.text for part in parts), [token for part in parts for token in part.tokens]
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}
         choice = self._choice(AnswerPart(text, tokens, parts[-1].finish), message)
         return {**self._head(""), "choices": [choice], "usage": self.usage()}
 
     def chunk(self, part: AnswerPart, *, first: bool = False) -> JSON:
-        """Return a part of a stream."""
         delta = {"delta": {**({"role": "assistant"} if first else {}), "content": part.text}}
         unused = {"usage": None} if self.answer.request.include_usage else {}
         return {**self._head(".chunk"), "choices": [self._choice(part, delta)], **unused}
 
     def usage_chunk(self) -> JSON:
-        """Return the last chunk of a stream that asks for its usage."""
         return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
 
     def usage(self) -> JSON:
@@ -88,5 +85,4 @@ class ApiReply:
 
 
 def as_event(value: JSON) -> bytes:
-    """Return a server-sent event."""
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -2,7 +2,6 @@
 
 import re
 import secrets
-from functools import cached_property
 from typing import Any
 
 import attrs
@@ -43,11 +42,6 @@ class ServedModel:
     @property
     def context(self) -> int:
         return self.trained.network.config.context_length
-
-    @cached_property
-    def most_characters(self) -> int:
-        """Characters of the longest text that the context can hold: to encode more would take long, for nothing."""
-        return self.context * max(map(len, self.trained.tokenizer.spelled.values()))
 
 
 def _is_stop(value: Any) -> bool:
@@ -98,8 +92,6 @@ class ChatBody(AnswerOptions):
 
 @attrs.frozen(kw_only=True)
 class AnswerRequest:
-    """A prompt, and how it is to be answered."""
-
     prompt: list[int]
     count: int  # most tokens
     sampling: Sampling
@@ -141,7 +133,8 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
     if len(stop) > STOP_STRINGS:
         raise ValueError(f"stop: got {len(stop)} strings, wanted at most {STOP_STRINGS}")
     if len(prompt) >= served.context:
-        raise _too_long(f"{len(prompt):,} tokens", served)
+        problem = f"the prompt has {len(prompt):,} tokens; prompt and answer together have at most {served.context:,}"
+        raise ApiError(400, f"{problem} tokens", code="context_length_exceeded")
     seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
     temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
     return AnswerRequest(
@@ -161,8 +154,6 @@ def _plain_prompt(wanted: CompletionBody, served: ServedModel) -> list[int]:
     given = wanted.prompt[0] if isinstance(wanted.prompt, list) and len(wanted.prompt) == 1 else wanted.prompt
     if isinstance(given, str):
         check_text(given, "prompt")
-        if len(given) > served.most_characters:
-            raise _too_long(f"{len(given):,} characters", served)
         return served.trained.encode(given)
     known = integer(0, served.trained.network.config.vocab_size - 1)
     if isinstance(given, list) and given and all(known.holds(one) for one in given):
@@ -175,8 +166,6 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
     if trained.template is None:
         raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
     messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
-    if (count := sum(len(message.content) for message in messages)) > served.most_characters:
-        raise _too_long(f"{count:,} characters", served)
     return trained.template.prompt(trained.tokenizer, messages)
 
 
@@ -192,8 +181,3 @@ def _message(where: str, given: Any) -> Message:
         raise ValueError(f"{where}: wanted role ({', '.join(ROLES)}) and content, a text, and nothing else")
     check_text(content, where)
     return Message(role, content)
-
-
-def _too_long(got: str, served: ServedModel) -> ApiError:
-    problem = f"the prompt has {got}; prompt and answer together have at most {served.context:,} tokens"
-    return ApiError(400, problem, code="context_length_exceeded")

@@ -10,7 +10,6 @@ import sys
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,12 +20,12 @@ from evaluation.command_line import ServeCommand
 from evaluation.serve.answer import ANSWER_SECONDS
 from evaluation.serve.api_request import ServedModel
 from evaluation.serve.engine import GRACE_SECONDS, Engine
-from evaluation.serve.web_app import BODY_SECONDS, web_app
+from evaluation.serve.web_app import web_app
 from evaluation.shared.generation import load_for_generation
 
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
 KEY_CHARACTERS = 16  # least
-HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 14
+REQUEST_SECONDS, HEADER_BYTES = ANSWER_SECONDS + 30.0, 1 << 14
 CONNECTIONS = 1024  # that wait to be accepted, and of those that have been
 
 
@@ -107,34 +106,21 @@ class Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with deadlines of a request's head, and of its whole answer: a slow client is dropped."""
+    """HTTP/1.1 with a deadline of a request and its whole answer: a slow client is dropped."""
 
     deadline: asyncio.TimerHandle | None = None
-    waits_for_head: bool | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.set_deadline()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.set_deadline()
+        self.deadline = self.loop.call_later(REQUEST_SECONDS, transport.abort)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.set_deadline()
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.deadline is not None:
             self.deadline.cancel()
-
-    def set_deadline(self) -> None:
-        """Set the deadline of the state that the connection has come to."""
-        waits_for_head = self.conn.their_state is h11.IDLE
-        if waits_for_head is not self.waits_for_head:
-            self.waits_for_head = waits_for_head
-            if self.deadline is not None:
-                self.deadline.cancel()
-            seconds = HEADER_SECONDS if waits_for_head else BODY_SECONDS + ANSWER_SECONDS + HEADER_SECONDS
-            self.deadline = self.loop.call_later(seconds, self.transport.abort)

@@ -1,7 +1,4 @@
-"""Web application: OpenAI's API, and a page that uses it.
-
-Without CORS, and on loopback for names of this machine alone: a page of another origin can neither read nor ask.
-"""
+"""Web application: OpenAI's API, and a page that uses it; without CORS, so that no other origin can read or ask."""
 
 import asyncio
 import base64
@@ -113,7 +110,6 @@ async def parts_of(answer: DrawnAnswer, queue: "asyncio.Queue[AnswerPart | Excep
 
 
 async def respond(reply: ApiReply, parts: Parts) -> Response:
-    """Return the response of an answer's parts: a stream, or one body."""
     try:
         first = await anext(parts)  # refusals until then have their status
         if reply.answer.request.stream:
@@ -125,7 +121,6 @@ async def respond(reply: ApiReply, parts: Parts) -> Response:
 
 
 async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events of an answer's parts."""
     async with aclosing(parts):
         try:
             yield as_event(reply.chunk(first, first=True))
@@ -186,7 +181,6 @@ def api_error(error: Exception) -> ApiError:
 
 
 async def on_error(_: Request | None, error: Exception) -> JSONResponse:
-    """Return the response that tells an error."""
     told = api_error(error)
     headers = {"Retry-After": "1"} if told.status in (429, 503) else {}
     if told.status in (408, 413):  # the rest of the body is not read
