@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.arguments import parse
-from evaluation.command_line import COMMANDS, FineTuneSettings, RegisteredCommand, SmokeCommand
+from evaluation.command_line import COMMANDS, RegisteredCommand, SmokeCommand
 from evaluation.comparison.compare import compare
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval
@@ -57,26 +56,3 @@ def test_every_registered_module_runs_its_command_or_reads_its_results() -> None
     named = [entry.measures for entry in COMMANDS.values() if entry.measures is not None]
     assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        (["smoke", "a", "b", "--prompt=x", "--prompt", "y"], {"models": ("a", "b"), "prompt": ("x", "y"), "top_k": 25}),
-        (["loss", "a", "--from", "0", "--split=test"], {"models": ("a",), "start": 0, "split": "test", "count": None}),
-        (["hellaswag", "a"], {"models": ("a",), "data": "Rowan/hellaswag", "count": None, "device": None}),
-        (
-            ["instruct", "a", "--data", "f", "--seeds=3", "--epochs=2"],
-            {"data": Path("f"), "seeds": 3, "settings": FineTuneSettings(epochs=2)},
-        ),
-        (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0}),
-        (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
-        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True}),
-        (["export", "a", "d", "--push", "me/it"], {"model": "a", "directory": Path("d"), "push": "me/it"}),
-    ],
-)
-def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
-    known = {name: command.options for name, command in COMMANDS.items()}
-    command = parse("evaluate.py", known, words)
-    assert isinstance(command, known[words[0]])
-    assert {name: getattr(command, name) for name in values} == values

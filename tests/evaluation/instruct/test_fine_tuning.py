@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.errors import BadInput
 from evaluation.command_line import FineTuneSettings
 from evaluation.instruct.fine_tuning import TOKENS, make_example, train_run, write_run
 from evaluation.shared.load import load, locate
@@ -78,8 +77,3 @@ def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: P
         assert whole.tokens[: whole.first_target][-example.first_target :] == example.tokens[: example.first_target]
         assert len(example.tokens) <= context + 1
         assert example.first_target >= context // 2
-
-
-def test_too_few_records_for_an_update_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--batch-size 8: got 7 training records; pass a smaller one"):
-        write_run(fresh(tmp_path), records()[:7], records()[7:], FineTuneSettings(), tmp_path / "run")

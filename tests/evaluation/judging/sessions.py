@@ -36,7 +36,7 @@ def quality(asked: dict[str, Any]) -> dict[str, int]:
     return {label: int(re.findall(r"\d+", text)[-1]) for label, text in asked["answers"].items()}
 
 
-def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: range = range(QUESTIONS)) -> Path:
+def write(folder: Path, model: str, level: int, seed: int = 0, *, questions: range = range(QUESTIONS)) -> Path:
     """Write answers whose quality is about `level`; the references' is 95."""
     settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
     answers = [

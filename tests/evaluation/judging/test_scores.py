@@ -49,11 +49,7 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
 
 
 def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
-    more = [
-        write(tmp_path, "good", 64, seed=1),
-        write(tmp_path, "poor", 40, seed=1),
-        write(tmp_path, "poor", 0, seed=2),
-    ]
+    more = [write(tmp_path, *answers) for answers in (("good", 64, 1), ("poor", 40, 1), ("poor", 0, 2))]
     done = sessions.said("--orders", "1", files=[*sessions.files, *more])
     assert "judged: the first 2 of each model's seeds" in done
     assert len(server.requests) == 2 * QUESTIONS
@@ -145,10 +141,7 @@ def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_
 
 
 def test_of_several_candidates_a_side_it_is_the_mean_of_their_differences() -> None:
-    pairs = {
-        ("a", "c"): Interval(value=4, low=1, high=7),
-        ("b", "c"): Interval(value=2, low=0, high=4),
-    }
+    pairs = {("a", "c"): Interval(value=4, low=1, high=7), ("b", "c"): Interval(value=2, low=0, high=4)}
     a, b, c = (JudgedCandidate(name=name, differences=pairs) for name in "abc")
     assert judged_difference([a, b], [c], 0.95) == Interval(value=3, low=0.5, high=5.5)
     assert judged_difference([a], [b], 0.95) is None
