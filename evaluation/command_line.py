@@ -131,15 +131,13 @@ class HellaSwagCommand(MeasureOptions):
 class FineTuneSettings:
     """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
 
-    # of the order of records, and of dropout
-    seed: Annotated[int, option("first seed", "N", check=integer(0))] = 0
+    seed: Annotated[int, option("first seed, of the order and dropout", "N", check=integer(0))] = 0
     epochs: Annotated[int, option("maximum", "N", check=COUNT)] = 20
     batch_size: Annotated[int, option("records per update, about: it is made of rows of several", "N", check=COUNT)] = 8
     learning_rate: Annotated[float, option("learning rate, constant", "X", check=number(0, above=True))] = 5e-5
     weight_decay: Annotated[float, option("decay of the weights", "X", check=number(0))] = 0.1
     prompt_loss: Annotated[bool, option("train on the prompt's tokens as well")] = False
-    # at most half the context
-    longest_answer: Annotated[int, option("maximum tokens of an answer", "N", check=COUNT)] = 256
+    longest_answer: Annotated[int, option("most tokens of an answer, or half the context", "N", check=COUNT)] = 256
 
 
 @attrs.frozen(kw_only=True)

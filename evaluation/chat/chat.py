@@ -57,7 +57,6 @@ class Conversation:
                 self.turns += question, Message(ASSISTANT, said)
 
     def reset(self) -> None:
-        """Forget all turns, but not the system message."""
         self.turns, self.unseen = [], 0
 
     def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:

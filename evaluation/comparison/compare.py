@@ -47,8 +47,6 @@ BAR = {"width": 96, "height": 12, "margin": 4}  # of an interval, pixels
 
 @attrs.frozen(kw_only=True)
 class Cell:
-    """A cell of the table."""
-
     text: str = ""
     value: float | None = None
     bounds: tuple[float, float] | None = None  # of the 95 % interval that is drawn
@@ -74,17 +72,12 @@ class Comparison:
 
 
 def run(command: CompareCommand) -> None:
-    """Print stored results of models side by side; no model is loaded."""
     comparison = compare(read_rows(command.models), command.seed_deviation)
     print(as_markdown(comparison) if command.markdown else as_text(comparison))
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
-    """Return the comparison of models. Raises BadInput where no two of several share an evaluation.
-
-    `stated_deviation`: standard deviation of the held-out loss over training seeds, nats per token; None: estimated
-    from these runs.
-    """
+    """Return the comparison. `stated_deviation`: of the loss over seeds, nats. Raises BadInput without an overlap."""
     shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
     subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
     if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):

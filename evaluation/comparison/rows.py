@@ -29,8 +29,6 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One model and its stored results."""
-
     label: str  # unique in the table
     title: str  # in its results
     home: Path

@@ -34,18 +34,15 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The group's name in a statement."""
         count, more = len(self.results), len(self.labels) - NAMED
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
 
     @property
     def verb(self) -> str:
-        """Verb of a statement about the group."""
         return "is" if len(self.labels) == 1 else "are"
 
     def values(self, measure: Measure) -> Runs:
-        """Return the values of a measure by training seed."""
         found = {seed: result.measurement(measure) for seed, result in self.results.items()}
         return {seed: one.value for seed, one in found.items() if one is not None}
 

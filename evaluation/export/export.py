@@ -33,7 +33,6 @@ MODELFILE = "Modelfile"
 
 
 def run(command: ExportCommand) -> None:
-    """Export a model, and upload it if asked."""
     keep_logs_only()
     if command.private and command.push is None:
         raise BadInput("--private: applies to --push, which is missing")
@@ -89,10 +88,7 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
 
 
 def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: Any) -> None:
-    """Write config.json, with `more` in it, and the weights of a network, in `dtype`, as its stock class reads them.
-
-    Raises BadInput before anything is written where no stock class computes this network.
-    """
+    """Write config.json, with `more`, and weights as the stock class has them. Raises BadInput, before, without one."""
     config = stock_class(network.config).config | {"torch_dtype": dtype} | more
     weights = {name: value.to(getattr(torch, dtype)) for name, value in hugging_face_weights(network).items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})

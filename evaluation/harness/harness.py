@@ -38,14 +38,11 @@ PIECE_BATCHES = 8  # the harness groups equal contexts, so that a piece of one b
 
 @attrs.frozen
 class Requests:
-    """Requests for all ranks."""
-
     kind: str
     pieces: list[list[tuple[Any, ...]]]  # arguments of each request
 
 
 def run(command: HarnessCommand) -> None:
-    """Print and store each model's metrics."""
     try:
         import lm_eval
     except ImportError as error:
@@ -111,10 +108,7 @@ def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result of `evaluate.py harness`, one for each task: tasks are compared separately.
-
-    Models are not ranked by them: results hold no answers to single documents, so differences cannot be paired.
-    """
+    """Return a stored result, one for each task; none ranks models: answers to single documents are not stored."""
     version, fewshot = record.get("lm_eval"), record.get("fewshot")  # another version may ask otherwise
     shots = "" if fewshot is None else f", {fewshot} examples in the context"
     results = []

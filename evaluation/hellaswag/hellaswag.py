@@ -40,8 +40,6 @@ class Item:
 
 @attrs.frozen(kw_only=True)
 class Items:
-    """Items and their source."""
-
     file: str
     sha256: str
     items: list[Item]
@@ -49,8 +47,6 @@ class Items:
 
 @attrs.frozen
 class Choice:
-    """A context followed by one ending."""
-
     tokens: np.ndarray  # of context and ending, 1-D
     scored: int  # number of them, at the end, whose loss counts
 
@@ -99,7 +95,6 @@ COMPLETION = Measure(
 
 
 def run(command: HellaSwagCommand) -> None:
-    """Print and store each model's accuracy."""
     measure_each(command, "hellaswag", partial(_read, command), measure)
 
 
@@ -169,7 +164,6 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result of `evaluate.py hellaswag`."""
     data, items, found = record["data"], record["items"], record["completion"]
     hits = np.unpackbits(np.frombuffer(bytes.fromhex(found["hits_norm"]), np.uint8))[:items].astype(np.float64)
     if not 0 < items == len(hits):

@@ -27,15 +27,7 @@ from evaluation.shared.records import Record
 from model.gpt import GPT
 from tokens.documents.conversations import conversation
 from tokens.format.header import read_header, write_weighted
-from tokens.format.manifest import (
-    MANIFEST,
-    RANKS_FILE,
-    FileEntry,
-    Manifest,
-    SourceRecord,
-    manifest_text,
-    read_content,
-)
+from tokens.format.manifest import MANIFEST, RANKS_FILE, FileEntry, Manifest, SourceRecord, manifest_text, read_content
 from tokens.prepare.packing import pack
 from tokens.tokenizer.loading import record_of
 from tokens.tokenizer.ranks import ranks_text
@@ -73,8 +65,6 @@ class Example:
 
 @attrs.frozen(kw_only=True)
 class FineTuned:
-    """Outcome of a fine-tuning."""
-
     losses: list[float]  # validation loss after each epoch, nats per token of the answers; the first is before any
     best_epoch: int  # 0: no epoch improved the loss
 
@@ -156,7 +146,6 @@ def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
 
 
 def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], settings: FineTuneSettings) -> None:
-    """Write a token file of rows of examples, with the weight of each token as a target."""
     context, end = trained.network.config.context_length, trained.tokenizer.end_of_text_id
     tokens = np.full(len(rows) * context + 1, end, token_dtype(trained.tokenizer.vocabulary_size))
     weights = np.zeros(len(tokens), np.uint8)

@@ -42,8 +42,6 @@ IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, da
 
 @attrs.frozen(kw_only=True)
 class HeldOutQuestions:
-    """A file of records, split into consecutive parts."""
-
     file: str
     sha256: str
     train: list[Record]
@@ -51,15 +49,12 @@ class HeldOutQuestions:
     validation: list[Record]
 
     def described(self) -> dict[str, Any]:
-        """Return its description in results and answers."""
         values = attrs.asdict(self, recurse=False)
         return {name: len(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @attrs.frozen(kw_only=True)
 class Tuned:
-    """Result of one fine-tuning."""
-
     seed: int
     fine_tuned: FineTuned
     scores: ReferenceScores

@@ -33,8 +33,6 @@ State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid
 
 @attrs.frozen
 class PromptVerdict:
-    """Outcome of a prompt."""
-
     state: State
     why: str = ""  # there are no grades
     grades: list[Grade] | None = None  # by position
@@ -57,7 +55,6 @@ class Judgement:
 
     @property
     def stopping(self) -> bool:
-        """True if nothing more is to be sent."""
         ended = self.interrupted.is_set() or self.over_budget is not None or self.fatal is not None
         return ended or self.unanswered_in_a_row >= DEAD
 
@@ -121,7 +118,6 @@ class Judgement:
         return True
 
     def release(self, asked: Asked, why: str) -> None:
-        """Store that a request has ended unbilled."""
         self.store.append(StoreLine(unbilled=[asked.id], why=why))
 
     def take(self, reply: Reply) -> bool:
@@ -136,7 +132,6 @@ class Judgement:
         return self._problem(reply) is None
 
     def fail(self, error: Exception) -> None:
-        """End the session with an error, unless there is an earlier one."""
         self.fatal = self.fatal or error
 
     def verdicts(self) -> list[PromptVerdict]:
@@ -164,7 +159,6 @@ class Judgement:
         return None if reply.refusal else reply.problem(self.by_key[reply.key].answers)
 
     def _check_last_replies(self) -> None:
-        """Raise BadInput if the newest replies are all invalid."""
         last = [one for one in self.store.replies[self._first_reply :] if one.key in self.by_key][-DEAD:]
         if len(last) < DEAD or any(self._problem(reply) is None for reply in last):
             return

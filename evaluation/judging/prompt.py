@@ -113,16 +113,12 @@ class Judge:
 
 @attrs.frozen(kw_only=True)
 class Grade:
-    """Score and comment of one answer."""
-
     score: float  # decimals are kept: only means are reported
     comment: str
 
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """All answers to a question, in one order."""
-
     question: int
     slot: int  # seed of every model, by number
     order: tuple[int, ...]  # by position, the candidate's number; the number of candidates means the reference
@@ -289,5 +285,4 @@ def _score(value: Any, label: str) -> float:
 
 
 def _object(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

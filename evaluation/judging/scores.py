@@ -127,8 +127,6 @@ def describe(panel: Panel, scores: Scores) -> str:
 
 @attrs.frozen(kw_only=True)
 class JudgedCandidate:
-    """One candidate of a session."""
-
     name: str  # in that session, which gives models of one title different ones
     differences: dict[tuple[str, str], Interval]  # a - b and b - a of all pairs of the session, by name
 
@@ -164,10 +162,7 @@ JUDGED = Measure(
 def keep_results(
     judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
-    """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
-
-    It is left out if the newest result of the same judgement is as complete.
-    """
+    """Append the result to each model's, unless an equal one is as complete; return notes. Raises BadInput."""
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
     for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
@@ -203,7 +198,6 @@ def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[s
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result of `evaluate.py judge`."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
     one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"

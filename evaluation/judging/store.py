@@ -1,9 +1,8 @@
 """Verdict store: an append-only JSON Lines file of requests and replies, and their cost.
 
 A line is a request about to be sent, with the most that it can be billed; a reply, under the key of its prompt; or the
-ids of requests that ended unbilled. Whatever may be paid for is on the disk before it is sent. A request without an
-outcome may have been billed, and counts at its most forever. Torn lines are skipped. Prices are dollars per million
-tokens, from a dated JSON file that people edit.
+ids of requests that ended unbilled. A request without an outcome counts at its most forever. Prices are dollars per
+million tokens, from a dated JSON file that people edit.
 """
 
 import math
@@ -103,7 +102,6 @@ class PromptHistory:
     replies: list[Reply] = attrs.field(factory=list)
 
     def verdict(self, answers: int) -> list[Grade] | None:
-        """Return the first valid verdict."""
         valid = (reply.text for reply in self.replies if reply.problem(answers) is None)
         return next((read_grades(text, answers) for text in valid), None)
 
@@ -167,7 +165,6 @@ class Price:
     date: str  # when the price was read; empty: the price is unknown
 
     def of(self, usage: Usage) -> float:
-        """Return the cost of tokens in dollars."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write

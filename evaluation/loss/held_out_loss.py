@@ -61,7 +61,6 @@ class HeldOutLoss:
 
 
 def run(command: LossCommand) -> None:
-    """Print and store each model's loss on a range of tokens."""
     measure_each(command, "loss", partial(choose, command), measure)
 
 

@@ -1,8 +1,4 @@
-"""Measures of held-out loss: nats per token and bits per byte, compared on the same tokens.
-
-Losses are stored as sums over groups of consecutive documents, so that two models can be compared without the text:
-document difficulty common to both cancels in the difference of their groups.
-"""
+"""Measures of held-out loss, in sums over groups of documents: difficulty common to two models cancels."""
 
 from pathlib import Path
 from typing import Any
@@ -48,8 +44,6 @@ class Groups:
 
 @attrs.frozen(kw_only=True)
 class LossSample:
-    """Loss summed over groups of documents, on a range of tokens."""
-
     nats: np.ndarray  # float64 (groups,)
     tokens: np.ndarray  # float64 (groups,)
     is_gpjt_range: bool
@@ -90,7 +84,6 @@ BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result of `evaluate.py loss`."""
     span, groups = record["range"], record["groups"]
     nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())

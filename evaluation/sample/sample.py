@@ -8,7 +8,6 @@ from evaluation.shared.load import Trained
 
 
 def run(command: SampleCommand) -> None:
-    """Print samples after a prompt."""
     prompt = read_prompt(command.prompt)
     print_samples(load_for_generation(command), command, prompt)
 

@@ -1,7 +1,4 @@
-"""Import of models from other programs: configuration and weights of Hugging Face, nanoGPT, OpenAI and gpjt.
-
-No pickle runs code: nanoGPT's `ckpt.pt` is read with torch's weights_only, which accepts tensors and plain values.
-"""
+"""Import of models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt; no pickle runs code."""
 
 import sys
 from pathlib import Path

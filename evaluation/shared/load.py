@@ -40,8 +40,6 @@ HUB_FILES += ["*.safetensors", "tokenizer*.json"]
 
 @attrs.frozen
 class ModelLocation:
-    """Paths of a model."""
-
     path: Path  # checkpoint or model directory
     run: Path | None  # its run directory
     home: Path  # directory of its results: the run, the model directory, or for a model of the hub one in runs/
@@ -115,11 +113,7 @@ class Trained:
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:
-    """Find a model by its command-line reference: a directory, or OWNER/NAME on the hub, which is downloaded.
-
-    `name`: checkpoint of a run; None: `best`, or `latest` where nothing was validated. Raises BadInput where there is
-    none, or where files of a checkpoint of ours differ from its manifest.
-    """
+    """Find a model: a directory, or OWNER/NAME on the hub. `name`: checkpoint of a run, else best. Raises BadInput."""
     home = home_of(reference)
     path = Path(reference)
     if not path.exists():

@@ -24,11 +24,7 @@ def measure_each(
     prepare: Callable[[list[ModelLocation]], Prepared],
     measure: Callable[[Trained, Prepared, Ranks], tuple[dict[str, Any], str]],
 ) -> None:
-    """Measure each model, store its result, and print it.
-
-    `prepare` is called on rank 0, before a model is loaded; `measure` on every rank, with what was prepared. It
-    returns the result to store and the text to print after the model's path.
-    """
+    """Measure, store and print. `prepare`: on rank 0, before loading; `measure`: on all, returns result and text."""
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
     def make() -> tuple[list[ModelLocation], Prepared]:
@@ -45,13 +41,9 @@ def measure_each(
 
 
 def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
-    """Return `work` of each batch, in order, on every rank; call it on every rank.
-
-    The batches must not depend on the number of ranks. On a CPU a rank gets one thread, as the number of threads
-    changes sums. A BadInput of any rank is raised on all.
-    """
+    """Return `work` of each batch, in order, on every rank. Batches depend on no rank. Raises BadInput on all."""
     if ranks.device.type == "cpu":
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # the number of threads changes sums
     part = ranks.data_parallel
     mine = batches[part.rank :: part.size]
     bar = tqdm(mine, disable=None if ranks.coordinates else True, unit=unit, leave=False)

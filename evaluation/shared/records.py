@@ -30,8 +30,6 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """A model's answer to a record."""
-
     record: Record
     text: str
     reference_loss: float | None  # of the reference answer under that model, nats per token

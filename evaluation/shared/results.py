@@ -1,8 +1,4 @@
-"""Results of evaluations: the log of a run or model, `evaluations.jsonl`, append-only, one result per line.
-
-`evaluate.py compare` reads them as measures, and shows the cost of training beside them: tokens, wall-clock hours, and
-dollars with each job at its own price.
-"""
+"""Results of evaluations: `evaluations.jsonl` of a run or model, append-only; measures, and the cost of training."""
 
 import json
 import math
@@ -71,7 +67,6 @@ class Measurement:
 
     @property
     def text(self) -> str:
-        """The value with its error or interval."""
         if self.interval is not None:
             return self.interval.text(self.measure.digits)
         return plus_minus(self.value, self.error, self.measure.digits)
@@ -103,7 +98,6 @@ class EvaluationResult:
         return cls(**(stored | values))
 
     def measurement(self, measure: Measure) -> Measurement | None:
-        """Return the measurement of a measure, if there is one."""
         return next((one for one in self.measurements if one.measure == measure), None)
 
 
@@ -145,8 +139,6 @@ def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> l
 
 @attrs.frozen(kw_only=True)
 class RunCost:
-    """Cost of a run up to one of its checkpoints."""
-
     tokens: int
     hours: float  # wall clock
     hours_by_price: dict[float | None, float]  # price of the machine, USD per hour; None: of a run without prices
@@ -163,7 +155,6 @@ class RunCost:
 
 
 def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
-    """Return the cost of a run up to the position of a checkpoint."""
     records = [] if place.run is None else read_counted(place.run).records
     price = place.record.get("price_per_hour")
     seconds = seconds_by_price(records, position.elapsed_seconds, price if is_price(price) else None)

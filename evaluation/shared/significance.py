@@ -30,8 +30,6 @@ Runs = Mapping[int, float]  # values of a recipe's runs, by training seed
 
 @attrs.frozen(kw_only=True)
 class Interval:
-    """A value, and the bounds of its confidence interval."""
-
     value: float
     low: float | None = None  # None, as `high`, where the sample has one unit: its spread is unknown
     high: float | None = None
@@ -99,11 +97,10 @@ def student_interval(value: float, error: float | None, freedom: float, confiden
 
 
 def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple[float, float | None]:
-    """Return the mean and its standard error, where there are two units or more.
+    """Return the mean and its standard error, None of one unit; with `sizes`, the ratio of the sums.
 
-    With `sizes` the sum of values over the sum of sizes. A mean over tokens is such a ratio over documents, the units
-    that were sampled: tokens of one document are correlated (Cochran, Sampling Techniques, 3rd ed. 1977, section 2.11).
-    Given differences of two models' values, it is the difference of their ratios with its paired error.
+    A mean over tokens is a ratio over documents, the units that were sampled: tokens of one are correlated (Cochran,
+    Sampling Techniques, 3rd ed. 1977, section 2.11). Of differences of two models' values, the error is paired.
     """
     sizes = np.ones(len(values)) if sizes is None else sizes
     total = float(sizes.sum())
@@ -143,10 +140,7 @@ def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
 
 
 def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float, int]:
-    """Return the standard deviation of a run over seeds, and its degrees of freedom; none: of no meaning.
-
-    `paired`: without what a seed does to all recipes alike, by least squares of a two-way layout.
-    """
+    """Return the deviation of a run over seeds, and its freedom; `paired`: less what a seed does to all recipes."""
     runs = [(number, seed, value) for number, recipe in enumerate(recipes) for seed, value in recipe.items()]
     seeds = {seed: index for index, seed in enumerate(dict.fromkeys(seed for _, seed, _ in runs))}
     layout = np.zeros((len(runs), len(recipes) + len(seeds) * paired))
@@ -188,7 +182,6 @@ def seed_noise(
 
 
 def own_quantile(comparisons: int, freedom: float) -> float:
-    """Return the critical value of the error of two recipes' own runs."""
     return student_quantile(1 - ERROR / comparisons**OWN_EXPONENT / 2, freedom)
 
 
@@ -249,11 +242,10 @@ def default_seeds(comparisons: int) -> int:
 def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[int, int], Interval]]:
     """Return each model's mean score, and the differences a - b of models a < b, with 95 % intervals.
 
-    `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, which must be
-    the same for all models: ValueError. Questions are paired; seeds are not, and their variance is pooled over models.
-    Each error has its own degrees of freedom, and the noise of single answers is counted in both: the intervals are
-    conservative. One seed tells no error of seeds: its intervals cover questions only, for that
-    fine-tuning, and do not say which model is better. Intervals of differences are simultaneous (Bonferroni).
+    `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, for all models
+    alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models. The noise of
+    single answers is counted in both errors: intervals are conservative. Of one seed they cover questions only, and do
+    not say which model is better. Intervals of differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

@@ -29,8 +29,6 @@ GREEDY = Sampling(temperature=0)
 
 @attrs.frozen(kw_only=True)
 class Continuation:
-    """A model's continuation of a prompt."""
-
     prompt: str
     temperature: float  # 0: the most likely token each time
     text: str  # what follows the prompt
