@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -159,7 +158,7 @@ def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
 
 
 def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
-    chat_run: Path, serve: Serve, tmp_path: Path
+    chat_run: Path, served: Served, serve: Serve, tmp_path: Path
 ) -> None:
     import openai
 
@@ -169,16 +168,17 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
         (["--api-key-file", str(tmp_path / "key"), "--host=0.0.0.0"], {}),
         ([], {"LOCKSTEP_API_KEY": KEY}),
     ):
-        with serve(chat_run, *options, **environment) as served:
+        with serve(chat_run, *options, **environment) as locked:
             for path in ("/v1/models", "/v1/nothing", "/v1/completions"):
-                assert ask(served, {}, path)[2]["error"]["code"] == "invalid_api_key"
+                assert ask(locked, {}, path)[2]["error"]["code"] == "invalid_api_key"
             with pytest.raises(openai.AuthenticationError):
-                client(served, KEY[:-1]).models.list()
-            assert ask(served, {}, "/v1/models", Authorization="Bearer é")[0] == 401
-            assert client(served, KEY).models.list().data[0].id == "run"
+                client(locked, KEY[:-1]).models.list()
+            assert ask(locked, {}, "/v1/models", Authorization="Bearer é")[0] == 401
+            assert client(locked, KEY).models.list().data[0].id == "run"
     for options, problem in (
         (["--host=0.0.0.0"], "not loopback: pass an API key"),
         (["--host=no.such.host.invalid"], "--host no.such.host.invalid"),
+        ([f"--port={served.port}"], "Address already in use"),
         (["--api-key-file", str(tmp_path / "none")], "No such file"),
         (["--api-key-file", str(tmp_path / "short")], "at least 16"),
     ):
@@ -195,7 +195,9 @@ def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_ru
         launch.wait_until(lambda: ask(served, {**GREEDY, "max_tokens": 1})[0] == 200, served.process)
 
 
-def test_a_seed_gives_one_answer_whatever_else_is_served(served: Served) -> None:
+def test_a_seed_gives_one_answer_whatever_else_is_served_or_slowly_read(served: Served) -> None:
+    slow = stream(served, logprobs=True, top_logprobs=20)
+
     def said(seed: int | None) -> str:
         body = {**GREEDY, "temperature": 1.5, "seed": seed, "max_tokens": 60}
         return str(ask(served, body)[2]["choices"][0]["message"]["content"])
@@ -205,6 +207,7 @@ def test_a_seed_gives_one_answer_whatever_else_is_served(served: Served) -> None
         crowd = [*pool.map(said, [7, None, -8, None, None, 7, None, -8])]
     assert [crowd[0], crowd[5]] == [alone[0]] * 2 and [crowd[2], crowd[7]] == [alone[1]] * 2
     assert len({*crowd}) >= 5
+    slow.close()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -218,17 +221,3 @@ def test_signals_end_answers(chat_run: Path, serve: Serve, number: int, status: 
             assert b"[DONE]" in received or b'"code":"shutting_down"' in received
         line = "evaluate.py: interrupted; stored results are kept\n" if status else ""
         assert served.process.stderr.read() == line
-
-
-def test_a_port_that_is_taken_is_one_line(chat_run: Path, served: Served) -> None:
-    command = ("serve", str(chat_run), "--device=cpu", f"--port={served.port}")
-    line = only_line(launch.run(ROOT / "evaluate.py", *command))
-    assert "Address already in use" in line and line.rstrip().endswith("; pass another")
-
-
-def test_a_slow_reader_holds_up_nobody(served: Served) -> None:
-    slow = stream(served, logprobs=True, top_logprobs=20)
-    begun = threading.active_count()
-    assert ask(served, {**GREEDY, "max_tokens": 5})[0] == 200
-    assert threading.active_count() == begun
-    slow.close()
