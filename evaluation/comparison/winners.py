@@ -1,8 +1,7 @@
 """Significance of differences between recipes, over the noise of the text and of the training seed.
 
-Without an estimate of the seed noise no winner is named: two runs that differ only in `random_seed` differ by more than
-the interval over the text. All pairs of a measure are tested together at 5 % by Holm's procedure (Scandinavian
-Journal of Statistics 6, 1979).
+No winner is named where the seed noise is unknown, as it is larger than the interval over the text. All pairs of a
+measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
 """
 
 from itertools import combinations

@@ -132,10 +132,7 @@ class JudgedCandidate:
 
 
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
-    """Return the session's own difference, whose intervals are simultaneous over all its pairs.
-
-    Of several candidates a side it is the mean of their differences, with an interval as wide as theirs on average.
-    """
+    """Return the session's own simultaneous difference; of several candidates a side, means of value and bounds."""
     found = [one.differences[pair] for one in a for other in b if (pair := (one.name, other.name)) in one.differences]
     if not found:
         return None

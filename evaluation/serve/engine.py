@@ -1,7 +1,4 @@
-"""Engine: one thread that owns the network and draws a token of each active answer in turn, in one forward pass.
-
-An answer takes a free slot, the one whose last text begins most like its prompt; others wait in order.
-"""
+"""Engine: one thread that owns the network and draws a token of each active answer, in one forward pass."""
 
 import threading
 import time
@@ -23,7 +20,7 @@ GRACE_SECONDS = 3.0  # for active answers, once the server stops
 
 
 class Engine:
-    """Slots for active answers, and the queue behind them."""
+    """Slots for active answers, each taken by the prompt most like its last text, and the queue behind them."""
 
     def __init__(self, trained: Trained, slots: int, waiting: int):
         self.trained, self.slots, self.waiting = trained, slots, waiting

@@ -164,11 +164,7 @@ def shared_seeds(one: Runs, other: Runs) -> list[int]:
 def seed_noise(
     recipes: Sequence[Runs], one: Runs, other: Runs, stated_deviation: float | None = None
 ) -> SeedNoise | None:
-    """Return the noise of the difference of two of several recipes; None where one of the two has a single seed.
-
-    Of recipes that share seeds it is that of the differences at these, else that of their means. `stated_deviation`: of
-    a run over seeds, in place of the estimate.
-    """
+    """Return the noise of two recipes' difference, paired where they share seeds; None where one has a single one."""
     seeds = shared_seeds(one, other)
     scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(one) + 1 / len(other))
     if stated_deviation is not None:
@@ -209,10 +205,7 @@ def dunnett_quantile(comparisons: int, freedom: float) -> float:
 
 @cache
 def power(shift: float, comparisons: int, seeds: int) -> float:
-    """Return the probability to find one difference of `shift` standard errors from a base, at equal variances.
-
-    The sum of squares of the pooled error is that of the variant's own differences and an independent rest.
-    """
+    """Return the probability to find one difference of `shift` standard errors from a base, at equal variances."""
     own, pooled = own_quantile(comparisons, seeds - 1), dunnett_quantile(comparisons, comparisons * (seeds - 1))
     first = (np.arange(_CELLS) + 0.5) / _CELLS
     freedom, rest = seeds - 1, (comparisons - 1) * (seeds - 1)
