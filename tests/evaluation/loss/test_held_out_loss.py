@@ -58,28 +58,6 @@ def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, tok
     assert first["bits_per_byte"] == pytest.approx(nats / math.log(2) / first["text_bytes"], rel=1e-6)
 
 
-def test_the_error_is_that_of_repeated_draws_of_documents() -> None:
-    draw = np.random.default_rng(0)
-    tokenizer = load_tokenizer("bytes")
-    means, bits, errors, bits_errors = [], [], [], []
-    for _ in range(400):
-        lengths = draw.integers(5, 200, 60)
-        levels = draw.normal(3, 0.5, 60) + 40 / lengths  # short documents are harder: a mean of ratios would be another
-        losses = np.concatenate([draw.normal(level, 1, n) for level, n in zip(levels, lengths, strict=True)])
-        targets = np.full(losses.shape, ord("a"))
-        targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
-        result = summary(losses.astype(np.float32), targets, tokenizer)
-        assert result.documents == 60
-        assert None not in (result.nats_per_token_error, result.bits_per_byte_error, result.bits_per_byte)
-        means.append(result.nats_per_token)
-        bits.append(result.bits_per_byte)
-        errors.append(result.nats_per_token_error)
-        bits_errors.append(result.bits_per_byte_error)
-    assert f"± {errors[-1]:.4f} nats per token" in str(result)
-    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
-    assert np.mean(bits_errors) == pytest.approx(np.std(bits), rel=0.1)
-
-
 def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
@@ -115,6 +93,9 @@ def test_groups_are_whole_documents_whatever_the_model() -> None:
     assert (targets[ends] == tokenizer.end_of_text_id).all()
     _, error = mean_and_error(np.array(one.groups.nats), np.array(one.groups.tokens))
     assert error == pytest.approx(one.nats_per_token_error, rel=0.2)  # of documents: they are independent here
+    _, error = mean_and_error(np.array(one.groups.nats) / math.log(2), np.array(one.groups.text_bytes))
+    assert error == pytest.approx(one.bits_per_byte_error, rel=0.2)
+    assert f"± {one.nats_per_token_error:.4f} nats per token" in str(one)
 
 
 def test_bytes_of_tokens_are_those_of_their_text() -> None:
