@@ -17,6 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
+unexport PYTHONDONTWRITEBYTECODE # pytest's workers share what one has compiled
 
 .PHONY: train text test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
