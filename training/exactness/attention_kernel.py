@@ -88,7 +88,14 @@ class Shape:
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
     """Enable one attention kernel, on every rank the same. Raises BadInput if none supports the shape."""
-    _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
+    name, backends = from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)), torch.backends.cuda
+    backends.enable_cudnn_sdp(name == "cudnn")
+    backends.enable_flash_sdp(name == "flash")
+    backends.enable_mem_efficient_sdp(name == "efficient")
+    backends.enable_math_sdp(False)
+    # torch.compile's disk caches ignore these switches: they would return a graph with another kernel.
+    torch.compiler.config.cache_key_tag = f"attention {name}"
+    torch.cuda.empty_cache()  # memory of the trials would fragment the run's
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
@@ -137,7 +144,6 @@ def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
 def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
     allowed = [name for name in KERNELS if determinism == "off" or name in REPEATING]
     problems = {name: problem_of(name, shape) for name in allowed}
-    torch.cuda.empty_cache()  # memory of the trials would fragment the run's
     working = [name for name, problem in problems.items() if problem is None]
     if not working:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
@@ -148,17 +154,6 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
             f"need {tokens} x {tokens} matrices: choose n_heads so that emb_dim / n_heads is 64 or 128"
         )
     return fastest(working, shape) if determinism == "off" else working[0]
-
-
-def _enable(name: str) -> None:
-    backends = torch.backends.cuda
-    backends.enable_cudnn_sdp(name == "cudnn")
-    backends.enable_flash_sdp(name == "flash")
-    backends.enable_mem_efficient_sdp(name == "efficient")
-    backends.enable_math_sdp(False)
-    # torch.compile's disk caches ignore these switches: they would return a graph with another kernel.
-    torch.compiler.config.cache_key_tag = f"attention {name}"
-    torch.cuda.empty_cache()  # memory of the trials would fragment the run's
 
 
 def _in_memory(sequences: int, work: Callable[[int], T]) -> T:

@@ -19,30 +19,26 @@ from common.json_files import read_json
 
 Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")
-SPEEDS = ("bf16_tflops", "gb_per_second")  # needed by --plan; --predict needs memory alone
-_SPEED = checks.optional(checks.number(0.0, 1e6, above=True))
-ROW = dict.fromkeys(("memory_gib", *SPEEDS), 0)  # of a new GPU, to be filled in
+ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # of a new GPU, to be filled in
+_SIZE = checks.number(0.0, 1e6, above=True)
 
 
 @attrs.frozen(kw_only=True)
 class Gpu:
     name: str = attrs.field(validator=checks.text())
-    memory_gib: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # usable by torch, of one GPU
-    bf16_tflops: float | None = attrs.field(default=None, validator=_SPEED)  # dense peak, without sparsity
-    gb_per_second: float | None = attrs.field(default=None, validator=_SPEED)  # memory bandwidth, 1e9 bytes
+    memory_gib: float = attrs.field(validator=_SIZE)  # usable by torch, of one GPU
+    bf16_tflops: float = attrs.field(validator=_SIZE)  # dense peak, without sparsity
+    gb_per_second: float = attrs.field(validator=_SIZE)  # memory bandwidth, 1e9 bytes
     torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # or words of it
     similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))  # for the roofline
 
     @property
     def peak_flops(self) -> float:
-        """Dense bf16 peak in FLOP/s, of a GPU whose row has it."""
-        assert self.bf16_tflops is not None, "price lists are checked"
+        """Dense bf16 peak in FLOP/s."""
         return self.bf16_tflops * 1e12
 
     @property
     def bytes_per_second(self) -> float:
-        """Memory bandwidth, of a GPU whose row has it."""
-        assert self.gb_per_second is not None, "price lists are checked"
         return self.gb_per_second * 1e9
 
 

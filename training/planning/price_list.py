@@ -10,7 +10,7 @@ import attrs
 from common import checks
 from common.errors import BadInput, nearest
 from common.json_files import read_json
-from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry, read_gpus
+from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
 from training.planning.spot import PREEMPTIONS_PER_HOUR
 
 MACHINES = Path(__file__).with_name("machines.json")
@@ -92,9 +92,4 @@ def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine
     where = f"{path}: {name}"
     if isinstance(entry, dict) and isinstance(entry.get("gpu"), str):
         entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu: ")}
-    machine = read_entry(Machine, where, entry, name=name)
-    for key in SPEEDS:
-        if getattr(machine.gpu, key) is None:
-            wanted = f"wanted memory_gib, {', '.join(SPEEDS)}"
-            raise BadInput(f"{path}: {machine.gpu.name}: key '{key}' is missing; {wanted}")
-    return machine
+    return read_entry(Machine, where, entry, name=name)

@@ -63,7 +63,7 @@ def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
     mine = OWN_MACHINE | OWN_GPU
     planned = r"^4xweird +2\.00 .* rough$"
     for row, options, found in (
-        ({"gpus": {"weird": {"memory_gib": 12.0}}}, ("--predict", "weird"), r"^weird +11\.4 "),
+        (OWN_GPU, ("--predict", "weird"), r"^weird +11\.4 "),
         (mine, ("--predict", "weird,l4", "--world-size", "4"), r"^weird +11\.4 +ddp .* 16$"),
         (mine, ("--plan",), planned),
     ):
