@@ -14,7 +14,6 @@ from tokens.batches.sampling import Layout, balance, longest_share, window_count
 from training.config.dataset_config import shares
 from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.config.train_config import TrainConfig
-from training.parallel.sum_tree import most_sent_sums
 from training.schedule import Schedule
 
 MOST_SEQUENCES = 1 << 30  # of a global batch
@@ -158,23 +157,15 @@ def factors(layout: Layout) -> str:
     return f"{layout.microbatches} micro-batches of {size} on world size {ranks}"
 
 
-def describe_balance(layout: Layout, level: str | None) -> list[str]:
-    """Return the ranks' load, the cost of elastic sums, and a better micro-batch, as a line; none if all is even.
-
-    `level`: determinism as in train.json. Under DDP a rank sends each of its partial sums once, then its part of the
-    whole sum, which makes as many bytes again as one.
-    """
-    ranks, count = layout.data_parallel_size, layout.microbatches
-    sent = 1 if level in ("off", "run") else most_sent_sums(count, ranks)
-    if layout.even and sent == 1:
+def describe_balance(layout: Layout) -> list[str]:
+    """Return the load of ranks that are not all busy alike, and a better micro-batch, as a line."""
+    if layout.even:
         return []
-    most, busy = layout.accumulation, balance(count, ranks)
+    ranks, count, most = layout.data_parallel_size, layout.microbatches, layout.accumulation
+    busy = balance(count, ranks)
     parts = [f"{count} micro-batches on {ranks} ranks: {most} at most, {busy:.0%} of the ranks' time used"]
     if (fewer := longest_share(count, most)) < ranks:
         parts.append(f"{fewer} ranks are as fast")
-    if level != "off":
-        elastic = "" if level else "with determinism elastic, "
-        parts.append(f"{elastic}gradient communication x{(sent + 1) / 2:g} of an even split")
     sizes = microbatch_sizes(layout.global_batch_size, ranks, layout.microbatch_size - 1)
     if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > busy:
         parts.append(f"microbatch_size {sizes[-1]} would use {better:.0%}")
@@ -198,7 +189,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"{'tied' if model.tie_weights else 'untied'} head",
         f"batch        global batch {layout.global_batch_size} sequences = {factors(layout)}"
         f"{follows if train.batch.global_batch_size is None else ''}",
-        *(f"balance      {line}" for line in describe_balance(layout, train.execution.determinism)),
+        *(f"balance      {line}" for line in describe_balance(layout)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),

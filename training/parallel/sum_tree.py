@@ -86,10 +86,3 @@ def most_held_sums(determinism: str, microbatches: int, ranks: int) -> int:
             tree.push(sums, leaf(number))
             most = max(most, len(sums))
     return most
-
-
-@functools.cache
-def most_sent_sums(microbatches: int, ranks: int) -> int:
-    """Return the partial sums that a rank sends at most, with `determinism` "elastic"; 1 of an even division."""
-    tree = step_tree("elastic", microbatches, ranks)
-    return max(len(tree.partial_sums(map(leaf, share))) for share in rank_shares(microbatches, ranks))

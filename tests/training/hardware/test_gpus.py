@@ -52,7 +52,7 @@ def test_a_price_list_adds_rows_and_replaces_them(tmp_path: Path) -> None:
         (7, "got 7, wanted an object of keys and values"),
         ({"memory": 1}, "unknown key 'memory'; did you mean 'memory_gib'?"),
         ({}, "key 'memory_gib' is missing; wanted memory_gib"),
-        ({"memory_gib": 0}, "memory_gib: got 0, wanted a number above 0"),
+        (EXAMPLE | {"memory_gib": 0}, "memory_gib: got 0, wanted a number above 0"),
         (EXAMPLE | {"similar_to": "v100"}, 'similar_to: got \'v100\', wanted "a100" or "h100"'),
     ],
 )

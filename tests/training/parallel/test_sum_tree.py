@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.parallel.test_ordered_reduce import tree_sum
 from tokens.batches.sampling import rank_shares
-from training.parallel.sum_tree import SumTree, leaf, most_held_sums, most_sent_sums, step_tree
+from training.parallel.sum_tree import SumTree, leaf, most_held_sums, step_tree
 
 Sum = Any  # a leaf's number, or a pair of what is added
 
@@ -66,11 +66,8 @@ def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
 
-def test_one_partial_sum_is_held_a_level_and_one_sent_where_ranks_divide_the_tree() -> None:
+def test_one_partial_sum_is_held_a_level() -> None:
     assert [most_held_sums("elastic", 8 * ranks, ranks) for ranks in (1, 2, 8)] == [3, 3, 3]
     assert [most_held_sums("run", 8 * ranks, ranks) for ranks in (1, 2, 3, 8)] == [1, 1, 1, 1]
     assert most_held_sums("elastic", 12, 1) == 3  # one of 6, one of 3 and one in progress
-    assert [most_sent_sums(8, ranks) for ranks in range(1, 9)] == [1, 1, 2, 1, 1, 1, 1, 1]
-    assert [most_sent_sums(12, ranks) for ranks in (1, 2, 3, 4, 5, 6, 12)] == [1, 1, 3, 1, 1, 2, 1]
-    assert most_sent_sums(128, 24) == 2
     assert most_held_sums("off", 64, 8) == 0  # no order is kept
