@@ -11,7 +11,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.run_record import WeightsOrigin, read_record
+from training.checkpoints.run_record import read_record
 from training.checkpoints.saved_state import find_before
 from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks, from_coordinator
@@ -72,8 +72,12 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
-        if recorded is not None:
-            _check_beginning(recorded.initial_weights, record.initial_weights)
+        was, now = (recorded or record).initial_weights, record.initial_weights
+        if (was and was.sha256) != (now and now.sha256):
+            began = "random weights; leave --init-from out"
+            if was is not None:
+                began = f"the weights of {was.source}; pass them to --init-from"
+            raise BadInput(f"--replay: the run began with {began}")
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
 
@@ -85,14 +89,3 @@ def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
         verdict = "not recorded" if key not in recorded else "same" if was == value else "DIFFERENT"
         print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {str(was)[:22] if key in recorded else '':22}  {verdict}")
     return all(recorded[key] == value for key, value in seen.items() if key in recorded)
-
-
-def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) -> None:
-    """Raise BadInput where a replay begins with other weights than the run did."""
-    was, given = (None if origin is None else origin.sha256 for origin in (recorded, now))
-    if was == given:
-        return
-    if recorded is None:
-        raise BadInput("--replay: the run began with random weights; leave --init-from out")
-    advice = f"pass --init-from {recorded.source}" if now is None else f"{now.source} has others"
-    raise BadInput(f"--replay: the run began with the weights of {recorded.source}; {advice}")

@@ -98,9 +98,9 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
         assert record(run) == origin
     replayed = train(run, "--replay", "1", "1")
-    assert replayed.returncode == 1 and f"pass --init-from {finished}" in replayed.stderr
+    assert replayed.returncode == 1 and f"the weights of {finished}; pass them to --init-from" in replayed.stderr
     complete(run, *started, "--replay", "1", "2")
-    for one, message in ((run, f"the weights of {finished}; {run} has others"), (finished, "random weights; leave")):
+    for one, message in ((run, f"the weights of {finished}; pass"), (finished, "random weights; leave")):
         replayed = train(one, "--init-from", str(run), "--replay", "1", "1")
         assert replayed.returncode == 1 and f"--replay: the run began with {message}" in replayed.stderr
     (run / "metrics.jsonl").unlink()
