@@ -3,7 +3,7 @@
 C embedding width, H heads, K key-value heads, D head width (C = H * D), L layers, M MLP width, T context length,
 V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their sources.
 An option is one row of the table, a field of ModelConfig: default and check, how the stock classes of Hugging Face's
-transformers say it, what attention it leaves, and its words for the model card. The network itself is in gpt.py;
+transformers say it, the attention it leaves, and its words for the model card. The network itself is in gpt.py;
 parameters, bytes and all FLOPs but those of attention are counted from it.
 """
 

@@ -83,7 +83,7 @@ class _Value:
 class Kernels(TorchDispatchMode):
     """Fused kernels: operators between two products are one kernel, which reads and writes each memory once.
 
-    As torch.compile does it: what one kernel computes of the results of others is computed again where another one, or
+    As torch.compile does it: a kernel's function of the results of others is computed again where another one, or
     the backward pass, needs it, unless a product reads it, or a reduction is in it. So are repeated elements. Casts of
     a tensor are made once. What is saved for the backward pass follows; the statistics of a norm over heads are not.
     """
