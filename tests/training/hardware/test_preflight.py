@@ -157,6 +157,9 @@ def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.Mo
     assert preflight.check_shared_memory(8) == Check("shared memory", "not used")
 
 
+RAISE = "raise the hard limit, as root: ulimit -Hn 65536"
+
+
 @pytest.mark.parametrize(
     ("limits", "raised", "check"),
     [
@@ -165,9 +168,10 @@ def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.Mo
         ((1024, resource.RLIM_INFINITY), (65536, -1), Check("open files", "at most 65,536, raised from 1,024")),
         ((1 << 20, 1 << 20), None, Check("open files", "at most 1,048,576")),
         ((resource.RLIM_INFINITY,) * 2, None, Check("open files", "no limit")),
+        ((256, 256), None, Check("open files", f"at most 256 open files; wanted 1,024; {RAISE}", "warning")),
     ],
 )
-def test_a_low_limit_of_open_files_is_raised(
+def test_a_low_limit_of_open_files_is_raised_and_one_that_stays_low_a_warning(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: tuple[int, int] | None, check: Check
 ) -> None:
     calls: list[tuple[int, int]] = []
@@ -175,12 +179,6 @@ def test_a_low_limit_of_open_files_is_raised(
     monkeypatch.setattr(resource, "setrlimit", lambda _, values: calls.append(values))
     assert preflight.check_open_files() == check
     assert calls == ([] if raised is None else [raised])
-
-
-def test_a_limit_of_open_files_that_stays_low_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    check = preflight.check_open_files()
-    assert check.level == "warning" and check.found.startswith("at most 256 open files; wanted 1,024; ")
 
 
 def test_warnings_are_printed_once_and_training_starts(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
