@@ -36,7 +36,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(OPTIONS)
 def test_parameter_counts_are_the_networks_with_any_options(options: dict[str, Any]) -> None:
     config = attrs.evolve(SMALL, n_layers=5, **options)

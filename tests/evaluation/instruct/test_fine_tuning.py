@@ -44,6 +44,7 @@ def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, p
     assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # of eight records in three rows
 
 
+@pytest.mark.slow
 def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp_path: Path) -> None:
     place = locate(str(copied), None)
     ours, settings = load(place, None, torch.device("cpu")), FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0)

@@ -58,6 +58,7 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: 
     assert line["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
 
 
+@pytest.mark.slow
 def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun, data: Path, tmp_path: Path) -> None:
     run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
     complete(run, "--max-steps", "1")

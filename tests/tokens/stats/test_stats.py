@@ -116,6 +116,7 @@ def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path:
         stats.stats(tmp_path)
 
 
+@pytest.mark.slow
 def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", 1 << 14)
     peaks = []

@@ -58,6 +58,9 @@ def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = Tr
         parallel.model.train()
 
 
+SLOW = pytest.mark.slow
+
+
 def test_these_networks_have_every_option_between_them() -> None:
     for field in attrs.fields(ModelConfig):
         assert any(getattr(config, field.name) != field.default for config in NETWORKS.values()), field.name
@@ -66,9 +69,10 @@ def test_these_networks_have_every_option_between_them() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "memory", "count"),
     [
-        *((name, "ddp", {}, len(TRAINED + VALIDATED)) for name in NETWORKS),
         ("no stock class", "fsdp", {}, len(TRAINED + VALIDATED)),
-        ("no stock class", "ddp", THRIFT, len(TRAINED + VALIDATED) + 1),  # the last chunk has fewer tokens
+        *(pytest.param(name, "ddp", {}, len(TRAINED + VALIDATED), marks=SLOW) for name in NETWORKS),
+        # the last chunk has fewer tokens
+        pytest.param("no stock class", "ddp", THRIFT, len(TRAINED + VALIDATED) + 1, marks=SLOW),
     ],
 )
 def test_blocks_of_all_layers_share_a_graph(
