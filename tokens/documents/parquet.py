@@ -30,22 +30,12 @@ def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
     """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
-    if name is None and columns(table, None):
-        return
-    schema, metadata = table.schema_arrow, table.metadata
-    names = [field.name for field in schema if _is_text(field.type)]
-    if name in names:
-        return
-    if name is None:
-        raise BadInput(f"{path}: no column of {', '.join(CONVERSATION)}; it has {', '.join(schema.names)}")
-    what, has = f"no column '{name}'", f"columns of text: {', '.join(names) or 'none'}"
-    if name in schema.names:
-        what = f"column '{name}' is {schema.types[schema.names.index(name)]}, not text"
-    elif name in (metadata.schema.column(index).path for index in range(metadata.num_columns)):
-        what = f"'{name}' is a part of a column, which cannot be named"
-    else:
-        has = f"it has {', '.join(schema.names)}"
-    raise BadInput(f"{path}: {what}; {has}: pass --text-field")
+    fields = {field.name: field.type for field in table.schema_arrow}
+    if name is None and not columns(table, None):
+        raise BadInput(f"{path}: no column of {', '.join(CONVERSATION)}; it has {', '.join(fields)}")
+    if name is not None and not (name in fields and _is_text(fields[name])):
+        has = ", ".join(f"{each} ({kind})" for each, kind in fields.items())
+        raise BadInput(f"{path}: no text column '{name}'; it has {has}: pass --text-field")
 
 
 def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> int:

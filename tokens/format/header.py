@@ -47,20 +47,20 @@ def read_header(path: Path) -> TokenFile:
         data = file.read(length)
     with refusing(f"{path}: not a safetensors file: its header"):
         header = parse_json(data)
-    names = [name for name in header if name != "__metadata__"]
-    if sorted(names) not in (["tokens"], ["tokens", "weights"]):
-        got = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    if sorted(tensors) not in (["tokens"], ["tokens", "weights"]):
+        got = ", ".join([*tensors][:5]) + (f" and {len(tensors) - 5:,} more" if len(tensors) > 5 else "")
         raise BadInput(f"{path}: got tensors {got or 'none'}, wanted one named 'tokens', at most 'weights' beside it")
-    weighted, start = "weights" in names, 8 + length
-    kind, shape, offsets = _described(path, header["tokens"])
-    if kind not in _DTYPES or len(shape) != 1 or not isinstance(shape[0], int):
-        raise BadInput(f"{path}: got {quoted(kind)} {quoted(shape)}, wanted U16 or U32 and one dimension")
-    dtype, count = _DTYPES[kind], shape[0]
-    end = count * dtype.itemsize
+    match tensors["tokens"]:
+        case {"dtype": "U16" | "U32" as kind, "shape": [int(count)], "data_offsets": [0, int(tokens_end)]}:
+            dtype = _DTYPES[kind]
+        case tensor:
+            raise BadInput(f"{path}: no tokens: got {quoted(tensor)}, wanted U16 or U32, one dimension, first in it")
+    weighted, start, end = "weights" in tensors, 8 + length, count * dtype.itemsize
     data_end = end + count * WEIGHT.itemsize * weighted
-    if weighted and _described(path, header["weights"]) != ("U8", [count], [end, data_end]):
-        raise BadInput(f"{path}: weights: got {quoted(header['weights'])}, wanted U8, one for each token, after them")
-    if offsets != [0, end] or start + data_end != size:
+    if weighted and tensors["weights"] != {"dtype": "U8", "shape": [count], "data_offsets": [end, data_end]}:
+        raise BadInput(f"{path}: weights: got {quoted(tensors['weights'])}, wanted U8, one for each token, after them")
+    if tokens_end != end or start + data_end != size:
         raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end}; prepare it again")
     if not weighted:
         return TokenFile(path, dtype, start, count)
@@ -113,15 +113,6 @@ def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             raise BadInput(f"{path}: no regular file; move it away")
         with path.open("rb") as file:
             yield file, os.fstat(file.fileno()).st_size
-
-
-def _described(path: Path, tensor: object) -> tuple[str, list[Any], list[int]]:
-    """Return type, shape and place of a tensor in a header. Raises BadInput for another description."""
-    match tensor:
-        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-            return kind, shape, [begin, end]
-        case _:
-            raise BadInput(f"{path}: not a safetensors file: its header does not describe its tokens")
 
 
 def _row_length(path: Path, metadata: object) -> int:

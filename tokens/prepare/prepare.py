@@ -8,7 +8,6 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder, open_locked, replace_file, writing
-from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
@@ -35,8 +34,6 @@ from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, record_of
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import Template, load_template
 from tokens.tokenizer.tokenizer import Tokenizer
-
-LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
 
 def prepare(command: PrepareCommand) -> Manifest:
@@ -72,7 +69,6 @@ def prepare(command: PrepareCommand) -> Manifest:
                 bucket.delete_leftovers()
             say(f"{command.output}: complete already")
             return finished
-        _warn_of_large_units(plan)
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
         if bucket is not None:
             _write_ranks(tokenizer, directory)
@@ -178,17 +174,6 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
         numbers = sorted({extent.input for extent in unit})
         extents = tuple(attrs.evolve(extent, input=numbers.index(extent.input)) for extent in unit)
         yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
-
-
-def _warn_of_large_units(plan: UnitPlan) -> None:
-    large = [item for item in plan.inputs if item.path.endswith(COMPRESSED_SUFFIXES)]
-    large = [item for item in large if item.size_bytes > LARGE_UNITS * plan.settings.unit_bytes]
-    if large:
-        say(
-            f"NOTE: {large[0].path}{f' and {len(large) - 1} more files' if len(large) > 1 else ''}: compressed as a "
-            "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
-            "go faster"
-        )
 
 
 def _check_output(command: PrepareCommand) -> None:

@@ -107,9 +107,6 @@ class Preparation:
         else:
             self.finished = True
 
-    def progress(self) -> str:
-        return ""
-
 
 def growing(*commits: int, shuffle: bool = True, max_epochs: int = 1) -> TokenSource:
     order = WindowOrder(count=ENDLESS, shuffle=shuffle, seed=1, era=ERA if shuffle else None)

@@ -52,13 +52,9 @@ def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_
         }
     )
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
-    for name, message in (
-        ("text", "no column 'text'; it has list, raw, meta, large, view, few: pass --text-field"),
-        ("list", "column 'list' is list<element: string>, not text; columns of text: large, view, few: pass --text"),
-        ("raw", "column 'raw' is binary, not text; columns of text: large, view, few"),
-        ("meta.text", "'meta.text' is a part of a column, which cannot be named; columns of text: large, view, few"),
-    ):
-        with pytest.raises(BadInput, match=re.escape(f"{tmp_path / 't.parquet'}: {message}")):
+    has = "it has list (list<element: string>), raw (binary), meta (struct<text: string>), large (large_string), "
+    for name in ("text", "list", "raw", "meta.text"):
+        with pytest.raises(BadInput, match=re.escape(f"t.parquet: no text column '{name}'; {has}")):
             documents(tmp_path / "t.parquet", text_field=name)
     for name in ("large", "view", "few"):
         assert documents(tmp_path / "t.parquet", text_field=name) == ["x"]

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
-from common.errors import BadInput
 from tests import hub_server
 from tests.conftest import ROOT, MakeRun, complete, metrics
 from tests.hub_server import serve
@@ -118,21 +116,6 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
             assert len(server.requests) == before
     finally:
         shutil.rmtree(target.parent, ignore_errors=True)
-
-
-def test_free_disk_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    planned = namedtuple("Planned", "filename file_size will_download commit_hash")
-    calls = []
-
-    def snapshot(*_: object, dry_run: bool = False, **__: object) -> list[object]:
-        calls.append(dry_run)
-        names = ("train.safetensors", "validation.safetensors")
-        return [planned(name, 10**18, name.startswith("train"), hub_server.COMMIT) for name in names]
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    with pytest.raises(BadInput, match=r"GB free at .*, wanted 1000000000\.0 GB"):
-        hub.download_dataset("owner/tokens", tmp_path / "x")
-    assert calls and all(calls)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
