@@ -15,7 +15,6 @@ TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
-RERUN = "the same command goes on when it is there"
 EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
 PROBLEM_CHARACTERS = 300
 
@@ -38,12 +37,15 @@ class Input:
             file = look_up_remote(self.path)  # from here on what is read is held to its tag
             self.compare(remote_input(file))
             return file.open()
-        self.compare(look_up(self.path))
+        self.check()
         with readable(self.path):
             return Path(self.path).open("rb")
 
-    def compare(self, now: "Input") -> None:
+    def check(self) -> None:
         """Raise BadInput when the file that is there now is not this one."""
+        self.compare(look_up(self.path))
+
+    def compare(self, now: "Input") -> None:
         if now != self:
             raise BadInput(f"{self.path}: changed since these tokens were begun; restore it, or pass another --output")
 
@@ -106,4 +108,4 @@ def readable(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path}: cannot be read: {detail}; {RERUN}") from error
+        raise BadInput(f"{path}: cannot be read: {detail}; the same command goes on when it is there") from error

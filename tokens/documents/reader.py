@@ -14,16 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet, text_file
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.inputs import (
-    COMPRESSED_SUFFIXES,
-    TEXT_SUFFIXES,
-    Damaged,
-    Extent,
-    Input,
-    Problems,
-    look_up,
-    readable,
-)
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, Problems, readable
 from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 
@@ -94,7 +85,7 @@ class Reader:
                     yield from documents(item, stream, extent)
             except EOFError as error:
                 raise BadInput(f"{item.path}: became shorter while it was read; bring it back") from error
-            item.compare(look_up(item.path))
+            item.check()
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         data, size = stream.read(text_file.HEAD_BYTES), item.size_bytes

@@ -181,14 +181,13 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
     was_inputs = {item.path: item for item in kept.inputs}
     now_inputs = {item.path: item for source in sources for item in source.inputs}
-    for path, item in was_inputs.items():
+    for path in was_inputs | now_inputs:
         if path not in now_inputs:
             look_up(path)  # raises when the file is missing
             raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
-        item.compare(now_inputs[path])
-    for path in now_inputs:
         if path not in was_inputs:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
+        was_inputs[path].compare(now_inputs[path])
     # Names may differ: relative ones, from another folder.
     now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
     if now != was:

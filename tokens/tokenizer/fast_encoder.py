@@ -1,12 +1,10 @@
 """Fast encoders, each used only if its ids are those of tiktoken on a probe."""
 
-import ctypes
 import functools
 import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,11 +29,10 @@ GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+
 
 # A contraction where case does not count, as "'S" is, after a letter or its mark: fastokens' o200k does not know it.
 LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
-FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
 class FastBytePairEncoder:
-    """fastokens with the ids of a byte-pair tokenizer. Its thread, which caches up to 100 MB of words, is replaced."""
+    """fastokens with the ids of a byte-pair tokenizer. It caches up to 100 MB of words."""
 
     def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord, exact: Callable[[], Tokenizer]):
         """`exact`: loads the tokenizer itself, for the rare texts on which this one differs."""
@@ -43,24 +40,12 @@ class FastBytePairEncoder:
         self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
         self._exact = functools.cache(exact) if record.pattern == PATTERNS["o200k"] else None
-        self._thread = ThreadPoolExecutor(1)
-        self._cached = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if self._exact is not None and any(LONG_S.search(text) for text in texts if "\u017f" in text):
             return self._exact().encode_batch(texts)
-        forget = self._cached > FORGET_TOKENS
-        if forget:
-            self._thread.shutdown()
-            self._thread, self._cached = ThreadPoolExecutor(1), 0
-        encode = self._encoding.encode_batch_flat
-        ids, offsets = self._thread.submit(encode, texts, split_special_tokens=True).result()
-        if forget:  # not before: up to Python 3.12 a thread that was shut down frees its memory a moment later
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:  # glibc would keep what was freed
-                trim(0)
+        ids, offsets = self._encoding.encode_batch_flat(texts, split_special_tokens=True)
         lengths = np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
-        self._cached += len(ids) // 4
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 

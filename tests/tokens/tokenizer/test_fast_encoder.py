@@ -1,10 +1,8 @@
 """Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
 
 import json
-import multiprocessing
 import shutil
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from tests.conftest import shared
 from tests.tokens.gpt2 import reference, strange_texts, tiktokens
 from tokens.format.manifest import RANKS_FILE
 from tokens.prepare.encode_unit import _encoder
-from tokens.tokenizer import fast_encoder as fast_tokenizer
 from tokens.tokenizer.fast_encoder import GROUPED_PATTERN, FastBytePairEncoder, encoders, write_recipe
 from tokens.tokenizer.loading import record_of
 from tokens.tokenizer.tokenizer import PROBE, Tokenizer, byte_pair_tokenizer, fingerprint
@@ -44,31 +41,6 @@ def test_every_way_gives_tiktokens_ids(recipe: Path) -> None:
         assert ids.dtype == wanted.dtype
         assert counts.tolist() == lengths
         assert ids.tolist() == wanted.tolist()
-
-
-def memory_growth(recipe: Path, forget_tokens: int) -> int:
-    """Return by how many KiB this process's peak grows over four million tokens of words that are all new."""
-    fast_tokenizer.FORGET_TOKENS = forget_tokens
-    encoder = next(encoders(RECORD, recipe.parent, recipe))
-    draw = np.random.default_rng(0)
-    peaks = []
-    for _ in range(16):
-        letters = draw.integers(ord("a"), ord("z") + 1, (60_000, 8), np.uint8)
-        letters[:, 0] = ord(" ")
-        encoder.encode_batch([letters.tobytes().decode()])
-        peaks.append(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]))
-    return peaks[-1] - peaks[0]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_words_that_were_met_are_forgotten(recipe: Path) -> None:
-    pytest.importorskip("fastokens")
-    grown = []
-    for forget_tokens in (1 << 40, 1 << 20):
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            grown.append(process.submit(memory_growth, recipe, forget_tokens).result())
-    assert grown[1] < grown[0] / 2
 
 
 def test_without_fastokens_tiktoken_does_it(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
