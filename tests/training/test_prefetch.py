@@ -1,5 +1,6 @@
 """Prefetch: micro-batches arrive in order, errors of the thread reach training, waits are counted."""
 
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -59,11 +60,15 @@ def test_an_error_of_the_thread_is_raised_in_training(monkeypatch: pytest.Monkey
 
 
 def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch, alone: Ranks) -> None:
+    asked = threading.Event()
+
     def slow(first: int, *_: Any) -> Iterator[MicroBatch]:
+        asked.wait()
         time.sleep(0.3)
         yield batch(first)
 
     feed = feed_of(monkeypatch, slow)
+    asked.set()
     feed.next()
     first_wait = feed.waited_seconds
     assert first_wait > 0.1
