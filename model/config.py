@@ -93,10 +93,7 @@ class ModelConfig:
         card=lambda config, _: ("layers, heads, width", f"{config.n_layers}, {config.n_heads}, {config.emb_dim}"),
     )
     drop_rate: float = option(  # the classes with RoPE have that of attention alone
-        checks.number(0.0, 0.99),
-        0.0,
-        stock=EVERY,
-        keys=named("attn_pdrop embd_pdrop resid_pdrop", "attention_dropout"),
+        checks.number(0.0, 0.99), 0.0, stock=EVERY, keys=named("attn_pdrop embd_pdrop resid_pdrop", "attention_dropout")
     )
     qkv_bias: bool = option(  # missing ones are zeros in the classes
         checks.boolean(),

@@ -10,18 +10,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, either, quoted
-from model.config import (
-    ARCEE,
-    GPT2,
-    INITIAL_STD,
-    LLAMA,
-    NANOCHAT,
-    QWEN3,
-    ROTARY,
-    STOCK_ACTIVATIONS,
-    ModelConfig,
-    rows,
-)
+from model.config import ARCEE, GPT2, INITIAL_STD, LLAMA, NANOCHAT, QWEN3, ROTARY, STOCK_ACTIVATIONS, ModelConfig, rows
 
 CLASSES = {
     GPT2: "GPT2LMHeadModel",

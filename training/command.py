@@ -147,8 +147,7 @@ class TrainCommand:
     overrides: Overrides = ()
     dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
     world_size: Annotated[
-        int | None,
-        option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=WORLD_SIZE),
+        int | None, option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=WORLD_SIZE)
     ] = None
     preflight: Annotated[
         bool, option("check this machine for the run and exit: GPUs, compiler, disk, shared memory, open files")
@@ -191,8 +190,7 @@ class FindCommand:
     predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
     world_size: Annotated[
-        int | None,
-        option("processes to start, or to predict for; default: one per GPU, or 1", "N", check=WORLD_SIZE),
+        int | None, option("processes to start, or to predict for; default: one per GPU, or 1", "N", check=WORLD_SIZE)
     ] = None
     write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
     overrides: Overrides = ()

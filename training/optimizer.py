@@ -1,7 +1,6 @@
 """The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.update_rule import RATE_FACTOR, Placement, rules_of, state_bytes
+from training.optimizers.update_rule import RATE_FACTOR, Placement, UpdateRule, rules_of, state_bytes
 from training.parallel.mesh import local_parameter, local_tensor
 from training.parallel.process_group import ALONE, RankGroup
 
@@ -40,13 +39,14 @@ class Optimizer:
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
         placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), axes=axes)
-        self._settings: tuple[Callable[[int], dict[str, float]], ...] = ()  # of each part, by step
+        self._options = options
+        self._rules: tuple[UpdateRule, ...] = ()  # of each part
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
             if own:
                 part = rule.build(own, options, placement)
                 self.parts += (part,)
-                self._settings += (functools.partial(rule.settings, options),)
+                self._rules += (rule,)
                 for name, parameter in own.items():
                     # torch would begin it at the first update: a checkpoint is loaded, or written, before that
                     for kind, dtype in rule.state.items():
@@ -58,8 +58,8 @@ class Optimizer:
 
     def set_step(self, step: int, learning_rate: float) -> None:
         """Set the hyperparameters of a step, counted from 0; groups' learning rates in proportion to the schedule's."""
-        for part, settings in zip(self.parts, self._settings, strict=True):
-            own = settings(step)
+        for part, rule in zip(self.parts, self._rules, strict=True):
+            own = rule.settings(self._options, step)
             for group in part.param_groups:
                 group.update(own, lr=learning_rate * group.get(RATE_FACTOR, 1.0))
 

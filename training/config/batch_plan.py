@@ -106,10 +106,7 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     wanted = train.batch.gradient_accumulation_steps
     microbatches = (wanted or 1) * world_size if batch is None else batch // size
     layout = Layout(
-        context_length=context_length,
-        microbatch_size=size,
-        microbatches=microbatches,
-        data_parallel_size=world_size,
+        context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=world_size
     )
     division = f"{train.file}: global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
     if microbatches < world_size:
