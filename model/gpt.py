@@ -197,7 +197,7 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Float[Tensor, "B _ C"]:
-        """Return the output head's input, (B, T, C), or (B, 1, C) with a cache; `recompute` runs a block."""
+        """Return the head's input, (B, T, C), with a cache the last token's; `recompute` runs a block, keeping nothing."""
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
         if self.position_embedding is None:

@@ -66,7 +66,7 @@ def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
 
 
 def complete_upload(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
-    """Upload the state, then the manifest: after a kill in between `fetch` takes it with an older manifest."""
+    """Complete an uploaded checkpoint: state, then manifest; after a kill in between `fetch` takes an older one."""
     bucket.write(f"{name}/{STATE}", small[STATE])
     manifest = f"{name}/{MANIFEST}"
     bucket.replace(manifest, small[MANIFEST], bucket.read(manifest))

@@ -32,7 +32,7 @@ class Matrix:
 
 
 def deal(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:
-    """Return rounds of a matrix for each rank, the costliest first: loads are even, and a round takes little memory."""
+    """Return rounds, costly matrices first, whose n-th is rank n's: loads are even, a round takes little memory."""
     ordered = sorted(matrices, key=cost, reverse=True)
     return [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
 
