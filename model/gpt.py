@@ -197,7 +197,7 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Float[Tensor, "B _ C"]:
-        """Return the head's input, (B, T, C), with a cache the last token's; `recompute` runs a block, keeping nothing."""
+        """Return the head's input (B, T, C), of the last token with a cache; `recompute`: how to run a block."""
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
         if self.position_embedding is None:
