@@ -40,10 +40,8 @@ commands (write ./status for a source of that name):
                                         upload to the Hugging Face hub
 status and verify also take s3://... (gs://, az://) as DIR.
 
-With --output s3://... full shards leave this disk at once, with all that
-another machine needs to resume. The same command resumes an interrupted or
-killed one; the number of workers may change. No incomplete file ever has its
-final name.
+The same command resumes an interrupted or killed one, with --output s3://...
+on any machine; the number of workers may change.
 
 Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or more
 than 1 % of the documents bad; 2 usage; 130 interrupted.

@@ -47,8 +47,6 @@ def resolve_sources(
     sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
     for path in counts:
-        if path.endswith(".bin"):
-            raise BadInput(f"{path}: .bin files, as of nanoGPT's tokens, are no documents; name their text")
         if not path.endswith(SUFFIXES):
             raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
     twice = [path for path, count in counts.items() if count > 1]

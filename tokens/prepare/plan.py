@@ -14,12 +14,13 @@ import attrs
 import numpy as np
 
 from common.checks import structured
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
+from tokens.format.header import readable_tokens
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
 from tokens.tokenizer.loading import CHARACTERS
 from tokens.tokenizer.tokenizer import token_dtype
@@ -154,18 +155,15 @@ def read_plan(directory: Path) -> UnitPlan | None:
     """Return the plan of a token directory, or None. Raises BadInput for a damaged one."""
     path = directory / PLAN
     try:
-        values = parse_json(read_regular(path, LARGEST_PLAN_BYTES))
-        wanted = str(values.pop("fingerprint", None))
-        values.pop("format", None)
-        plan = structured(values, UnitPlan)
-    except (FileNotFoundError, NotADirectoryError):
+        with readable_tokens(path), refusing(f"{path}: damaged", "begin anew in another --output"):
+            values = parse_json(read_regular(path, LARGEST_PLAN_BYTES))
+            wanted = str(values.pop("fingerprint", None))
+            values.pop("format", None)
+            plan = structured(values, UnitPlan)
+            if plan.fingerprint() != wanted:
+                raise ValueError(f"its fingerprint is not {wanted[:12]}...")
+    except FileNotFoundError:
         return None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: damaged: {error}; begin anew in another --output") from error
-    if plan.fingerprint() != wanted:
-        raise BadInput(f"{path}: damaged: its fingerprint is not {wanted[:12]}...; begin anew in another --output")
     return plan
 
 

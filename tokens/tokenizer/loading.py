@@ -45,9 +45,8 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name.endswith(SUFFIXES):
         return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
-        names = ["bytes", "chars", *KNOWN_TOKENIZERS]
-        files = ", ".join([*RANKS_SUFFIXES, *SUFFIXES])
-        raise BadInput(f"tokenizer '{name}' is unknown; wanted {either([*names, f'a file ({files})'])}")
+        wanted = ["bytes", "chars", *KNOWN_TOKENIZERS, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
+        raise BadInput(f"tokenizer '{name}' is unknown; wanted {either(wanted)}")
     ranks = read_ranks(path)
     known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
     if known is not None:

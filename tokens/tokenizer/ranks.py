@@ -4,7 +4,7 @@ import base64
 import itertools
 from pathlib import Path
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.json_files import read_regular
 
 LARGEST_RANK = 1 << 24  # of any tokenizer
@@ -14,12 +14,8 @@ Pair = tuple[bytes, bytes]
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Return the ranks of a .tiktoken file. Raises BadInput for a damaged one."""
-    try:
+    with refusing(f"{path}: cannot be read", "pass another --tokenizer", (OSError,)):
         data = read_regular(path)
-    except FileNotFoundError as error:
-        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them") from error
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; pass another --tokenizer") from error
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         try:

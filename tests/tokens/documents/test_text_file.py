@@ -80,16 +80,6 @@ def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str,
     assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (1, len(NO_TEXT[reason]))
 
 
-def test_nuls_behind_the_first_bytes_of_a_long_text_cost_the_words_around_them(tmp_path: Path) -> None:
-    good = "some words and more " * 20_000
-    (tmp_path / "a.txt").write_text(good + "".join(f"word{number}\0x and " for number in range(4_000)) + good)
-    for unit_bytes in (1 << 24, 100_000):
-        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
-        assert "".join(piece.text for piece in pieces) == good[:-1] + " and" * 4_000 + " " + good
-        assert (reader.problems.lost_documents, {problem.kind for problem in reader.problems.first}) == (0, {"no text"})
-        assert reader.problems.lost_bytes == sum(len(f" word{number}\0x") for number in range(4_000))
-
-
 DAMAGED = {  # content, the text that is left, bytes lost
     "a short text in Latin-1": (
         "Das Café, ein kleiner Artikel".encode("latin-1"),
@@ -97,7 +87,11 @@ DAMAGED = {  # content, the text that is left, bytes lost
         1,
     ),
     "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
-    "one NUL": (b"one two " * 2 + b"th\0ree" + b" four" * 9, "one two one two" + " four" * 9, 7),
+    "two NULs": (
+        b"one two " * 2 + b"th\0ree" + b" four" * 9 + b" fi\0ve six",
+        "one two one two" + " four" * 9 + " six",
+        13,
+    ),
     "16 NULs": (b"one two " * 5 + bytes(16) + b" x", "one two " * 4 + "one two x", 17),
     "one NUL of a long text": (
         b"some words and " * 50_000 + b"a\0b and" * 1,

@@ -106,11 +106,8 @@ def test_a_damaged_npy_file_is_refused_or_unchanged(tmp_path: Path) -> None:
     ("name", "split", "token_set", "number"),
     [
         ("fineweb_train_000001.bin", "train", "fineweb", 1),
-        ("fineweb_val_000000.bin", "validation", "fineweb", 0),
         ("edu_fineweb_val_000000.bin", "validation", "edu_fineweb", 0),
         ("edufineweb_train_000099.npy", "train", "edufineweb", 99),
-        ("tiny_shakespeare_train.bin", "train", "tiny_shakespeare", None),
-        ("train.bin", "train", "", None),
         ("val.bin", "validation", "", None),
         ("test.npy", "test", "", None),
         ("pytorch_model.bin", None, "pytorch_model", None),

@@ -72,28 +72,24 @@ def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch:
     assert open_files() == before
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "no permission", "too long", "loop"])
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    **{"pipe": os.mkfifo, "folder": Path.mkdir, "no permission": save_few, "too long": save_few},
+    "loop": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_token_files_that_cannot_be_read_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    path, directory = tmp_path / "train-00000-of-00001.safetensors", tmp_path
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "too long":
-        directory = tmp_path / ("x" * 300)
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    else:
-        save(path, np.arange(4, dtype=np.uint16))
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-        def refuse(path: Path, mode: str) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
+    UNREADABLE[kind](tmp_path / "train-00000-of-00001.safetensors")
+    if kind == "no permission":
         monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(BadInput, match=r"no regular file|cannot be read: .*; check name and permissions"):
-        open_split(directory, "train")
+        open_split(tmp_path / ("x" * 300) if kind == "too long" else tmp_path, "train")
 
 
 FEW = np.arange(4, dtype=np.uint16)

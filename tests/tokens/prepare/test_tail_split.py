@@ -25,12 +25,6 @@ def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
         assert lengths == [85, 10, 5]
 
 
-def test_a_split_that_no_hash_falls_to_gets_the_last_documents(tmp_path: Path) -> None:
-    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), split="hash", validation_fraction=0.02)
-    assert "".join(texts_of(tmp_path / "out", "train")) == "abcdefg"
-    assert texts_of(tmp_path / "out", "validation") == ["h"]
-
-
 @pytest.mark.parametrize("texts", [["x" * 500, "y" * 500], ["x" * 500, "y"], ["x", "y" * 500]])
 def test_far_more_than_asked_is_held_out_by_no_split(tmp_path: Path, texts: list[str]) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", *texts, ""])

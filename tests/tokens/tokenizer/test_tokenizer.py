@@ -57,7 +57,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [  # what is made at x.tikto
     (lambda path: path.write_text("YQ== 0\nnonsense\n"), "line 2: got b'nonsense'"),
     (lambda path: path.write_text("YQ== 0\nYg== 2\n"), "each of 0, 1, 2"),
     (lambda path: path.write_text(NO_BYTE), "byte 0xff has no rank of its own"),  # at which tiktoken panics
-    (lambda path: None, "no such ranks file"),
+    (lambda path: None, "cannot be read: No such file or directory; pass another --tokenizer"),
     (os.mkfifo, "cannot be read: is a pipe, wanted a regular file"),
     (os.mkdir, "cannot be read: is a folder, wanted a regular file"),
     (lambda path: path.symlink_to("/dev/zero"), "cannot be read: is a device, wanted a regular file"),
