@@ -110,10 +110,7 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
         done = complete(run, *changed, "--max-steps", until)
         assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until != "8")
     changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
-    assert changes == [
-        (3, "learning_rate", 0.01, 0.001),
-        (3, "weight_decay", 0.1, 0.5),
-    ]
+    assert changes == [(3, "learning_rate", 0.01, 0.001), (3, "weight_decay", 0.1, 0.5)]
     history = read_history(run)
     assert [mark.text.partition(", ")[0] for mark in history.marks if mark.kind == "settings changed"] == [
         "learning_rate 0.01 -> 0.001",

@@ -59,10 +59,7 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None
     text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
     (run / "train.json").write_text(text)
     done = launch.run(
-        SHORT,
-        *(str(run), "--device", "cpu", "--write"),
-        ranks=2,
-        environment={"FAIL_IN": "backward", "ABOVE": "1"},
+        SHORT, *(str(run), "--device", "cpu", "--write"), ranks=2, environment={"FAIL_IN": "backward", "ABOVE": "1"}
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("does not fit on rank 1") == 1

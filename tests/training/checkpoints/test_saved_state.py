@@ -21,14 +21,7 @@ from tests.conftest import ROOT, complete, forge_manifest
 from tests.training.checkpoints.conftest import FILES, flipped
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS, checkpoints_of
 from training.checkpoints.run_record import RunRecord, with_stream_list
-from training.checkpoints.saved_state import (
-    fields_sha256,
-    find,
-    find_before,
-    parse_state,
-    read_state,
-    verify,
-)
+from training.checkpoints.saved_state import fields_sha256, find, find_before, parse_state, read_state, verify
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
 OLDEST = {"model": {"emb_dim": 8}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}

@@ -95,18 +95,11 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
     ],
 )
 def test_levels_follow_from_the_nodes(
-    parallel: str,
-    nodes: list[int],
-    sharing: int,
-    chosen: tuple[str, int | None] | str,
-    monkeypatch: pytest.MonkeyPatch,
+    parallel: str, nodes: list[int], sharing: int, chosen: tuple[str, int | None] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
     monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, own: places)
-    groups = {
-        "node": RankGroup(rank=0, size=nodes[0]),
-        "data_parallel": RankGroup(rank=0, size=sum(nodes) // sharing),
-    }
+    groups = {"node": RankGroup(rank=0, size=nodes[0]), "data_parallel": RankGroup(rank=0, size=sum(nodes) // sharing)}
     cpu = torch.device("cpu")
     ranks = Ranks(rank=0, world_size=sum(nodes), device=cpu, control=None, download=None, **groups)
     if isinstance(chosen, str):

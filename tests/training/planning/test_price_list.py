@@ -32,10 +32,7 @@ NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "
         ({"price": 3}, "x: unknown key 'price'"),
         ({"tokens_per_second": 0}, "x: tokens_per_second: got 0"),
         ({"spot_usd_per_hour": 0}, "x: spot_usd_per_hour: got 0, wanted a number above 0"),
-        (
-            NONSENSE | {"gpus": {"b200": {"memory_gib": 12}}},
-            "b200: key 'bf16_tflops' is missing; wanted memory_gib",
-        ),
+        (NONSENSE | {"gpus": {"b200": {"memory_gib": 12}}}, "b200: key 'bf16_tflops' is missing; wanted memory_gib"),
     ],
 )
 def test_a_price_list_with_nonsense_is_refused(tmp_path: Path, changes: str | dict[str, Any], message: str) -> None:

@@ -34,9 +34,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
 
 
 @pytest.mark.slow
-def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(
-    make_run: MakeRun,
-) -> None:
+def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     environment = {"SLOW_STEP": "0.05"}
     done = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2, script=SLOW, environment=environment)

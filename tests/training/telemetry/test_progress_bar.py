@@ -22,8 +22,4 @@ def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: 
     bar.show(10, "loss 1")
     bar.close()
     lines = capsys.readouterr().err.splitlines()  # of the last step, always
-    assert lines == [
-        "step 10/10  loss 2",
-        "step 10/10  loss 2  step 8 NOT SAVED",
-        "step 10/10  loss 1  SLOW: rank 1",
-    ]
+    assert lines == ["step 10/10  loss 2", "step 10/10  loss 2  step 8 NOT SAVED", "step 10/10  loss 1  SLOW: rank 1"]
