@@ -57,8 +57,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     for file in found:
         if file.split is None:
             raise BadInput(
-                f"{where}/{file.name}: is it training or validation data? wanted one of the words train, val or test "
-                "in its name, as in fineweb_train_000001.bin; rename it or move it away"
+                f"{where}/{file.name}: is it training or validation data? name it train, val or test, or move it"
             )
         if file.suffix != found[0].suffix:
             raise BadInput(f"{where}: holds both {found[0].name} and {file.name}; keep files of one format")

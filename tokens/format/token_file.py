@@ -174,10 +174,7 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
         names = [path.name for path in directory.glob("*")]
     by_split = foreign_names(directory, names)
     if split not in by_split:
-        raise BadInput(
-            f"{directory}: no {split}.safetensors, nor {split} tokens of llm.c, nanoGPT or numpy (.bin, .npy); "
-            "prepare_data.py writes the first, or pass --token-files DIR"
-        )
+        raise BadInput(f"{directory}: no {split} tokens (.safetensors, .bin, .npy); prepare some or pass --token-files")
     ours = next((name for name in sorted(names) if name.endswith(".safetensors")), None)
     if ours is not None:
         raise BadInput(f"{directory}: holds both {ours} and {by_split[split][0]}; keep files of one format")

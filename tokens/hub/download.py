@@ -109,11 +109,8 @@ def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int 
     by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
     train = by_split.pop("train", [])
     if not train:
-        raise BadInput(
-            f"dataset {source.dataset}: got no token files, wanted train.safetensors, or train tokens of llm.c, "
-            f"nanoGPT or numpy (.bin, .npy); for its text run prepare_data.py hf:{source.dataset} --output DIR, then "
-            "name that DIR"
-        )
+        name = source.dataset
+        raise BadInput(f"dataset {name}: got no token files; for its text run prepare_data.py hf:{name} --output DIR")
     held_out = [glob.escape(name) for files in by_split.values() for name in files]
     source.fetch([*held_out, *(glob.escape(name) for name in train[: train_tokens != 0])])
     if train_tokens == 0:

@@ -257,14 +257,8 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 def _refuse_missing(missing: list[str], settings: PrepareSettings, totals: Totals) -> None:
     for split in missing:
-        raise BadInput(
-            f"no document's hash fell to {split}, and the train stream's tail is in the bucket; begin anew in another "
-            f"--output with a larger --{split}-fraction, or with 0"
-        )
+        raise BadInput(f"no document's hash fell to {split}; pass another --output and --{split}-fraction, larger or 0")
     if not totals.tokens["train"]:
-        raise BadInput(
-            "every document's hash fell to a held-out split; begin anew in another --output with more documents, or "
-            "with lower fractions"
-        )
+        raise BadInput("every document's hash fell to a held-out split; pass another --output and lower fractions")
     if problem := too_much_held_out(settings, totals.tokens):
         raise BadInput(f"{problem}; begin anew in a folder with --split tail, or with more documents")

@@ -94,7 +94,7 @@ def test_token_files_that_cannot_be_read_are_one_line(
 
 FEW = np.arange(4, dtype=np.uint16)
 SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
-    ({}, r"no train\.safetensors, nor train tokens of llm\.c, nanoGPT or numpy \(\.bin, \.npy\); prepare_data"),
+    ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some or pass --token-files"),
     ({"train-00000-of-00002.safetensors": save_few}, r"missing train-00001-of-00002\.safetensors"),
     (
         {"train-00000-of-99999999999.safetensors": save_few},  # checked in no time
