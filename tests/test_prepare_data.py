@@ -41,12 +41,13 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -
 
 
 def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
-    for bad, status in ((1, 0), (5, 1)):
+    for bad, status in ((1, 0), (6, 1)):
         source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
         done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
         assert done.returncode == status
         assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
         assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
+        assert ("  ledger.jsonl has more" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
         file.write('{"text": "\\ud800"}\n')  # which is mended, and no loss

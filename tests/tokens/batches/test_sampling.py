@@ -15,7 +15,6 @@ from tokens.batches.sampling import (
     balance,
     idle_micro_steps,
     longest_share,
-    mix,
     rank_samples,
     rank_shares,
     read_windows,
@@ -109,15 +108,6 @@ def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Pa
     inputs, targets = batch.inputs, batch.targets
     assert inputs.flatten().tolist() == list(range(3, 3 + 8 * count))
     assert targets.flatten().tolist() == list(range(4, 4 + 8 * count))
-
-
-def test_mixed_bits_change_with_every_bit_of_value_and_key() -> None:
-    bits = np.uint64(1) << np.arange(64, dtype=np.uint64)
-    start = mix(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
-    for changed in (mix(bits, np.zeros(64, np.uint64)), mix(np.zeros(64, np.uint64), bits)):
-        distances = [bin(int(value) ^ int(start[0])).count("1") for value in changed]
-        assert min(distances) > 12
-        assert 28 < np.mean(distances) < 36
 
 
 @given(st.integers(1, 600), st.data())

@@ -51,8 +51,15 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -
     assert stream.read(3, 2).tolist() == [3, 4]  # what is open can be read
 
 
+FEW = np.arange(4, dtype=np.uint16)
+
+
 def save_few(path: Path) -> None:
-    save(path, np.arange(4, dtype=np.uint16))
+    save(path, FEW)
+
+
+def save_llm_c(path: Path) -> None:
+    write_llm_c(path, FEW)
 
 
 def open_files() -> int:
@@ -92,7 +99,6 @@ def test_token_files_that_cannot_be_read_are_one_line(
         open_split(tmp_path / ("x" * 300) if kind == "too long" else tmp_path, "train")
 
 
-FEW = np.arange(4, dtype=np.uint16)
 SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
     ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some or pass --token-files"),
     ({"train-00000-of-00002.safetensors": save_few}, r"missing train-00001-of-00002\.safetensors"),
@@ -109,14 +115,11 @@ SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of fi
         r"holds both train\.safetensors and train-00000-of-00001\.safetensors; keep one of them",
     ),
     (
-        {"train.bin": lambda path: write_llm_c(path, FEW), "val.bin": FEW.tofile},
-        r"val\.bin: got no header, wanted a header as in train\.bin; keep one format",
+        {"train.bin": save_llm_c, "val.bin": FEW.tofile},
+        r"val\.bin: got no header, wanted a header as in train\.bin; keep",
     ),
     (
-        {
-            "train.bin": lambda path: write_llm_c(path, FEW),
-            "val.bin": lambda path: write_llm_c(path, FEW.astype("<u4")),
-        },
+        {"train.bin": save_llm_c, "val.bin": lambda path: write_llm_c(path, FEW.astype("<u4"))},
         r"val\.bin: got uint32, wanted uint16 as in train\.bin",
     ),
     (

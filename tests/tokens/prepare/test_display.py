@@ -40,16 +40,6 @@ def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.Capt
     ]
 
 
-def test_problems_are_reported_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    changes = {"problems": {"null text": 3}, "lost_documents": 3, "examples": {"null text": ["a: row 1: null text: x"]}}
-    report(PrepareCommand(("a",), output="out", validation_fraction=0.1), attrs.evolve(MANIFEST, **changes), 1.0)
-    assert capsys.readouterr().err.splitlines() == [
-        "bad documents: 3 null text; 3 documents and 0 bytes of input are left out:",
-        "  a: row 1: null text: x",
-        "  ledger.jsonl has more",
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
