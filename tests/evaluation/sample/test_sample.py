@@ -48,6 +48,7 @@ def test_a_reader_that_leaves_ends_the_sample(finished: Path) -> None:
     assert (left.wait(60), left.stderr.read()) == (1, "")
 
 
+@pytest.mark.slow
 def test_piped_text_is_the_prompt_and_an_interrupt_ends_it(finished: Path) -> None:
     process = start(["sample", finished], *[subprocess.PIPE] * 3)
     assert process.stdin and process.stdout and process.stderr

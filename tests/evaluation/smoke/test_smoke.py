@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -74,6 +75,7 @@ def test_repetition_is_told_from_text() -> None:
     assert [shortest_cycle(tokens) for tokens in texts] == [1, 2, 3, None, None]
 
 
+@pytest.mark.slow
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     options = ("--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")))

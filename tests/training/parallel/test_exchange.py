@@ -22,7 +22,11 @@ from training.parallel.sum_tree import step_tree
 
 
 @pytest.mark.parametrize(
-    ("nodes", "size"), [*((1, ranks) for ranks in (1, 2, 3, 4, 5, 7)), (2, 2), (3, 2), (2, 3), (2, 4), (3, 4)]
+    ("nodes", "size"),
+    [
+        *((1, 1), (1, 3), (1, 4), (2, 2), (3, 2)),
+        *(pytest.param(*layout, marks=pytest.mark.slow) for layout in ((1, 2), (1, 5), (1, 7), (2, 3), (2, 4), (3, 4))),
+    ],
 )
 @pytest.mark.parametrize(("piece", "length"), [(10, 1), (7, 23), (10, 24), (1000, 23)])
 def test_every_rank_gets_the_sum_of_one_process_to_the_bit_on_one_level_or_two_in_pieces_of_any_length(

@@ -47,7 +47,8 @@ process_group.start = start_sharing
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(
     make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str
 ) -> None:
