@@ -147,7 +147,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file and the settings beside it. Raises BadInput for what would give other ids."""
+    """Return the tokenizer of a file and the settings beside it. Raises BadInput for keys that give other ids."""
     with _undamaged(path):
         values = parse_json(read_regular(path))
         model, added = values["model"], values.get("added_tokens") or []
