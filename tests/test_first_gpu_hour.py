@@ -114,7 +114,8 @@ def test_eight_gpus_finish_in_an_hour_and_a_step_gets_what_earlier_ones_left() -
     assert seconds == [60 * minutes for minutes in (6, 10, 12, 6, 3)]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_running_one(
     tmp_path: Path, scripts: dict[str, str], number: signal.Signals
 ) -> None:

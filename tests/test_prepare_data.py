@@ -71,6 +71,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     assert sum(len(texts_of(tmp_path / "out", split)) for split in ("train", "validation")) == 100
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     peaks = []
     for megabytes in (8, 64):

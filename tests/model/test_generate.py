@@ -101,7 +101,9 @@ def test_damaged_weights_and_prompts_without_tokens_are_refused() -> None:
             next(generate(model, prompt, 3, Sampling()))
 
 
-@pytest.mark.parametrize("config", [SMALL, MODERN["NanoChat"]], ids=["learned", "rope"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(SMALL, marks=pytest.mark.slow), MODERN["NanoChat"]], ids=["learned", "rope"]
+)
 def test_a_reused_prefix_gives_the_logits_of_a_new_one(config: ModelConfig) -> None:
     model = noisy(config)
     prefix, text = Prefix(model), [n * n % 50 for n in range(31)]

@@ -124,7 +124,7 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
     older = read_tokenizer_files(tmp_path)  # vocab.json
     assert older is not None
     assert theirs.eos_token_id == back.end_of_text_id == ours.end_of_text_id == 50256
-    for text in [*strange_texts(500), shared("tinyshakespeare.txt").read_text()[:50_000]]:
+    for text in [*strange_texts(200), shared("tinyshakespeare.txt").read_text()[:20_000]]:
         ids = ours.encode(text.replace("<|endoftext|>", "")).tolist()
         assert theirs(text.replace("<|endoftext|>", ""))["input_ids"] == ids
         assert back.encode(text).tolist() == older.encode(text).tolist() == ours.encode(text).tolist()

@@ -175,6 +175,7 @@ def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, t
     assert published(hub) == before
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     out, source = tmp_path / "out", jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000)
     write(out, source, validation_fraction=0.1, tokenizer=str(shared("gpt2.tiktoken")))

@@ -120,6 +120,7 @@ def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memor
         assert combined_sha256(step, digests) == in_memory[step]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: MakeRun) -> None:
     run = make_run(parallel="fsdp")
     with pytest.raises(AssertionError, match="the last steps are not saved"):

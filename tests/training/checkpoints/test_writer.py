@@ -50,6 +50,7 @@ def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: MakeRun) ->
     assert "NOT SAVED" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "4")

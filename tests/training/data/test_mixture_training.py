@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import MakeRun, complete, metrics, one_line, train
 from tests.tokens.format.token_directory import write_llm_c
 from tokens.format.token_file import open_split
@@ -40,6 +42,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
     assert record["validation_stream"]["directory"] == str(token_files)
 
 
+@pytest.mark.slow
 def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:

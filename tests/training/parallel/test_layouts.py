@@ -101,7 +101,6 @@ LAYOUTS = {
 }
 FAST = [
     *(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")),
-    ("NanoChat with Muon", "1x2 fsdp"),
     ("answers", "1x3 fsdp"),
 ]
 AS_USER = ("fp32", "1x2 fsdp")  # by a command, on fresh interpreters
