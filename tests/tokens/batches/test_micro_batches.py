@@ -118,14 +118,6 @@ def tokens_of(windows: int) -> int:
     return START + windows * CONTEXT + 1
 
 
-def test_a_shuffled_window_is_ready_with_its_era() -> None:
-    source = growing(tokens_of(4), tokens_of(5), tokens_of(6))
-    assert not source.ready(0, CONTEXT)
-    assert source.ready(0, CONTEXT)
-    assert source.ready(4, CONTEXT)
-    assert not source.ready(5, CONTEXT)
-
-
 def test_windows_are_those_of_the_finished_files_before_and_after_the_end() -> None:
     finished = TokenSource(stream=STREAM, start_token=START, order=WindowOrder(count=12, shuffle=True, seed=1, era=ERA))
     source = growing(tokens_of(10), tokens_of(12), max_epochs=2)

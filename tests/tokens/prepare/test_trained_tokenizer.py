@@ -84,14 +84,10 @@ def test_a_file_that_exists_is_kept_and_bad_documents_are_told(tmp_path: Path) -
         train(tmp_path / "other.json", tmp_path / "empty.txt")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("Ctrl-C", marks=pytest.mark.slow),
-        pytest.param("kill the trainer", marks=pytest.mark.slow),
-        "full disk",
-    ],
-)
+WAYS = ["full disk", *(pytest.param(way, marks=pytest.mark.slow) for way in ("Ctrl-C", "kill the trainer"))]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_what_ends_early_is_one_line_and_leaves_nothing(tmp_path: Path, way: str) -> None:
     words = ["tokenizer", "stdlib", "--vocab-size", "5000", "--output", str(tmp_path / "own.json")]
     if way == "full disk":
