@@ -13,15 +13,12 @@ from jaxtyping import install_import_hook
 
 install_import_hook("model", "beartype.beartype")
 
-import fcntl
 import json
-import pty
 import re
+import shlex
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,21 +244,9 @@ def train_command(
 
 def in_terminal(command: list[str]) -> tuple[int, list[str]]:
     """Run a command with a terminal for its errors; return its status and the lines that were shown, in order."""
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))  # rows, columns
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            part = os.read(controller, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        shown += part
-    os.close(controller)
-    return process.wait(), shown.decode().replace("\n", "\r").split("\r")
+    line = f"stty rows 40 cols 160; exec {shlex.join(command)} > /dev/null"
+    done = subprocess.run(["script", "-qefc", line, "/dev/null"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    return done.returncode, done.stdout.decode().replace("\n", "\r").split("\r")
 
 
 def seal_again(checkpoint: Path) -> None:
