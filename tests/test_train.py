@@ -20,7 +20,7 @@ LONG_NAME = "n" * 5000
         (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
         (1, ["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
         (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
-        (2, ["--token-files", "/absent"], "/absent: no train.safetensors"),
+        (2, ["--token-files", "/absent"], "/absent: no train tokens"),
         (1, ["--token-files", LONG_NAME], ": File name too long"),
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
         (1, ["--resume", "step-1"], "no such checkpoint; there are none"),
