@@ -383,4 +383,11 @@ def _torchrun(command: list[str], ranks: int) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
+    kill_group = os.killpg
+
+    def kill_what_is_left(group: int, number: int) -> None:
+        with suppress(ProcessLookupError):  # the server has waited for it, where a Popen would leave a zombie
+            kill_group(group, number)
+
+    os.killpg = kill_what_is_left
     torchrun.main(["--standalone", f"--nproc_per_node={ranks}", *command])
