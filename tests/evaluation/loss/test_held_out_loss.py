@@ -173,7 +173,7 @@ def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
 def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
     too_many = ("--from", "0", "--count", "99999999")
     assert "wanted 99,999,999 tokens to predict after 0" in refused("loss", trained, *too_many)
-    assert "no test.safetensors" in refused("loss", trained, "--split", "test")
+    assert "no test tokens" in refused("loss", trained, "--split", "test")
     assert "no such directory" in refused("loss", trained, tmp_path / "absent", ranks=2)
     (tmp_path / "a.txt").write_text("text of another tokenizer " * 100)
     other = (tmp_path / "a.txt", "--output", tmp_path / "gpt2", "--tokenizer", shared("gpt2.tiktoken"))
