@@ -27,7 +27,7 @@ from toy_dialogue import ToyWorld
 
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
-from tokens.tokenizer.template import ASSISTANT, TEMPLATES, TURN_TOKENS, Message
+from tokens.tokenizer.template import ASSISTANT, TEMPLATES, TURN_TOKENS, USER, Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 
 # T context, B rows of an update, N conversations
@@ -199,7 +199,7 @@ def one_seed(seed: int) -> dict[str, list[float]]:
             parameter.mul_(WIDENED)
     texts = [(ids := tokenizer.encode(story).tolist(), [1] * len(ids)) for story in stories]
     train(base, stream(texts, end), (BASE_STEPS, PEAK, seed), masked=False)
-    questions = one_a_row([encode([*one.messages, Message(ASSISTANT, one.answer)]) for one in asked], end)
+    questions = one_a_row([encode([Message(USER, one), Message(ASSISTANT, answer)]) for one, answer in asked], end)
     conversations = [encode(talk) for talk in talks]
     found = {}
     for (name, pack), masked in product(PACKINGS.items(), (False, True)):

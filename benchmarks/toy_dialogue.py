@@ -1,15 +1,16 @@
 """Toy dialogue: stories for a base model, conversations for a fine-tune, held-out questions with the right answers.
 
-    python benchmarks/toy_dialogue.py toy                  # writes stories.jsonl, conversations.jsonl, questions.jsonl
-    python benchmarks/toy_dialogue.py toy --model runs/talk  # share of the held-out questions that it answers right
+    python benchmarks/toy_dialogue.py toy  # writes stories.jsonl, conversations.jsonl, questions.jsonl
+    python benchmarks/toy_dialogue.py toy --model runs/toy-talk  # share of the questions that it answers right
 
-People of a toy world own things, each of one colour, of one material and at one place. Stories tell all of it.
-Conversations ask for two of the three of each thing, held-out questions for the third: what a right answer says was
-learned from stories alone, and how to answer such a question from conversations about other things.
+Animals of a toy world have a colour, a home, a food and a work. Stories tell all four of each. Conversations ask for
+three of the four, held-out questions for the fourth: a right answer says something learned from stories alone, in a way
+learned from conversations about other facts. By chance one in eleven would be right.
 """
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,87 +22,74 @@ from common.files import replace_file
 from model.generate import Sampling
 from tokens.tokenizer.template import ASSISTANT, USER, Message
 
-PEOPLE = [
-    *("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ida", "Jon"),
-    *("Kim", "Leo", "Mira", "Nils", "Olga", "Pia", "Quin", "Rosa", "Sam", "Tess"),
+ANIMALS = [
+    *("bat", "bear", "bee", "cow", "crab", "crow", "deer", "dog", "duck", "fox", "frog", "goat"),
+    *("hare", "hen", "horse", "lion", "mole", "mouse", "otter", "owl", "pig", "seal", "toad", "wolf"),
 ]
-THINGS = ["boat", "kite", "cart", "drum", "lamp", "bell", "coat", "hat", "ball", "book", "chair", "clock"]
-COLOURS = ["red", "blue", "green", "white", "black", "yellow", "brown", "grey", "pink", "orange"]
-MATERIALS = ["wood", "iron", "glass", "paper", "stone", "silk"]
-PLACES = ["lake", "mill", "farm", "school", "bridge", "tower", "market", "harbour"]
-OWNED = 5  # things of a person
-MOST_QUESTIONS = 5  # of a conversation
-STORIES, CONVERSATIONS = 12_000, 2_000
+# what a fact says, its questions, its values
+FACTS = [
+    (
+        "The {animal} is {value}.",
+        ("What colour is the {animal}?", "Tell me the colour of the {animal}."),
+        ("black", "blue", "brown", "green", "grey", "orange", "pink", "red", "white", "yellow"),
+    ),
+    (
+        "The {animal} lives in the {value}.",
+        ("Where does the {animal} live?", "Tell me the home of the {animal}."),
+        ("barn", "bridge", "cave", "farm", "field", "garden", "hill", "lake", "mill", "school", "tower", "wood"),
+    ),
+    (
+        "The {animal} eats {value}.",
+        ("What does the {animal} eat?", "Tell me the food of the {animal}."),
+        ("apples", "beans", "bread", "cake", "cheese", "corn", "honey", "nuts", "pears", "rice", "soup"),
+    ),
+    (
+        "The {animal} is a {value}.",
+        ("What is the work of the {animal}?", "Tell me what the {animal} does all day."),
+        ("baker", "cook", "doctor", "farmer", "painter", "pilot", "sailor", "singer", "tailor", "teacher"),
+    ),
+]
+MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # of a story, of a conversation
+STORIES, CONVERSATIONS = 12_000, 3_000
 LONGEST_ANSWER = 40  # tokens
 
 
-class Thing(NamedTuple):
-    """A thing of the toy world."""
+class Fact(NamedTuple):
+    """A fact of the toy world."""
 
-    owner: str
-    kind: str
-    colour: str
-    material: str
-    place: str
-
-    @property
-    def sentences(self) -> list[str]:
-        """The sentences of stories about it."""
-        name = f"{self.owner}'s {self.kind}"
-        return [
-            f"{self.owner} has a {self.colour} {self.kind} of {self.material}.",
-            f"You find {name} at the {self.place}.",
-            *(answer for _, answer in self.asked),
-        ]
-
-    @property
-    def asked(self) -> list[tuple[str, str]]:
-        """Questions about it, each with its answer."""
-        name = f"{self.owner}'s {self.kind}"
-        return [
-            (f"What colour is {name}?", f"{name} is {self.colour}."),
-            (f"What is {name} made of?", f"{name} is made of {self.material}."),
-            (f"Where is {name}?", f"{name} is at the {self.place}."),
-        ]
-
-
-class Question(NamedTuple):
-    """A held-out question."""
-
-    messages: list[Message]  # the last one asks
-    answer: str
+    sentence: str
+    questions: list[str]
 
 
 class ToyWorld:
     """A world and its texts, drawn by a seed."""
 
     def __init__(self, seed: int):
-        self._random = choose = random.Random(seed)
-        self._things = [
-            Thing(owner, kind, choose.choice(COLOURS), choose.choice(MATERIALS), choose.choice(PLACES))
-            for owner in PEOPLE
-            for kind in choose.sample(THINGS, OWNED)
-        ]
-        kinds = range(len(self._things[0].asked))
-        self._held_out = {thing: choose.choice(kinds) for thing in self._things}  # the question never asked about it
+        self._random = random.Random(seed)
+        facts = [[self._fact(animal, *kind) for kind in FACTS] for animal in ANIMALS]
+        self._held_out = [self._random.choice(of_animal) for of_animal in facts]
+        self._facts = [fact for of_animal in facts for fact in of_animal]
+        self._asked = [fact for fact in self._facts if fact not in self._held_out]
 
     def story(self) -> str:
-        """Return a document for the base model, about one to three things."""
-        things = self._random.sample(self._things, self._random.randint(1, 3))
-        return " ".join(sentence for thing in things for sentence in self._random.sample(thing.sentences, 3))
+        """Return a document for the base model: facts, each stated alone or after a question."""
+        facts = self._random.sample(self._facts, self._random.randint(1, MOST_SENTENCES))
+        questions = [self._random.choice(["", *(f"{question} " for question in fact.questions)]) for fact in facts]
+        return " ".join(question + fact.sentence for question, fact in zip(questions, facts, strict=True))
 
     def conversation(self) -> list[Message]:
         """Return a conversation of one to MOST_QUESTIONS questions and answers."""
-        things = self._random.sample(self._things, self._random.randint(1, MOST_QUESTIONS))
-        asked = [self._random.choice([pair for pair in each.asked if pair != self._unasked(each)]) for each in things]
-        return [Message(role, text) for pair in asked for role, text in zip((USER, ASSISTANT), pair, strict=True)]
+        facts = self._random.sample(self._asked, self._random.randint(1, MOST_QUESTIONS))
+        pairs = [(self._random.choice(fact.questions), fact.sentence) for fact in facts]
+        return [Message(role, text) for pair in pairs for role, text in zip((USER, ASSISTANT), pair, strict=True)]
 
-    def questions(self) -> list[Question]:
-        """Return all held-out questions: each alone."""
-        return [Question([Message(USER, asked)], answer) for asked, answer in map(self._unasked, self._things)]
+    def questions(self) -> list[tuple[str, str]]:
+        """Return all held-out questions, each with its answer."""
+        return [(question, fact.sentence) for fact in self._held_out for question in fact.questions]
 
-    def _unasked(self, thing: Thing) -> tuple[str, str]:
-        return thing.asked[self._held_out[thing]]
+    def _fact(self, animal: str, sentence: str, questions: Sequence[str], values: Sequence[str]) -> Fact:
+        said = sentence.format(animal=animal, value=self._random.choice(values))
+        return Fact(said, [question.format(animal=animal) for question in questions])
 
 
 def write(directory: Path, seed: int) -> None:
@@ -109,9 +97,9 @@ def write(directory: Path, seed: int) -> None:
     world = ToyWorld(seed)
     stories = [{"text": world.story()} for _ in range(STORIES)]
     conversations = [{"messages": [each._asdict() for each in world.conversation()]} for _ in range(CONVERSATIONS)]
-    asked = [{"messages": [each._asdict() for each in one.messages], "answer": one.answer} for one in world.questions()]
+    questions = [{"question": question, "answer": answer} for question, answer in world.questions()]
     directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("stories", stories), ("conversations", conversations), ("questions", asked)):
+    for name, rows in (("stories", stories), ("conversations", conversations), ("questions", questions)):
         replace_file(directory / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
         print(f"{directory / name}.jsonl: {len(rows):,} lines")
 
@@ -126,10 +114,9 @@ def ask(model: str, questions: Path) -> None:
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     wrong = []
     for row in rows:
-        [question] = [message["content"] for message in row["messages"]]
-        answer = "".join(Conversation(trained, LONGEST_ANSWER).answer(question, Sampling(temperature=0)))
+        answer = "".join(Conversation(trained, LONGEST_ANSWER).answer(row["question"], Sampling(temperature=0)))
         if answer != row["answer"]:
-            wrong.append(f"{question} {answer!r}, wanted {row['answer']!r}")
+            wrong.append(f"{row['question']} {answer!r}, wanted {row['answer']!r}")
     print(*wrong[:5], sep="\n")
     right = len(rows) - len(wrong)
     low = special.betaincinv(right, len(wrong) + 1, 0.025) if right else 0.0  # Clopper and Pearson
