@@ -68,7 +68,8 @@ def commands() -> list[str]:
     pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
-    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")] + in_table
+    lines = "\n".join(blocks).replace("\\\n", "").splitlines()
+    return [line for line in lines if line and not line.startswith("#")] + in_table
 
 
 def as_it_can_run_here(command: str) -> str:
@@ -93,6 +94,7 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     assert "--resume never: earlier results are now in" in done.stdout  # its second start
     assert "24,874 steps x 131,072" in done.stdout
     assert json.loads((clone / "token_files" / "fineweb-10b" / "manifest.json").read_text())["documents"] == 300
+    assert re.search(r"\d+ of 48 right", done.stdout)
     assert "\ndisk           ok       " in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout
 
 
