@@ -8,6 +8,7 @@ three of the four, held-out questions for the fourth: a right answer says someth
 learned from conversations about other facts. By chance one in eleven would be right.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -66,9 +67,9 @@ class ToyWorld:
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
-        facts = [[self._fact(animal, *kind) for kind in FACTS] for animal in ANIMALS]
-        self._held_out = [self._random.choice(of_animal) for of_animal in facts]
-        self._facts = [fact for of_animal in facts for fact in of_animal]
+        facts = [self._facts_of_a_kind(*kind) for kind in FACTS]
+        self._held_out = [self._random.choice(of_animal) for of_animal in zip(*facts, strict=True)]
+        self._facts = list(itertools.chain(*facts))
         self._asked = [fact for fact in self._facts if fact not in self._held_out]
 
     def story(self) -> str:
@@ -87,9 +88,16 @@ class ToyWorld:
         """Return all held-out questions, each with its answer."""
         return [(question, fact.sentence) for fact in self._held_out for question in fact.questions]
 
-    def _fact(self, animal: str, sentence: str, questions: Sequence[str], values: Sequence[str]) -> Fact:
-        said = sentence.format(animal=animal, value=self._random.choice(values))
-        return Fact(said, [question.format(animal=animal) for question in questions])
+    def _facts_of_a_kind(self, sentence: str, questions: Sequence[str], values: Sequence[str]) -> list[Fact]:
+        """Return a fact of each animal; all values are about as frequent."""
+        drawn = list(itertools.islice(itertools.cycle(values), len(ANIMALS)))
+        self._random.shuffle(drawn)
+        return [
+            Fact(
+                sentence.format(animal=animal, value=value), [question.format(animal=animal) for question in questions]
+            )
+            for animal, value in zip(ANIMALS, drawn, strict=True)
+        ]
 
 
 def write(directory: Path, seed: int) -> None:
