@@ -1,8 +1,4 @@
-"""Bucket: the objects under one prefix of S3, Google Cloud Storage or Azure, by obstore. Every failure is one line.
-
-Credentials come from the environment, the AWS profile or the machine's role, never from a URL. Retries are bounded: a
-request that fails for good raises within RETRY_SECONDS and a request's own time.
-"""
+"""Objects under a prefix of S3, Google Cloud Storage or Azure, by obstore. Credentials never come from a URL."""
 
 import configparser
 import functools
@@ -67,10 +63,7 @@ class Taken(BadInput):
 
 
 class Bucket:
-    """The objects under a URL, SCHEME://BUCKET/PREFIX, by the rest of their names. Methods raise BadInput.
-
-    The URL of a file on the web is that of a bucket whose one object has an empty name.
-    """
+    """Objects under SCHEME://BUCKET/PREFIX; a web file's URL is a bucket of one, named "". Methods raise BadInput."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None):
         """`headers`: of each request to a web server."""
@@ -154,10 +147,7 @@ class Bucket:
         return self._ask(name, "written", lambda: put(self._store, name, file))["e_tag"]
 
     def upload_verified(self, path: Path, sha256: str) -> None:
-        """Write a file under its own name, and verify that the object has its sha256.
-
-        By the server's tag if that is a checksum, or else by reading it.
-        """
+        """Write a file under its own name, and verify its sha256, by the server's checksum or by reading it."""
         name, tag = path.name, _checksum_tag(path)
         for _ in range(UPLOADS):
             with path.open("rb") as file:

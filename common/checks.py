@@ -1,7 +1,4 @@
-"""Checks of values: validators of configuration fields and of options' texts; errors name got and wanted.
-
-And JSON values as typed attrs classes, structured by cattrs without converting types.
-"""
+"""Validators of configuration fields and option texts, and JSON values structured as typed attrs classes."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -50,10 +47,7 @@ class ValueCheck:
 
 
 def set_one_form(config: Any, **meant: Any) -> None:
-    """Give the fields of a frozen configuration, once checked, the one form that each value has.
-
-    1 of a number field becomes 1.0, and -0.0 becomes 0.0. `meant`: values that null stands for; they become null.
-    """
+    """Give checked fields one form: 1 of a number field becomes 1.0, -0.0 becomes 0.0, a value in `meant` null."""
     for field in attrs.fields(type(config)):
         value = getattr(config, field.name)
         if type(value) in (int, float) and float in (field.type, *get_args(field.type)):
@@ -107,10 +101,7 @@ def optional(check: ValueCheck) -> ValueCheck:
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
-    """Return a JSON value as `kind`, an attrs class. Raises ValueError naming the first field that does not fit.
-
-    Missing keys get the default of their field. `unknown_keys`: ignore keys without a field instead of refusing them.
-    """
+    """Return JSON as `kind`, an attrs class. Raises ValueError for the first misfit; `unknown_keys`: ignore those."""
     from cattrs import transform_error
 
     try:

@@ -101,11 +101,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text as one line for a terminal or a log: line ends, control and invisible characters are escaped.
-
-    File names, keys and replies of servers are untrusted: an escape sequence could clear the screen or forge a line of
-    output. A name that is not UTF-8 (surrogates) is escaped as well.
-    """
+    """Return untrusted text as one line: line ends, control and invisible characters and surrogates are escaped."""
     if text.isprintable():
         return text
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)

@@ -115,10 +115,7 @@ def locked_partial(partial: Path) -> Iterator[BinaryIO]:
 
 
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
-    """Open or create a lock file, and lock it until it is closed, as `lock` does.
-
-    Raises BadInput also unless it is a regular file: a pipe's other end is not waited for.
-    """
+    """Open or create a regular file, and `lock` it until it is closed. Raises BadInput also for another kind."""
     with writing(path):
         file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+", errors="replace")
     lock(file, path, contention, wait_seconds=wait_seconds)

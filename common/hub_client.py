@@ -36,10 +36,7 @@ def check_logged_in() -> None:
 
 
 def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: str, message: str) -> None:
-    """Upload files to a repository in one commit. Raises the client's errors, which `hub_errors` explains.
-
-    `kind`: "model" or "dataset".
-    """
+    """Upload files to a "model" or "dataset" (`kind`) in one commit. Raises the errors that `hub_errors` explains."""
     from huggingface_hub import CommitOperationAdd
 
     show_bars_in_terminals_only()
@@ -51,10 +48,7 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
 
 
 def download_snapshot(repository: str, kind: str, patterns: list[str], problem: str, advice: str = "") -> Path:
-    """Download the matching files of a repository; return their folder. `kind`: "model" or "dataset".
-
-    Raises BadInput, `problem` with the hub's reason and `advice`, where that fails.
-    """
+    """Download files of a "model" or "dataset" (`kind`); return their folder. Raises BadInput with `advice`."""
     from huggingface_hub import snapshot_download
 
     show_bars_in_terminals_only()
@@ -81,10 +75,7 @@ def quiet() -> None:
 
 @contextmanager
 def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iterator[None]:
-    """Turn the hub client's errors and those of its transport into BadInput: `problem`, the reason and `advice`.
-
-    `wanted`: what the access token must allow.
-    """
+    """Turn errors of the client and its transport into BadInput; `wanted`: what the access token must allow."""
     try:
         yield
     except BadInput:

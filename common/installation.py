@@ -1,8 +1,4 @@
-"""Installation check, guarded stdout and stderr, CUDA allocator setting: the first call of every script, before torch.
-
-Output never ends work: text stdout or stderr cannot take is dropped, whoever prints. A command whose product is its
-output then has the status of an error; one that keeps logs only, such as a run, has the status of its work.
-"""
+"""Installation check, guarded stdout and stderr, CUDA allocator setting: called first in a script, before torch."""
 
 import errno
 import fcntl
@@ -90,10 +86,7 @@ def prepare_process(script: str) -> None:
 
 
 def guard_outputs() -> None:
-    """Replace this process's stdout and stderr, once, by streams that drop what they cannot write.
-
-    A closed one is /dev/null: else a file opened later would get its number, and with it what C++ prints.
-    """
+    """Replace stdout and stderr, once, by streams that drop what they cannot write; a closed one becomes /dev/null."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -122,10 +115,7 @@ def exit_status(main: Callable[[], int]) -> int:
 
 
 def checked_status(status: int) -> int:
-    """Return a status, or an error where output was lost that is this command's product.
-
-    A line on stderr says so, unless stdout's reader has gone, as `head` does.
-    """
+    """Return a status, or an error where output that is this command's product was lost; stderr says so."""
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None
     if output is None or output.problem is None or output.patience_seconds is not None:
@@ -171,10 +161,7 @@ def run_command(
 
 
 def use_expandable_segments() -> None:
-    """Enable expandable segments of torch's CUDA allocator, unless the user has configured it.
-
-    Segments of fixed size fragment: they take 3 to 20 % more memory than is used.
-    """
+    """Enable expandable segments of torch's CUDA allocator (3 to 20 % less memory), unless the user has set it."""
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
 

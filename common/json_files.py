@@ -1,8 +1,4 @@
-"""Parsing of untrusted JSON and JSON Lines, append-only logs, and timestamps of records.
-
-Bounds on size, depth and duplicate keys turn damage into one line of error, never into a traceback, a hang or a value
-that silently hides another. Records of documents are parsed in tokens/documents/reader.py, for speed.
-"""
+"""Parsing of untrusted JSON and JSON Lines within bounds on size and depth, append-only logs, record timestamps."""
 
 import json
 import os
@@ -137,10 +133,7 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a number within arithmetic: an int of 64 bits or a float in fp32's range, no bool.
-
-    JSON allows 1e308, 5e-324, 10**400 and NaN, which nobody measures: a sum, square or ratio of them may be infinite.
-    """
+    """Tell whether a value is an int of 64 bits or a float in fp32's range, whose squares are finite; no bool."""
     if type(value) is int:
         return abs(value) < 1 << 64
     return type(value) is float and (value == 0 or LEAST <= abs(value) <= LARGEST)
@@ -156,10 +149,7 @@ def numbers_in(value: Any) -> Iterator[int | float]:
 
 
 def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file that is an input: every line must be readable.
-
-    Raises BadInput, with `advice` at its end, naming the damaged line, or the reason why the file cannot be read.
-    """
+    """Return all objects of a JSON Lines input. Raises BadInput, with `advice`, for an unreadable line or file."""
     records = []
     for number, line in _lines(_content(path, LINES_BYTES, advice)):
         with refusing(f"{path}: line {number}", advice):
@@ -179,10 +169,7 @@ class JsonLog:
         self._dropped = 0  # lines
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Append one object; `durable`: sync it to the disk.
-
-        Raises OSError; unwritten lines stay in memory, up to PENDING_BYTES, and a later call writes them.
-        """
+        """Append one object; `durable`: sync it. Raises OSError; the next call retries up to PENDING_BYTES."""
         line = json.dumps(record).encode() + b"\n"
         if len(self._pending) + len(line) > PENDING_BYTES:
             self._dropped += 1

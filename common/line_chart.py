@@ -1,8 +1,4 @@
-"""Line chart: one description, drawn as SVG for a page, or by matplotlib as PNG.
-
-The SVG is stretched to its frame and its labels are HTML: it fits any width and needs no script. Lines and dots have
-widths in pixels of the screen. A script may zoom: it finds the ranges in `data-` attributes and sets the viewBox.
-"""
+"""Line chart: one description, drawn as SVG with HTML labels for a page of any width, or by matplotlib as PNG."""
 
 import io
 import math
@@ -62,7 +58,7 @@ class LineChart:
     top: float = math.inf  # largest value to show
 
     def svg(self) -> str:
-        """Return the chart as HTML."""
+        """Return the chart as HTML; a script may zoom, by the ranges in `data-` attributes and the viewBox."""
         x = self._x_scale()
         y = self._y_scale()
         grid = "".join(f"M0 {round(SIZE * (1 - float(y.share(value))))}H{SIZE}" for value, _ in y.ticks())

@@ -40,10 +40,7 @@ class RemoteFile:
 
 
 def find_remote(name: str) -> dict[str, RemoteFile]:
-    """Return the files behind a URL, by URL: one file, a folder's, or a glob's.
-
-    On the web a folder's name ends in a slash, and its page must list it. Raises BadInput.
-    """
+    """Return a URL's files, by URL: one, a glob's, or a folder's (on the web: a listing, URL/). Raises BadInput."""
     if name.startswith(HUB_FILES):
         return _find_on_hub(name)
     bucket, inner = _locate(name)

@@ -28,10 +28,7 @@ class ExperimentCommand:
     def execute(
         self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], Callable[[], None]]"
     ) -> int | None:
-        """Train and show, as `train` returns it, or print the plan; return the exit status.
-
-        `missing`: one line where tokens are nowhere.
-        """
+        """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
         from common.files import writing
         from experiments.shared.run_pool import PoolStopped, RunPool
 

@@ -83,10 +83,7 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
-    """Return the largest value to show of curves in one chart; infinite to show all of them.
-
-    A spike, a run far above most others and, of `losses`, the first steps may lie outside.
-    """
+    """Return the largest value to show, infinite: all; spikes, outlying runs and the first `losses` may lie outside."""
     early = EARLY_SHARE if losses else 0.0
     later = [curve.values[(curve.steps >= early * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves]
     later = [values if len(values) else curve.known for values, curve in zip(later, curves, strict=True)]

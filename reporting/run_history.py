@@ -181,10 +181,7 @@ def run_names(directories: Sequence[Path]) -> list[str]:
 
 
 def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return seconds of the run so far and the dollars until then, both (n,), over all lines: lost work was paid.
-
-    `price`: of a run whose jobs have recorded none.
-    """
+    """Return seconds and dollars, both (n,), over all lines, lost work too; `price`: where jobs have recorded none."""
     seconds, usd, known = [0.0], [0.0], last_price(lines, price)
     for reached, paid in priced_seconds(lines, known):
         usd.append(usd[-1] + (paid or 0.0) * (reached - seconds[-1]) / 3600)

@@ -1,7 +1,4 @@
-"""Forecasts by a ladder's law: a target run's loss, with its interval; forecast.json's content; best size for a budget.
-
-The best size: of a family of shapes, the one whose loss is lowest on the tokens that the money buys.
-"""
+"""Forecasts by a ladder's law: a target run's loss, with its interval, and the best size for a budget."""
 
 import json
 import math
@@ -139,11 +136,7 @@ class BudgetChoice:
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes from a ladder's narrowest network to BEYOND times its widest, by the ladder's own rule.
-
-    The rule: head width, MLP width over C and query heads per key-value head of the largest, layers as the power of C
-    that fits the ladder's networks.
-    """
+    """Return shapes of the largest network's proportions, up to BEYOND times its width; layers follow a power of C."""
     largest = max(models, key=matmul_parameter_count)
     head, widths = largest.head_width, [model.emb_dim for model in models]
     if len(set(widths)) > 1:
@@ -172,11 +165,7 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 def best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
-    """Return the best shape for each machine that can train one, the lowest loss first.
-
-    Of the budget's hours the assumed start-up is taken off; validation is not. No run has more tokens than are at hand,
-    in `max_epochs` epochs.
-    """
+    """Return the best shape by machine, lowest loss first; the budget pays start-up and training, not validation."""
     choices = [_best_on(machine, fit, shapes, target, usd) for machine in prices.machines]
     return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.loss.value)
 
@@ -202,7 +191,7 @@ def describe_best_sizes(
 
 
 def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], target: Run) -> list[str]:
-    """Return the limits of a choice: edges of the family and of the tokens, and of what the ladder supports."""
+    """Return warnings about a choice at the edge of the shapes or tokens, or outside the range of the ladder's runs."""
     size, tokens, limits = matmul_parameter_count(choice.model), choice.tokens, []
     searched = [matmul_parameter_count(shape) for shape in shapes]
     for edge, word in ((min(searched), "smaller"), (max(searched), "larger")):

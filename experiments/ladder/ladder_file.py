@@ -139,10 +139,7 @@ def rounded_rate(rate: float) -> float:
 
 
 def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> dict[str, int]:
-    """Return the batch keys of train.json for a size, when `sequences` is the batch of the other.
-
-    At least a micro-batch for each rank.
-    """
+    """Return a size's batch keys of train.json, `sequences` being the other's; at least a micro-batch for each rank."""
     wanted = sequences * (parameters / other) ** BATCH_EXPONENT
     size = min(microbatch_size, max(1, round(wanted / ranks)))
     return {"microbatch_size": size, "global_batch_size": size * max(ranks, round(wanted / size))}

@@ -1,7 +1,4 @@
-"""Results of a ladder: rates, points, held-out check, law and forecast, printed, as Markdown and as JSON.
-
-They hold no time of day and no duration of a run: the same bytes after any kill.
-"""
+"""Results of a ladder, printed, as Markdown and as JSON: no dates or durations, so the same bytes after any kill."""
 
 import math
 from collections.abc import Sequence

@@ -76,10 +76,7 @@ class Laws:
 
 
 def explaining_laws(observed: Observations) -> Laws:
-    """Return the laws that explain a ladder.
-
-    Raises BadInput where none does: the loss does not fall with size and tokens.
-    """
+    """Return the laws that explain a ladder. Raises BadInput where loss does not fall with size and tokens."""
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
         axes = [np.linspace(*bound, GRID) for bound in bounds]

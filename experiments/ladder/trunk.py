@@ -1,11 +1,6 @@
 """Trunks of a ladder: one warmup_stable_decay run of a size, and branches that decay earlier, one for each horizon.
 
-Until its decay begins, a shorter horizon trains exactly as the longest one: same windows, same rate. So the longest
-horizon's run, the trunk, pauses there, and its checkpoint begins a branch: an ordinary run directory, bit-identical to
-one that was trained alone. The trunk goes on only when the branch has the checkpoint.
-
-Training: the plan and its cost, the tuning of the rate, then all trunks by stages: each to a pause, then on, beside the
-branches that begin there.
+Until its decay a shorter horizon trains exactly as the longest one: a branch is bit-identical to a run trained alone.
 """
 
 import math
@@ -75,10 +70,7 @@ class Trunk:
 
 
 def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]:
-    """Return the trunks of a size, one for each seed; nothing is written.
-
-    Raises BadInput for runs that could not be trained.
-    """
+    """Return a size's trunks, one for each seed; write nothing. Raises BadInput for runs that cannot be trained."""
     return [_trunk(ladder, size, rate, seed) for seed in ladder.seeds]
 
 
@@ -127,10 +119,7 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
 
 
 def train_ladder(pool: RunPool, ladder: LadderFile) -> tuple[dict[float, float], list[Trunk]]:
-    """Train all trunks and branches; return the losses by rate, and the trunks of the sizes.
-
-    Raises as RunPool.train, and NoForecast.
-    """
+    """Train all trunks and branches; return losses by rate, and the trunks. Raises as RunPool.train, and NoForecast."""
     rates = tune_rate(pool, ladder)
     trunks = size_trunks(ladder, best_rate(rates))
     train_trunks(pool, trunks, branches=True)

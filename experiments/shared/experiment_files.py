@@ -115,10 +115,7 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
 
 
 def missing_tokens(file: Path, train: TrainConfig) -> str | None:
-    """Return one line, with the experiment's file, about a dataset that is nowhere; None where all are here.
-
-    Raises it as BadInput where even the number of steps depends on its tokens.
-    """
+    """Return one line about a dataset that is nowhere, or None. Raises it as BadInput where the steps depend on it."""
     try:
         locate_tokens(train, None, can_give=False)
     except BadInput as error:
@@ -129,10 +126,7 @@ def missing_tokens(file: Path, train: TrainConfig) -> str | None:
 
 
 def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, str] | None = None) -> None:
-    """Raise BadInput, naming what differs, where the directory has results of another recipe.
-
-    `options`: of the command line, by the keys that follow from them.
-    """
+    """Raise BadInput, naming what differs, for results of another recipe; `options`: of the command line, by key."""
     if not (directory / METRICS).exists() and not (directory / CHECKPOINTS).exists():
         return
     for section, values in sections.items():

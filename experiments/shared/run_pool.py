@@ -1,10 +1,4 @@
-"""Pool of training jobs: runs of an experiment side by side, each resumed after any kill, under one budget.
-
-Nothing is repeated: metrics and checkpoints of a run tell its progress, and train.py resumes it from there. Each job
-gets the rest of the budget as its own --max-hours, and stops with a checkpoint where experiment.py was killed. A run
-that another job trains, such as one of a killed call or one that the user has started by hand, is waited for, and never
-stopped.
-"""
+"""Pool of training jobs: an experiment's runs side by side, each resumed after any kill, under one budget."""
 
 import re
 import signal
@@ -100,10 +94,7 @@ class Job:
 
 
 class RunPool:
-    """Trains runs, several at a time; an earlier call's results are not repeated. A context manager.
-
-    `directory` is the experiment's, with the run directories in it; another call there is refused meanwhile.
-    """
+    """Context manager that trains runs in an experiment's `directory`, several at a time; another call is refused."""
 
     def __init__(self, directory: Path, options: PoolOptions):
         self._directory, self._options = directory, options
@@ -129,11 +120,7 @@ class RunPool:
         self._lock.close()
 
     def train(self, runs: Mapping[Path, int | None]) -> None:
-        """Train each run directory to its step, None: to the end.
-
-        Raises BadInput where one fails, PoolStopped before the budget is exceeded or after a signal, KeyboardInterrupt
-        after SIGINT; the others have then stopped with checkpoints.
-        """
+        """Train runs to their steps, None: the end. Raises BadInput, PoolStopped; KeyboardInterrupt after SIGINT."""
         targets = [Target.of(run, step, self._options.ranks) for run, step in runs.items()]
         for target in targets:
             target.done = target.end(read_progress(target.directory)) is not None

@@ -34,10 +34,7 @@ class RunProgress:
     ended: int | None  # last step of the run, where it has ended
 
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
-        """Tell whether the run has a checkpoint at or after a step, or has ended, and its validation loss there.
-
-        Checkpoints of a run that has ended may have been removed: the metrics hold its results.
-        """
+        """Tell whether the run has ended or has a checkpoint from a step on, and has its validation loss there."""
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 
     def loss_at(self, step: int) -> float | None:

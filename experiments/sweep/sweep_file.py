@@ -43,10 +43,7 @@ class Variant:
 
 
 def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[Variant, ...]:
-    """Return the base, then each lever's values that differ from it; `shared`: the changes of all runs.
-
-    Raises BadInput, naming file and lever.
-    """
+    """Return the base, then each lever's other values; `shared`: changes of all runs. Raises BadInput for a lever."""
     if not isinstance(levers, dict) or not levers:
         raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
     variants = {BASE: Variant(name=BASE, changes={}, run=base)}
@@ -105,10 +102,7 @@ KNOWN = ("base", "levers", "seeds", "set", "halving")
 
 @attrs.frozen(kw_only=True)
 class Halving:
-    """Successive halving (Jamieson and Talwalkar 2016, AISTATS): at each rung the best 1/factor of the variants go on.
-
-    They are ranked by their mean validation loss over the seeds at that step. The base always goes on.
-    """
+    """Successive halving (Jamieson and Talwalkar 2016, AISTATS) by mean validation loss; the base always goes on."""
 
     factor: float
     rungs: tuple[float, ...]  # shares of a run's steps, rising; none: no rule

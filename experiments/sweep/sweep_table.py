@@ -1,8 +1,6 @@
 """Verdicts of a sweep, each variant against the base, and its table: printed, as Markdown and as JSON.
 
-Verdicts are paired by seed, with simultaneous intervals; critical values are Dunnett's. Comparisons are all variants
-that were begun: one that a rule has stopped or that diverged could have become a false winner, too. The table has the
-same bytes after any kill.
+Paired by seed, with Dunnett's intervals for all variants begun: a stopped one could have become a false winner, too.
 """
 
 from collections.abc import Mapping, Sequence

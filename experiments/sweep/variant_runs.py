@@ -80,10 +80,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
 
 
 def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
-    """Raise BadInput for rungs that fall on one step of a run, or on its last one.
-
-    And for a run that is past a rung without its loss there: the rule came when it had been trained.
-    """
+    """Raise BadInput for rungs on one step or on the last one, or where a run is past a rung without its loss."""
     for run in runs:
         steps = [*map(run.rung_step, sweep.halving.rungs), run.plan.steps]
         if any(low >= high for low, high in pairwise(steps)):
@@ -140,10 +137,7 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 
 
 def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> Callable[[], None]:
-    """Train all runs to their ends, but for those that the rule stops; return a function that shows the results.
-
-    Raises as RunPool.train; where it was stopped, the results so far are shown.
-    """
+    """Train the runs that the rule does not stop; return a function that shows results. Raises as RunPool.train."""
     write_runs(runs)
     try:
         for share in (*sweep.halving.rungs, None):

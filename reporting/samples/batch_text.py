@@ -1,7 +1,4 @@
-"""Batch of a step as text: where each sequence comes from, and each token's loss under the checkpoint before.
-
-Rebuilt by arithmetic from the run's record, also while the run trains: no process group, no lock, no file but `--html`.
-"""
+"""Batch of a step as text: sequences' sources and token losses, rebuilt from the run's record without any lock."""
 
 import math
 import os
@@ -115,10 +112,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
 
 
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:
-    """Rebuild the global batch of a step, the first of which is 1. `given`: token files, instead of train.json's.
-
-    Raises BadInput for a step that the run does not have, and for other tokens than it has read.
-    """
+    """Rebuild the batch of a step >= 1; `given`: other token files. Raises BadInput unless the run has read them."""
     keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
     keys |= {"dataset": run.train.data.dataset, "validation_interval": None}  # it may have moved; is not read
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))

@@ -1,10 +1,4 @@
-"""Sample log, `samples.jsonl`: what each checkpoint generated, and how likely it found each token of a held-out text.
-
-Append-only, one line for each checkpoint, written while the checkpoint is on the disk. `read_samples` returns the lines
-that belong to the run as it stands; `record_samples` loads, asks and measures each checkpoint on the disk that the log
-lacks, once. On the CPU, in one thread and at low priority: the machine may be training. Checkpoints may be deleted
-meanwhile.
-"""
+"""Sample log, `samples.jsonl`: what each checkpoint generated, and its log-probabilities of a held-out text."""
 
 import math
 from collections.abc import Sequence
@@ -83,10 +77,7 @@ class CheckpointSample:
 
 
 def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
-    """Return the samples of a run as it stands, by step: the newest of each step, none of superseded steps.
-
-    And the log, with the lines that are left out. Raises BadInput where it or the metrics cannot be read at all.
-    """
+    """Return a run's samples by step, without superseded ones, and the log. Raises BadInput if it is unreadable."""
     lines = read_json_lines(run / SAMPLES, _parsed)
     starts = read_starts(run) if lines.records else []
     weights = weights_on_disk(run) if lines.records else {}
@@ -118,10 +109,7 @@ def weights_on_disk(run: Path) -> dict[str, str]:
 
 
 def record_samples(run: Path) -> list[str]:
-    """Record the samples of a run that are missing, the newest and the best checkpoint first; return notes.
-
-    One process at a time records; a second one leaves it to the first.
-    """
+    """Record samples that are missing, the newest and the best checkpoint first, unless another does; return notes."""
     text, notes = _held_out_tokens(run)
     if not _missing(run, text):
         if not weights_on_disk(run) and not read_samples(run)[0]:

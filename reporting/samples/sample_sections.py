@@ -28,10 +28,7 @@ Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicte
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, Markup], list[str]]":
-    """Return the sections by title, and notes; first `record` what is missing.
-
-    Raises BadInput where a log of the runs cannot be read at all.
-    """
+    """Return sections by title, and notes; first `record` what is missing. Raises BadInput for an unreadable log."""
     notes = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
     for name, run in zip(run_names(runs), runs, strict=True):

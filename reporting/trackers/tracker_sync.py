@@ -1,12 +1,4 @@
-"""Replay of a run's metrics to an experiment tracker, in a process of its own: whatever fails here, training goes on.
-
-A state file says how far the tracker has come, and how its data looked then. Where both still agree with
-metrics.jsonl, a replay appends what is new; otherwise, after a kill or where a resumed run supersedes steps that
-differ, the tracker's data is written anew. So each row is there once: a step of metrics.jsonl, as numbers by name and
-events as text.
-
-To add a tracker: write its `Store` in a file, add its line to TRACKERS, and its name to --to of report.py.
-"""
+"""Replay of a run's metrics to an experiment tracker: new rows appended, or all anew where sent ones differ."""
 
 import hashlib
 import json
@@ -114,7 +106,7 @@ class Store(Protocol):
         """Store for good what was taken: nothing to do where rows are stored at once."""
 
 
-TRACKERS = {  # by package: the tested version, module and class of the Store
+TRACKERS = {  # by package, also a choice of report.py --to: the tested version, module and class of the Store
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
     "trackio": ("0.43.0", "reporting.trackers.trackio_run", "TrackioRun"),
@@ -152,16 +144,12 @@ class TrackerSync:
             print(printable(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}"), file=sys.stderr)
 
     def advance(self) -> tuple[int, int]:
-        """Send what the tracker lacks; return how many rows were sent, and how many it has.
-
-        While a job trains, the newest step waits for its other records. Raises NotBegun before the run has
-        metrics, and BadInput where the tracker fails.
-        """
+        """Send new rows; return how many, and the total. Raises NotBegun without metrics, BadInput for the tracker."""
         check_begun(self._directory)
         running = is_locked(self._directory)  # before the look: what a job writes last is sent
         lines = read_counted(self._directory).records
         rows = tracked_rows(lines, current_records(lines))
-        rows = rows[:-1] if running else rows
+        rows = rows[:-1] if running else rows  # the newest step waits for its other records
         if not rows:
             return 0, 0
         if self._store is None:
