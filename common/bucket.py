@@ -105,10 +105,8 @@ class Bucket:
         except BadInput as error:
             if not self.url.startswith("http") or isinstance(error.__cause__, FileNotFoundError):
                 raise
-            # a signed URL allows nothing but reading
-            return self._ask(
-                name, "read", lambda: _as_stored(self._client.get(self._store, name, options={"range": (0, 1)}).meta)
-            )
+            first: GetOptions = {"range": (0, 1)}  # a signed URL allows nothing but reading
+            return self._ask(name, "read", lambda: _as_stored(self._client.get(self._store, name, options=first).meta))
 
     def read(self, name: str) -> Version | None:
         """Return a small object; None where there is none."""
@@ -178,9 +176,8 @@ class Bucket:
             options["if_match"] = e_tag
         for left in reversed(range(ATTEMPTS)):
             try:
-                data = self._ask(
-                    name, "read", lambda: memoryview(self._client.get(self._store, name, options=options).bytes())
-                )
+                got = self._ask(name, "read", lambda: self._client.get(self._store, name, options=options).bytes())
+                data = memoryview(got)
                 if len(data) != end - begin:
                     raise BadInput(f"{self._where(name)}: got {len(data)} bytes at {begin}, wanted {end - begin}")
                 return data

@@ -149,16 +149,10 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
     for heads in range(-(-min(widths) // head // step) * step, BEYOND * max(widths) // head + 1, step):
         width = heads * head
         mlp = None if largest.mlp_width is None else round(largest.mlp_width * width / largest.emb_dim)
-        family.append(
-            attrs.evolve(
-                largest,
-                emb_dim=width,
-                n_heads=heads,
-                n_kv_heads=None if largest.n_kv_heads is None else heads // group,
-                n_layers=max(1, round(math.exp(factor + power * math.log(width)))),
-                mlp_width=mlp,
-            )
-        )
+        kv_heads = None if largest.n_kv_heads is None else heads // group
+        layers = max(1, round(math.exp(factor + power * math.log(width))))
+        shape = attrs.evolve(largest, emb_dim=width, n_heads=heads, n_kv_heads=kv_heads, mlp_width=mlp, n_layers=layers)
+        family.append(shape)
     return family
 
 
@@ -202,10 +196,8 @@ def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], 
         limits.append(f"{describe_extrapolation(extrapolation)}: extend the ladder")
     ratios = [point.tokens / point.parameters for point in fit.points]
     if not min(ratios) <= tokens / size <= max(ratios):
-        limits.append(
-            f"{tokens / size:.3g} tokens per parameter, the ladder has {min(ratios):.3g} to {max(ratios):.3g}: add a "
-            "horizon"
-        )
+        tested = f"the ladder has {min(ratios):.3g} to {max(ratios):.3g}"
+        limits.append(f"{tokens / size:.3g} tokens per parameter, {tested}: add a horizon")
     at_hand = _tokens_at_hand(target)
     if at_hand is None:
         limits.append(f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here")

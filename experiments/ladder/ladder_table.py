@@ -42,9 +42,8 @@ class LadderTable:
     def write(self) -> str:
         """Write ladder.md, ladder.json and the target's forecast, or remove an older one; return a line about it."""
         target = self.ladder.target.directory
-        path = write_results(
-            self.ladder.output, "ladder", f"# Ladder for {target}\n\n{self.text('github')}", self._record()
-        )
+        markdown = f"# Ladder for {target}\n\n{self.text('github')}"
+        path = write_results(self.ladder.output, "ladder", markdown, self._record())
         write_forecast(target, None if self.refused else self.forecast)
         return f"{path}: this table"
 

@@ -202,19 +202,12 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
     """Return the points for the loss law. Raises NoForecast for a run that diverged, BadInput without a final loss."""
     points = []
     for trunk in trunks:
+        name, parameters = size_name(trunk.size), matmul_parameter_count(trunk.size)
         for horizon in trunk.horizons:
-            loss = final_loss(horizon)
+            loss, tokens = final_loss(horizon), horizon.plan.train_tokens
             if math.isinf(loss):
                 raise NoForecast(f"no forecast: {horizon.directory} diverged; lower the rates, then rerun")
-            points.append(
-                LossPoint(
-                    rung=size_name(trunk.size),
-                    parameters=matmul_parameter_count(trunk.size),
-                    tokens=horizon.plan.train_tokens,
-                    loss=loss,
-                    seed=trunk.seed,
-                )
-            )
+            points.append(LossPoint(rung=name, parameters=parameters, tokens=tokens, loss=loss, seed=trunk.seed))
     return points
 
 
@@ -276,10 +269,8 @@ def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str,
 def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Plan:
     with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
-        for problem in contradictions(
-            size.context_length, size.tie_weights, train
-        ):  # train.py would refuse it, with the trunk paid for
-            raise ValueError(problem)
+        for problem in contradictions(size.context_length, size.tie_weights, train):
+            raise ValueError(problem)  # train.py would refuse it, with the trunk paid for
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
 
 

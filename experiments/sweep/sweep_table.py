@@ -223,9 +223,8 @@ def describe_power(sweep: Sweep) -> str:
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
     """Return a variant's verdict. `selected`: a rule has chosen it by these losses, so that its mean looks too good."""
     if noise.pooled == noise.own == 0:
-        return SweepVerdict(
-            text=f"no verdict: the seeds change no loss; the difference is {difference.value:+.{LOSS_DIGITS}f}"
-        )
+        same = "no verdict: the seeds change no loss; the difference is"
+        return SweepVerdict(text=f"{same} {difference.value:+.{LOSS_DIGITS}f}")
     text = f"no difference found: {difference.text(LOSS_DIGITS, '+')}"
     if difference.apart:
         better = difference.value < 0

@@ -250,11 +250,6 @@ def _measure(trained: "Trained", text: "Range", ranks: Ranks) -> tuple[HeldOutTe
 
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
-    known = bytes_of(trained.tokenizer)
-    held_out = HeldOutText(
-        source=str(text),
-        ids=ids,
-        tokens=[known.get(token, "") for token in ids],
-        window=trained.network.config.context_length,
-    )
+    known, window = bytes_of(trained.tokenizer), trained.network.config.context_length
+    held_out = HeldOutText(source=str(text), ids=ids, tokens=[known.get(token, "") for token in ids], window=window)
     return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]
