@@ -45,7 +45,7 @@ class Conversation:
         self._prompt(Message(USER, " "))
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer in parts of whole characters; what was said is kept, interrupted or not. Raises BadInput."""
+        """Yield the answer in parts of whole characters; they are kept, interrupted or not. Raises BadInput."""
         question, said = Message(USER, text), ""
         ids = self._prompt(question)
         try:
