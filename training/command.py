@@ -8,7 +8,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import UsageError, option
-from common.checks import integer
+from common.checks import integer, number
 from common.errors import BadInput, Diverged
 from common.files import system_error
 from training.launch import environment_rank, job_seconds
@@ -23,6 +23,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/own --like runs/quickstart --set dataset=token_files/own
   python train.py runs/8xa100 --dry-run --world-size 8
   python train.py runs/8xa100 --plan
+  python train.py runs/8xa100 --plan --nodes 2 --node-link 50
   python train.py runs/gpt2 --like hf:gpt2 --init-from gpt2
   python train.py runs/8xa100 --preflight
   python train.py runs/mine --look 500
@@ -48,6 +49,8 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
 COUNT, WORLD_SIZE = integer(1), integer(1, 1 << 20)
+LINK = number(0, 1e6, above=True, example="12.5")
+RATE = number(0, 60, above=True, example="0.5")
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]
@@ -128,7 +131,7 @@ class TrainCommand:
         "Run directory": "RUN --like --set --keys --token-files --follow",
         "Start, resumption, end": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
         "Time and money": "--price-per-hour --max-hours --max-usd --then",
-        "Instead of training": "--dry-run --world-size --plan --machines --machine "
+        "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
         "--preflight --replay --look --rank --html",
     }
     meant = staticmethod(meant_key)
@@ -155,6 +158,15 @@ class TrainCommand:
     plan: Annotated[bool, option("print memory, hours and dollars on rented machines and exit; needs no GPU")] = False
     machines: Annotated[Path | None, option("with --plan: a price list of your own", "FILE")] = None
     machine: Annotated[tuple[str, ...], option("with --plan: only this machine; may be repeated", "NAME")] = ()
+    nodes: Annotated[int, option("with --plan: so many of each machine", "N", check=COUNT)] = 1
+    node_link: Annotated[
+        float | None,
+        option("with --nodes: GB/s of a machine to the others; 12.5 with a card of 100 Gb/s", "GB/S", check=LINK),
+    ] = None
+    preemptions: Annotated[
+        float | None,
+        option("with --plan: preemptions of a spot machine an hour; default: 0.47, as V100s of AWS", "N", check=RATE),
+    ] = None
     look: Annotated[
         int | None,
         option("show the text that this step trains on, coloured by each token's loss before it", "STEP", check=COUNT),
@@ -168,6 +180,10 @@ class TrainCommand:
             (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
             (self.machines or self.machine, self.plan, "--machines and --machine go with --plan"),
             (options.then is not None, self.trains, "--then goes with training"),
+            (self.preemptions is not None, self.plan, "--preemptions goes with --plan"),
+            (self.nodes > 1, self.plan, "--nodes goes with --plan; torchrun sets the nodes of a run"),
+            (self.nodes > 1, self.node_link, "--nodes and --node-link go together"),
+            (self.node_link, self.nodes > 1, "--nodes and --node-link go together"),
             (self.rank is not None or self.html, self.look, "--rank and --html go with --look"),
             (budget.max_usd, options.price_per_hour, "--max-usd needs --price-per-hour, the price of the machine"),
         ):

@@ -66,7 +66,10 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--world-size", "2"], "--world-size goes with --dry-run"),
         (["--machines", "x"], "--machines and --machine go with --plan"),
         (["--machine", "x"], "--machines and --machine go with --plan"),
+        (["--nodes", "2", "--node-link", "50"], "--nodes goes with --plan"),
         (["--plan", "--then", "true"], "--then goes with training"),
+        (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
+        (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
         (
             ["--price-per-hour", "$14"],

@@ -21,10 +21,11 @@ from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, PriceList
 from training.planning.spot import Preemptions
-from training.planning.throughput import Throughput, throughputs
+from training.planning.throughput import Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import last_price, read_counted
 
+ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
 
 
@@ -73,40 +74,46 @@ class RunEstimate:
     run: Run
     prices: PriceList
     start_up: StartUp
-    asked: int | None  # GPUs by the run directory's name
+    network: Network
+    asked: int | None  # GPUs by the run directory's name, on all nodes
     own: Plan | None  # the run on them, else on one
     last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
     offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
 
 
 def make_estimate(
-    run: Run, prices: PriceList, lengths: Mapping[str, int | None], usd: float | None = None
+    run: Run,
+    prices: PriceList,
+    lengths: Mapping[str, int | None],
+    network: Network = ONE_NODE,
+    usd: float | None = None,
 ) -> RunEstimate:
     """Estimate the run on each machine; `lengths` as for make_plan; `usd`: an hour of the last job. Raises BadInput."""
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
-    offers = [_offer(run, machine, lengths, start_up.seconds) for machine in prices.machines]
+    offers = [_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines]
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    spots = [offer for offer in offers if offer.machine.spot and offer.plan]
-    offers += [_on_spot(run, offer, prices.preemptions_per_hour) for offer in spots]
+    rate = prices.preemptions_per_hour * network.nodes
+    offers += [_on_spot(run, offer, rate) for offer in offers if offer.machine.spot and offer.plan]
     gpus, kind = gpus_by_name(run.directory) or (None, "")
 
     def order(offer: Offer) -> tuple[bool, bool, float]:
-        asked = offer.machine.gpus == gpus
+        asked = gpus is not None and offer.machine.gpus == gpus * network.nodes
         return not (asked and offer.machine.gpu.name.startswith(kind)), not asked, offer.usd()
 
     own = None
     with suppress(BadInput):  # too few micro-batches for them: the table has other machines
-        own = make_plan(run.train, run.model.context_length, gpus or 1, lengths)
+        own = make_plan(run.train, run.model.context_length, (gpus or 1) * network.nodes, lengths)
     return RunEstimate(
         run=run,
         prices=prices,
         start_up=start_up,
-        asked=gpus,
+        network=network,
+        asked=gpus and gpus * network.nodes,
         own=own,
         last_job=_last_job(run, lengths, start_up, usd),
         offers=tuple(sorted(offers, key=order)),
@@ -167,8 +174,12 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
         )
 
 
-def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None], start_up_seconds: float) -> Offer:
+def _offer(
+    run: Run, one: Machine, lengths: Mapping[str, int | None], start_up_seconds: float, network: Network
+) -> Offer:
+    """Return the run's offer of one machine, or of as many as the network has."""
     model, train = run.model, run.train
+    machine = one if network.nodes == 1 else one.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
@@ -177,13 +188,17 @@ def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None], start_
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
+    speeds = [] if plan is None else throughputs(model, one, plan.tokens_per_step)
+    if network.nodes > 1 and plan is not None:
+        gathers = train.execution.parallel == "fsdp"
+        speeds = [on_network(speed, network, model, plan, gathers=gathers) for speed in speeds]
     return Offer(
         machine=machine,
         plan=plan,
         problem=problem,
         largest=largest,
         bytes=memory.predict(train.batch.microbatch_size).total,
-        throughputs=[] if plan is None else throughputs(model, machine, plan.tokens_per_step),
+        throughputs=speeds,
         start_up_seconds=start_up_seconds,
         token_equivalents=0 if plan is None else _token_equivalents(train, plan),
     )

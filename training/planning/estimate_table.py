@@ -5,6 +5,7 @@ and the forecast of the run's final loss: forecast.json in its directory, writte
 """
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from training.initial_weights import InitialWeights, check_network, check_origin
 from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, Throughput
+from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
@@ -61,7 +62,9 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         lines = describe(run.model, run.train, plan)
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
-        estimate = make_estimate(run, prices, lengths, command.options.price_per_hour)
+        prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
+        network = Network(nodes=command.nodes, link=command.node_link or math.inf)
+        estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
         lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run)])
     print("\n".join(map(printable, [*wrapped(run.notices), *lines])))
 
@@ -186,8 +189,8 @@ def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour of each machine, "
-        f"without notice, checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
+        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour of each machine "
+        f"(--preemptions), without notice, checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
         f"{offer.machine.name}: --set checkpoint_interval={steps}; without the wait for another machine"
     ]
 
@@ -209,10 +212,15 @@ def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
     speeds = [speed for offer in known for speed in offer.throughputs]
     kinds = {speed.kind for speed in speeds}
-    if kinds & {ESTIMATE, ROUGH}:
+    if kinds & {ESTIMATE, ROUGH, SIMULATION}:
         lines.append(ESTIMATE_CAUTION)
     if ROUGH in kinds:
         lines.append(f"{ROUGH}: an estimate for a GPU that the roofline is not fitted to, but to a similar one")
+    if estimate.network.nodes > 1:
+        lines.append(
+            f"simulation: computation as on one node, {estimate.network.link:g} GB/s between nodes, less what the last "
+            "micro-batch's backward pass hides; nothing of it is measured (docs/nodes.md)"
+        )
     if others := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
             f"{OTHERS}: measured for a network of this shape by the author of another trainer: {', '.join(others)}"

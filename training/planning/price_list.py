@@ -41,6 +41,12 @@ class Machine:
     date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))  # of its price; None: the list's
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # of it; None: the list's
 
+    def times(self, nodes: int) -> "Machine":
+        """Return so many of this machine as one, of unknown tokens/s."""
+        name, spot = f"{nodes} x {self.name}", self.spot_usd_per_hour and nodes * self.spot_usd_per_hour
+        named = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
+        return attrs.evolve(named, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
+
     @property
     def spot(self) -> "Machine | None":
         """This machine at its spot price; None where the list has none."""

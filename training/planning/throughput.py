@@ -1,12 +1,14 @@
 """Training throughput of a machine: measured tokens per second, else an estimate, by a roofline."""
 
+import math
 from pathlib import Path
 
 import attrs
 
 from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig, attention_window
-from model.counts import matmul_parameter_count
+from model.counts import matmul_parameter_count, parameter_count
+from training.config.batch_plan import Plan
 from training.hardware.gpus import Gpu
 from training.initial_weights import FREE_KEYS
 from training.planning.network_sizes import network_sizes
@@ -16,6 +18,7 @@ MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
 MEASURED, OTHERS = "measured here", "others"
 ESTIMATE, ROUGH = "estimate", "rough"  # by the roofline; rough: fitted to a similar GPU
+SIMULATION = "simulation"  # of several nodes, from one's
 # Matmul parameters, half of GPT-2 124M's, the smallest network that the estimates are fitted to: launches and the host
 # take most of the time of smaller ones, and no roofline knows how much.
 LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
@@ -32,6 +35,17 @@ UNFUSED_SHARE = 20 / 172
 # Of the loss, for each row of the vocabulary, counted likewise.
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
+
+# Of steps on several nodes. Nothing of it is measured on several machines. The sum of gradients is that on two levels
+# (training/parallel/ordered_reduce.py), whose bytes are counted at the cable between two network namespaces.
+BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
+LAST_BUCKETS = 0.15  # of the gradient: the embeddings' bucket, ready when the backward pass ends
+GRADIENT_BYTES = 4  # of a parameter
+GATHERED_BYTES = 2 * 2  # of a parameter in bf16: FSDP gathers it for the forward and for the backward pass
+# Assumed: between a GPU and those of its node, each direction, as a collective reaches it; for each other node, of a
+# collective of one bucket.
+INSIDE_GB_PER_SECOND = 300.0
+LATENCY_SECONDS = 30e-6
 
 
 @attrs.frozen
@@ -55,13 +69,21 @@ class Throughput:
     """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
-    kind: str  # MEASURED, OTHERS, ESTIMATE or ROUGH
+    kind: str  # MEASURED, OTHERS, ESTIMATE, ROUGH or SIMULATION
     trainer: str | None = None  # of a measurement
 
     @property
     def measured(self) -> bool:
         """True for a measurement, by anybody."""
         return self.kind in (MEASURED, OTHERS)
+
+
+@attrs.frozen(kw_only=True)
+class Network:
+    """Machines of a job, and the links between them."""
+
+    nodes: int = 1
+    link: float = math.inf  # GB/s of a node to the others, each direction
 
 
 def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | None = None) -> list[Throughput]:
@@ -88,6 +110,24 @@ def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | No
         kind = ESTIMATE if machine.gpu.torch_name in FITTED else ROUGH
         others.append(Throughput(machine.gpus * roofline(config, machine.gpu), kind))
     return sorted(others, key=lambda each: each.tokens_per_second)
+
+
+def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, *, gathers: bool) -> Throughput:
+    """Return the throughput of all nodes, from that of one.
+
+    `gathers`: under FSDP on all GPUs, which also gathers the weights over the link, for each micro-batch.
+    """
+    layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
+    node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
+    compute = plan.tokens_per_step / (nodes * alone.tokens_per_second)
+    inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
+    across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
+    # The last micro-batch hides communication behind its backward pass.
+    hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
+    seconds = compute + inside + across - hidden
+    weights = GATHERED_BYTES * parameter_count(model) * (nodes - 1) / nodes * accumulation / (network.link * 1e9)
+    seconds += max(0.0, weights - compute) if gathers else 0.0
+    return Throughput(plan.tokens_per_step / seconds, SIMULATION)
 
 
 def roofline(config: ModelConfig, gpu: Gpu) -> float:

@@ -1,19 +1,21 @@
 """Estimate: hours and dollars of a run on machines for rent, checked against published train times; several nodes."""
 
 import json
+import re
 from pathlib import Path
 
 import attrs
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, one_line, train
+from tests.conftest import ROOT, complete, one_line, train
 from tests.training.config.test_train_config import GPT2_124M, PUBLIC, run_directory
 from training.build import make_intervals
 from training.command import Options
 from training.config.train_config import load_run
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
+from training.planning.throughput import Network
 from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
@@ -110,3 +112,30 @@ def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path)
     lines = [{"step": 1, "ledger": ledger, "run_ledger": ledger, "elapsed_seconds": 1.0} for ledger in ledgers]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert start_up_of(tmp_path) == StartUp(seconds=80.0, jobs=3)
+
+
+def test_two_nodes_cost_twice_as_much_an_hour_and_are_less_than_twice_as_fast() -> None:
+    run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xh100-80gb"])
+    [one] = make_estimate(run, prices, LENGTHS).offers
+    [two] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=50.0)).offers
+    [slow] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=1.0)).offers
+    assert two.machine.name == "2 x 8xh100-80gb"
+    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * one.machine.usd_per_hour)
+    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, one, two)]
+    assert speeds[0] < speeds[1] < speeds[2] < 2 * speeds[1]
+    assert {throughput.kind for throughput in two.throughputs} == {"simulation"}
+
+
+def test_fsdp_over_a_slow_link_waits_for_weights_too() -> None:
+    prices, network = read_machines(MACHINES, ["8xh100-80gb"]), Network(nodes=2, link=1.0)
+    offers = {
+        parallel: make_estimate(load_run(RUN, [f"parallel={parallel}"]), prices, LENGTHS, network).offers[0]
+        for parallel in ("hsdp", "fsdp")
+    }
+    assert offers["fsdp"].hours() > offers["hsdp"].hours()
+
+
+def test_the_plan_prices_nodes_and_says_that_it_is_a_simulation() -> None:
+    done = complete(RUN, "--plan", "--machine", "8xh100-80gb", "--nodes", "2", "--node-link", "50")
+    assert re.search(r"^2 x 8xh100-80gb +63\.84 .*simulation", done.stdout, re.MULTILINE)
+    assert "50 GB/s between nodes" in done.stdout
