@@ -101,7 +101,14 @@ def load_checkpoint(
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, compatibility.differences(request.directory, before, request.record, found))
-    record = attrs.evolve(request.record, initial_weights=before.initial_weights)
+    numerics = request.record.numerics
+    if ranks.device.type == "cuda":
+        from training.exactness.attention_kernel import Shape, keep_attention
+
+        microbatch_size, config = request.record.train["microbatch_size"], state.parallel.network.config
+        shape = Shape(config, microbatch_size, numerics["precision"], ranks.device)
+        numerics = keep_attention(shape, before.numerics, numerics, ranks)
+    record = attrs.evolve(request.record, numerics=numerics, initial_weights=before.initial_weights)
     changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)

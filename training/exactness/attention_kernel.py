@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -42,6 +42,7 @@ FASTER_SHARE = 0.03  # a later kernel is chosen only if faster by this share
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # of a test, but at least of two heads
 SCORES_AT_ONCE = 1 << 24  # of the formula: 64 MiB in fp32
+SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics with which a kernel stays as fast
 
 T = TypeVar("T")
 
@@ -88,7 +89,24 @@ class Shape:
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
     """Enable one attention kernel, on every rank the same. Raises BadInput if none supports the shape."""
-    name, backends = from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)), torch.backends.cuda
+    _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
+
+
+def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Enable the kernel of a checkpoint where this job timed another as fastest; return the numerics with it."""
+    name = before.get("attention")
+    if shape.device.type != "cuda" or now["determinism"] != "off" or name == now["attention"] or name not in KERNELS:
+        return now
+    if any(before.get(field) != now[field] for field in SAME_MACHINE):
+        return now
+    if from_coordinator(ranks, lambda: problem_of(name, shape)) is not None:
+        return now
+    _enable(name)
+    return now | {"attention": name}
+
+
+def _enable(name: str) -> None:
+    backends = torch.backends.cuda
     backends.enable_cudnn_sdp(name == "cudnn")
     backends.enable_flash_sdp(name == "flash")
     backends.enable_mem_efficient_sdp(name == "efficient")

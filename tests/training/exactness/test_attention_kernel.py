@@ -201,6 +201,31 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
     assert torch.compiler.config.cache_key_tag == "attention flash"
 
 
+@pytest.mark.parametrize(
+    ("before", "problem", "kept"),
+    [
+        ({}, None, "cudnn"),
+        ({}, "broken", "flash"),
+        ({"determinism": "elastic"}, None, "flash"),  # this job's level
+        ({"device": "NVIDIA A100"}, None, "flash"),
+        ({"attention": "flash+math"}, None, "flash"),
+    ],
+)
+def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, kept: str
+) -> None:
+    enabled: list[str] = []
+    monkeypatch.setattr(attention, "_enable", enabled.append)
+    monkeypatch.setattr(attention, "problem_of", lambda *_: problem)
+    monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
+    now = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
+    recorded = now | {"attention": "cudnn"} | before
+    on_gpu = attrs.evolve(shape(), device=torch.device("cuda"))
+    now["determinism"] = recorded["determinism"]
+    numerics = attention.keep_attention(on_gpu, recorded, now, SimpleNamespace())
+    assert numerics == now | {"attention": kept} and enabled == ["cudnn"] * (kept == "cudnn")
+
+
 def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
