@@ -243,9 +243,8 @@ def test_the_preflight_wants_room_for_the_largest_checkpoint(
         with pytest.raises(SystemExit) as ended:
             hour.main(preflight="1.5B")
         assert ended.value.code == status
-    assert re.search(
-        r"disk +problem +20.0 GB free at .*, wanted 20.7 GB for .* 1.5B .*--output", capsys.readouterr().out
-    )
+    problem = r"disk +problem +20.0 GB free at .*, wanted 20.7 GB for .* 1.5B .*--output"
+    assert re.search(problem, capsys.readouterr().out)
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:

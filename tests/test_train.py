@@ -38,9 +38,8 @@ def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRu
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    for line, said in zip(
-        lines, ("world size 2 exceeds", "GB for 5 checkpoints", "vocab_size: got 256", "hold out more"), strict=True
-    ):
+    wanted = ("world size 2 exceeds", "GB for 5 checkpoints", "vocab_size: got 256", "hold out more")
+    for line, said in zip(lines, wanted, strict=True):
         assert said in line
     assert json.loads((run / "exit.json").read_text())["status"] == 1
 

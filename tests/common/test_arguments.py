@@ -47,9 +47,8 @@ def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: 
 def test_a_command_line_becomes_its_class() -> None:
     assert parsed("a", "--count", "4", "b") == Example(("a", "b"), count=4)
     assert parsed("--span", "2", "5", "a").span == (2, 5)
-    assert parsed("a", "--set", "x=1", "--set=y=2", "--count=1", "--count", "2") == Example(
-        ("a",), marks=("x=1", "y=2"), count=2
-    )
+    repeated = parsed("a", "--set", "x=1", "--set=y=2", "--count=1", "--count", "2")
+    assert repeated == Example(("a",), marks=("x=1", "y=2"), count=2)
     assert parsed("--", "-a").names == ("-a",)
     assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are no UTF-8 survive
 

@@ -28,12 +28,7 @@ REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
     (FIND, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
     (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, CUDA can use 1: see nvidia-smi; "),
-    (
-        TRAIN,
-        2,
-        DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"},
-        "GPU 1 cannot be used: .* invalid device ordinal; see n",
-    ),
+    (TRAIN, 2, DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 1 cannot be used: .* invalid device ordinal; see n"),
 ]
 REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),

@@ -154,10 +154,8 @@ def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: Make
     kill(start_until(file, 3, *budget), whole=False)  # its jobs save a checkpoint meanwhile
     ended = run(file, *budget)
     assert ended.returncode == 75, ended.stdout + ended.stderr
-    assert re.search(
-        r"\d s of the budget are left, a job needs 18 s: 0 of 4 runs are done; missing: base-seed-42 \(at step",
-        ended.stdout,
-    )
+    left = r"\d s of the budget are left, a job needs 18 s: 0 of 4 runs are done; missing: base-seed-42 \(at step"
+    assert re.search(left, ended.stdout)
     assert "learning_rate=0.05-seed-43 (not begun)" in ended.stdout
     assert "$0.01 of $0.01 spent; the same command with a larger budget continues" in ended.stdout
     assert (file.with_suffix("") / "base-seed-42" / "checkpoints" / "latest").exists()

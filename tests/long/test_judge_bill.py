@@ -23,10 +23,7 @@ Setting = tuple[int, str, int, float]
 QUESTIONS, ORDERS = 60, 3
 KILLS = 20
 MODEL = "gpt-5-mini"
-PRICES = {
-    "date": "2026-08",
-    "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}},
-}
+PRICES = {"date": "2026-08", "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}}}
 MIXTURES = {
     "all faults": MIXTURE,
     "timeouts": {"slow": 600},  # of 1000

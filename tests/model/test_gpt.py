@@ -86,10 +86,8 @@ def test_without_options_the_network_is_gpt2_to_the_bit() -> None:
 
 def test_zero_initialised_projections_and_head_leave_all_other_weights_as_they_are() -> None:
     config = attrs.evolve(SMALL, tie_weights=False)
-    plain, zero = (
-        dict(network(one).named_parameters())
-        for one in (config, attrs.evolve(config, zero_init_projections=True, zero_init_head=True))
-    )
+    with_zeros = attrs.evolve(config, zero_init_projections=True, zero_init_head=True)
+    plain, zero = (dict(network(one).named_parameters()) for one in (config, with_zeros))
     for name, weight in plain.items():
         if name.endswith(("attention.output.weight", "mlp.down.weight")) or name == "head.weight":
             assert zero[name].abs().max() == 0, name

@@ -24,9 +24,8 @@ def training_loss(**options: Any) -> NextTokenLoss:
 
 
 def batch(size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(
-        SMALL.vocab_size, (size, SMALL.context_length + 1), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(SMALL.vocab_size, (size, SMALL.context_length + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
 

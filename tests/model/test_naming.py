@@ -122,9 +122,8 @@ def test_half_precision_and_missing_biases_are_filled_up() -> None:
     assert config_of(plain, 4) == model.config
     for name, value in plain_of(model).items():
         assert torch.equal(plain[name], value), name
-    assert {value.dtype for value in to_plain({name: value.half() for name, value in state.items()}).values()} == {
-        torch.float32
-    }
+    halves = {name: value.half() for name, value in state.items()}
+    assert {value.dtype for value in to_plain(halves).values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

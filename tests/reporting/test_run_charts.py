@@ -53,10 +53,8 @@ def test_the_average_and_the_logged_values_are_told_apart(tmp_path: Path) -> Non
     assert "gradient norm, before clipping, as logged" in norm
     assert legend([history])[-1][1] == "thick: moving average; thin: as logged"
     several = [history] * 3
-    assert titles(charted_axes(several)[0].charts)[:2] == [
-        "training loss, nats per token, moving average",
-        "validation loss, nats per token",
-    ]
+    losses = ["training loss, nats per token, moving average", "validation loss, nats per token"]
+    assert titles(charted_axes(several)[0].charts)[:2] == losses
     assert [text for _, text in legend(several)] == ["run"] * 3
 
 

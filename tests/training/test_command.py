@@ -45,9 +45,8 @@ def find_parsed(*words: str) -> FindCommand:
 def test_options_of_a_search_or_prediction() -> None:
     assert find_parsed("r") == FindCommand(Path("r"))
     words = ("--world-size", "2", "--device", "cpu", "--set=a=1", "--write")
-    assert find_parsed("r", *words) == FindCommand(
-        Path("r"), world_size=2, device="cpu", overrides=("a=1",), write=True
-    )
+    wanted = FindCommand(Path("r"), world_size=2, device="cpu", overrides=("a=1",), write=True)
+    assert find_parsed("r", *words) == wanted
     predicted = find_parsed("r", "--predict", "l4,mine", "--machines", "m.json")
     assert (predicted.predict, predicted.machines) == ("l4,mine", Path("m.json"))
     assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # a worker's

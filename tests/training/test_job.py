@@ -12,31 +12,21 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, in_terminal, metrics, one_line, train, train_command
+from tests.conftest import MakeRun, complete, in_terminal, metrics, one_line, start_training, train, train_command
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
 
 def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     run = make_run()
-    done = complete(
-        run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02", environment={launch.DRAW_CHART: "1"}
-    )
+    options, environment = ("--price-per-hour", "3600"), {launch.DRAW_CHART: "1"}
+    done = complete(run, *options, "--set", "train.learning_rate=0.02", environment=environment)
     records = read_metrics(run)
+    measured = "step train_loss learning_rate epochs grad_norm tokens_per_second mfu peak_memory_bytes elapsed_seconds"
     steps = [record for record in records if "train_loss" in record]
     assert [record["step"] for record in steps] == list(range(1, 9))
     for record in steps:
-        assert record.keys() == {
-            "step",
-            "train_loss",
-            "learning_rate",
-            "epochs",
-            "grad_norm",
-            "tokens_per_second",
-            "mfu",
-            "peak_memory_bytes",
-            "elapsed_seconds",
-        }
+        assert record.keys() == {*measured.split()}
         assert record["mfu"] is None  # of a CPU there is no peak to divide by
         assert record["peak_memory_bytes"] > 50 * 2**20
     assert steps[1]["learning_rate"] == 0.02  # the peak, after 2 of 8 steps of warm-up
@@ -189,7 +179,7 @@ def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
 @pytest.mark.slow
 def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: MakeRun) -> None:
     run = make_run(validation_interval=8, checkpoint_interval=8, validation_sequences=3000)
-    process = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
+    process = start_training(run)
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"step": 8, "train_loss"' in metrics.read_text()):
         time.sleep(0.001)
@@ -225,8 +215,7 @@ def test_in_a_terminal_there_is_one_bar_with_everything(make_run: MakeRun) -> No
     status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))
     assert status == 0, last
     bars = [line for line in last if "24/24" in line]
-    assert bars
-    assert len(bars[0]) > 80
+    assert bars and len(bars[0]) > 80
     assert sum("| 0/24" in line for line in last) <= 2  # drawn, and again under the first validation loss: one bar
     for word in ("100%", "loss ", "tok/s", "$0.0", " spent"):
         assert word in bars[-1]

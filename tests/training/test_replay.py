@@ -44,9 +44,8 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
     done = complete(run, "--replay", "6", "7")
     assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
-    assert [(row[0], row[1], row[-1]) for row in rows] == [
-        (step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")
-    ]
+    same = [(step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")]
+    assert [(row[0], row[1], row[-1]) for row in rows] == same
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
     assert other.returncode == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from reporting.report_page import facts
 from reporting.run_history import read_history
 from tests.conftest import MakeRun, complete, metrics, one_line, seal_again, train
-from tests.evaluation.comparison.stored import evaluate
+from tests.evaluation.comparison.stored import said
 from tests.training.supervision.runs import assert_same_weights
 from tests.walks import events
 from training.checkpoints.saved_state import verify
@@ -16,9 +16,7 @@ from training.checkpoints.saved_state import verify
 def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finished: Path) -> None:
     stopped = make_run()
     complete(stopped, "--max-steps", "3")
-    done = train(stopped)
-    assert done.returncode == 0
-    assert "resuming from" in done.stdout
+    assert "resuming from" in complete(stopped).stdout
     for key in ("train_loss", "grad_norm"):
         assert metrics(stopped, key) == metrics(finished, key)
     assert metrics(stopped, "validation_loss")[8] == metrics(finished, "validation_loss")[8]
@@ -26,12 +24,9 @@ def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finis
 
 
 def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(copied: Path) -> None:
-    again = train(copied)
-    assert again.returncode == 0
-    assert "the run is complete: 8 steps, best validation loss" in again.stdout
+    assert "the run is complete: 8 steps, best validation loss" in complete(copied).stdout
     before = (copied / "metrics.jsonl").read_text()
-    anew = train(copied, "--resume", "never", "--max-steps", "1")
-    assert anew.returncode == 0
+    complete(copied, "--resume", "never", "--max-steps", "1")
     [archive] = (copied / "archive").iterdir()
     assert (archive / "metrics.jsonl").read_text() == before
     assert verify(archive / "checkpoints" / "latest") is None
@@ -112,14 +107,11 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
     assert changes == [(3, "learning_rate", 0.01, 0.001), (3, "weight_decay", 0.1, 0.5)]
     history = read_history(run)
-    assert [mark.text.partition(", ")[0] for mark in history.marks if mark.kind == "settings changed"] == [
-        "learning_rate 0.01 -> 0.001",
-        "weight_decay 0.1 -> 0.5",
-    ]
+    marks = [mark.text.partition(", ")[0] for mark in history.marks if mark.kind == "settings changed"]
+    assert marks == ["learning_rate 0.01 -> 0.001", "weight_decay 0.1 -> 0.5"]
     assert ("settings", text) in facts(history)
     shutil.copytree(run / "checkpoints" / "latest", tmp_path / "copied")
-    done = evaluate("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
-    assert done.returncode == 0, done.stderr
+    said("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
     assert f"| settings | {text} |" in (tmp_path / "exported" / "README.md").read_text()
 
 

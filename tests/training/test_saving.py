@@ -71,9 +71,8 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     saving.settle()
     assert (state.position.best_step, state.position.best_validation_loss) == (2, 5.0)
     assert events(reporter) == [(4, "checkpoint-failed")]
-    reporter.say.assert_called_once_with(
-        "WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
-    )
+    warning = "WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
+    reporter.say.assert_called_once_with(warning)
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
     with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
@@ -87,6 +86,5 @@ def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
     saving.poll()
     saving.poll()
     assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
-    reporter.say.assert_called_once_with(
-        "WARNING: step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
-    )
+    warning = "WARNING: step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
+    reporter.say.assert_called_once_with(warning)

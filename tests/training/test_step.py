@@ -62,9 +62,8 @@ def test_with_weights_a_step_has_the_weighted_mean_loss_of_its_global_batch(make
         for part, own in zip(rows, weights, strict=True)
     ]
     losses = run_microbatches(state, settings, 0, iter(batches).__next__)
-    whole = F.cross_entropy(
-        network(rows[..., :-1].flatten(0, 1)).flatten(0, 1), rows[..., 1:].flatten(), reduction="none"
-    )
+    logits = network(rows[..., :-1].flatten(0, 1)).flatten(0, 1)
+    whole = F.cross_entropy(logits, rows[..., 1:].flatten(), reduction="none")
     wanted = (whole * weights.flatten()).sum() / weights.sum()
     wanted.backward()
     assert torch.allclose(losses.mean(), wanted)

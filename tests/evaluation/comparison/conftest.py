@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import complete, write_run
-from tests.evaluation.comparison.stored import evaluate
-from tests.tokens.preparing import PREPARE, run
+from tests.evaluation.comparison.stored import said
+from tests.tokens.preparing import PREPARE, succeed
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +19,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pieces = "\n".join(path.read_text() for path in modules).split("\n\n")
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
     options = ("--tokenizer", "bytes", "--validation-fraction", "0.5", "--output", folder / "tokens")
-    assert run(PREPARE, folder / "text.jsonl", *options).returncode == 0
+    succeed(PREPARE, folder / "text.jsonl", *options)
     made = {
         name: write_run(folder / name, folder / "tokens", random_seed=seed)
         for name, seed in (("short", 1), ("long", 1), ("other", 2))
     }
     for name, directory in made.items():
         complete(directory, "--price-per-hour", "3600", *(["--max-steps", "3"] if name == "short" else []))
-    measured = evaluate("loss", *made.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
-    assert measured.returncode == 0, measured.stderr
+    said("loss", *made.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
     return made

@@ -147,9 +147,8 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
     with (home / "evaluations.jsonl").open("a") as file:
-        file.write(
-            '{"evaluation": "poetry", "model": "long step-00000008"}\n[1]\n{"evaluation": "loss", "model": "x"}\n'
-        )
+        file.write('{"evaluation": "poetry", "model": "long step-00000008"}\n')
+        file.write('[1]\n{"evaluation": "loss", "model": "x"}\n')
         file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
     assert "long step-00000004" in compared(home, "--markdown")  # the newest
     assert "long step-00000008" in compared(home / "checkpoints" / "step-00000008", "--markdown")

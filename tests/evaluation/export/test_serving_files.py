@@ -78,9 +78,8 @@ def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> No
     for name in TEMPLATES:
         export(chat_model(tmp_path, TEMPLATES[name]), tmp_path / name, None, None)
     written = (tmp_path / "turns" / "Modelfile").read_text()
-    assert written.startswith(
-        'FROM ./model.gguf\nTEMPLATE """{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>'
-    )
+    turns = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>"
+    assert written.startswith(f'FROM ./model.gguf\nTEMPLATE """{turns}')
     assert 'PARAMETER stop "<|end|>"\n' in written and 'PARAMETER stop "<|endoftext|>"\n' in written
     assert "PARAMETER num_ctx 400\n" in written
     assert "### Response:\n{{ .Content }}<|endoftext|>" in (tmp_path / "alpaca" / "Modelfile").read_text()

@@ -139,6 +139,5 @@ def test_tasks_of_the_harness_are_columns_and_never_ranked(tmp_path: Path) -> No
     assert found.columns == ["model", "arc_easy, acc", "arc_easy, acc_norm", "lambada, perplexity"]
     assert [cell.text for cell in found.rows[1]] == ["b", "0.5000 ± 0.0102", "0.3948 ± 0.0100", ""]
     assert found.statements == []
-    assert any(
-        note.startswith("harness arc_easy: lm-evaluation-harness 0.4.13 on 2,376 documents") for note in found.notes
-    )
+    measured = "harness arc_easy: lm-evaluation-harness 0.4.13 on 2,376 documents"
+    assert any(note.startswith(measured) for note in found.notes)

@@ -127,13 +127,11 @@ def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_p
 
 
 def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Path) -> None:
-    run = copied
-    instruct(run, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
+    instruct(copied, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
     (file,) = (tmp_path / "elsewhere").iterdir()
     home = read_answers(file).home
-    assert home is not None
-    assert home.samefile(run)
-    (run / "answers").mkdir(exist_ok=True)
-    moved = run.rename(tmp_path / "moved")
+    assert home is not None and home.samefile(copied)
+    (copied / "answers").mkdir(exist_ok=True)
+    moved = copied.rename(tmp_path / "moved")
     assert read_answers(file).home is None
     assert read_answers(file.rename(moved / "answers" / file.name)).home == moved

@@ -26,6 +26,5 @@ def faultless(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """What a session without faults finds."""
     with serve(quality) as server:
         sessions = sessions_in(tmp_path_factory.mktemp("faultless"), server)
-        done = sessions.run()
-    assert done.returncode == 0, done.stderr
+        sessions.said()
     return sessions.result()

@@ -153,9 +153,8 @@ def test_of_a_run_only_one_checkpoint_is_judged(tmp_path: Path, capsys: pytest.C
     (run / "checkpoints" / "step-1").mkdir(parents=True)
     (run / "checkpoints" / "latest").symlink_to("step-1")
     (run / "answers").mkdir()
-    first, second = [
-        write(tmp_path, f"run step-{step}", 50).rename(run / "answers" / f"{step}.json") for step in (1, 2)
-    ]
+    written = [write(tmp_path, f"run step-{step}", 50) for step in (1, 2)]
+    first, second = (file.rename(run / "answers" / f"{step}.json") for step, file in enumerate(written, 1))
     assert find_files([str(run / "checkpoints" / "latest")]) == [first]
     with pytest.raises(BadInput, match="answers of run step-1, run step-2, and no record of which is the newest; pass"):
         find_files([str(run)])

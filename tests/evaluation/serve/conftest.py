@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from tests import launch
-from tests.conftest import TINY_MODEL, TINY_TRAIN
+from tests.conftest import complete, write_run
 from tests.launch import ROOT
 
 CONTEXT = 512
@@ -45,13 +45,9 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, tokens = str(folder / "conversations.jsonl"), str(folder / "tokens")
     tail = ("--split", "tail", "--validation-fraction", "0.2")
     launch.run(ROOT / "prepare_data.py", source, "--output", tokens, *options, *tail).check_returncode()
-    run = folder / "run"
-    run.mkdir()
-    (run / "model.json").write_text(json.dumps(TINY_MODEL | {"vocab_size": 261, "context_length": CONTEXT}))
-    changed = {"dataset": tokens, "objective": "answers", "min_train_tokens": 2 * CONTEXT, "microbatch_size": 1}
-    train = TINY_TRAIN | {"validation_interval": None} | changed
-    (run / "train.json").write_text(json.dumps(train))
-    launch.run(ROOT / "train.py", str(run), "--device", "cpu").check_returncode()
+    keys = {"objective": "answers", "min_train_tokens": 2 * CONTEXT, "microbatch_size": 1, "validation_interval": None}
+    run = write_run(folder / "run", Path(tokens), {"vocab_size": 261, "context_length": CONTEXT}, **keys)
+    complete(run)
     return run
 
 
@@ -61,9 +57,8 @@ def serve() -> Serve:
 
     @contextmanager
     def serving(run: Path, *options: str, **environment: str) -> Iterator[Served]:
-        process = launch.start(
-            ROOT / "evaluate.py", "serve", str(run), "--device=cpu", "--port=0", *options, environment=environment
-        )
+        command = ("serve", str(run), "--device=cpu", "--port=0", *options)
+        process = launch.start(ROOT / "evaluate.py", *command, environment=environment)
         try:
             line = process.stdout.readline()
             assert " is the page" in line, process.communicate()

@@ -18,17 +18,8 @@ from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
 from tokens.tokenizer.loading import load_tokenizer
 
-REQUEST = AnswerRequest(
-    prompt=[1],
-    count=1000,
-    sampling=Sampling(),
-    stop=(),
-    alternatives=0,
-    stream=True,
-    include_usage=False,
-    is_chat=False,
-    repeatable=False,
-)
+OFF: Any = dict.fromkeys(("include_usage", "is_chat", "repeatable"), False)
+REQUEST = AnswerRequest(prompt=[1], count=1000, sampling=Sampling(), stop=(), alternatives=0, stream=True, **OFF)
 TOKENIZER = load_tokenizer("bytes")
 
 

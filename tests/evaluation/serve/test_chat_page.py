@@ -25,9 +25,8 @@ def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) 
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on(
-        "request", lambda asked: None if asked.url.startswith((served.url, "data:")) else troubles.append(asked.url)
-    )
+    ours = (served.url, "data:")
+    page.on("request", lambda asked: None if asked.url.startswith(ours) else troubles.append(asked.url))
     page.goto(served.url)
     page.locator("#temperature").evaluate(TEMPERATURE)
     return page

@@ -48,9 +48,8 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     tokenizer = load_tokenizer("bytes").with_special_tokens(["<s>", "<|im_start|>", "<|im_end|>"])
     prompt = template.prompt(tokenizer, MESSAGES)
     conversation = [message._asdict() for message in MESSAGES]
-    wanted, _ = render_jinja_template(
-        [conversation], chat_template=CHAT_ML, add_generation_prompt=True, bos_token="<s>", eos_token="<|im_end|>"
-    )
+    tokens: Any = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+    wanted, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
     assert tokenizer.decode(prompt) == wanted[0]
     end = tokenizer.special_tokens["<|im_end|>"]
     assert prompt.count(end) == 4  # and not the one that the user typed

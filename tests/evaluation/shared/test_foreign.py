@@ -117,9 +117,8 @@ def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Pa
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    with pytest.raises(
-        BadInput, match=r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
-    ):
+    said = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
+    with pytest.raises(BadInput, match=said):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 
 
@@ -223,9 +222,8 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert "a pickle with more than tensors and plain values" in said and 'python -c "import torch; ' in said
     assert not (tmp_path / "ran").exists()
     assert "got no 'model' and 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
-    assert "wanted nothing but tensors" in refused(
-        checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
-    )
+    numbers = checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
+    assert "wanted nothing but tensors" in refused(numbers)
     torn = checkpoint(tmp_path / "torn")
     (torn / "ckpt.pt").write_bytes((torn / "ckpt.pt").read_bytes()[:5000])
     assert "refused: damaged" in refused(torn)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from common.errors import BadInput
 from evaluation.shared.load import home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
-from tests.evaluation.comparison.stored import evaluate
+from tests.evaluation.comparison.stored import evaluate, said
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 
 
@@ -21,13 +21,12 @@ from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 def test_models_of_other_programs_are_asked_like_ours(
     copied: Path, tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
-    run = copied
-    ours = load(locate(str(run), None), None, torch.device("cpu"))
+    ours = load(locate(str(copied), None), None, torch.device("cpu"))
     weights = naming(plain_of(ours.network), ours.network.config)
     if naming is gpjt:  # a run directory as that repository leaves it
         folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
         folder.mkdir(parents=True)
-        (tmp_path / "theirs" / "model.json").write_text((run / "model.json").read_text())
+        (tmp_path / "theirs" / "model.json").write_text((copied / "model.json").read_text())
         (folder.parent / "best").symlink_to(folder.name)
     else:
         folder = tmp_path / "theirs"
@@ -35,29 +34,27 @@ def test_models_of_other_programs_are_asked_like_ours(
         config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
         (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
-    asked = evaluate("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.split(":\n", 1)[1] == evaluate("smoke", run, "--prompt", "def").stdout.split(":\n", 1)[1]
+    asked = said("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
+    assert asked.split(":\n", 1)[1] == said("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
     assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
 def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None:
-    run = copied
-    typed = os.path.relpath(run)
+    typed = os.path.relpath(copied)
     assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
     exported = tmp_path / "exported"
-    assert evaluate("export", run, exported).returncode == 0
+    said("export", copied, exported)
     config, weights = exported / "config.json", exported / "model.safetensors"
     good, tensors = config.read_text(), load_file(weights)
 
     def refused(*arguments: str | Path) -> str:
         return only_line(evaluate(*(arguments or ("smoke", exported))))
 
-    assert f"{exported}: exists; pass another folder" in refused("export", run, exported)
+    assert f"{exported}: exists; pass another folder" in refused("export", copied, exported)
     assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")
     (tmp_path / "empty").mkdir()
     assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
-    assert "--license: got 'M I T'" in refused("export", run, tmp_path / "new", "--license", "M I T")
+    assert "--license: got 'M I T'" in refused("export", copied, tmp_path / "new", "--license", "M I T")
     assert not (tmp_path / "new").exists()
     config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
     assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
@@ -72,8 +69,8 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     assert "damaged" in refused()
     weights.unlink()
     assert "missing; wanted weights as safetensors" in refused()
-    (run / "checkpoints/step-00000008/state.json").unlink()
-    assert "state.json: missing; choose another checkpoint" in refused("smoke", run)  # not taken for another program's
+    (copied / "checkpoints/step-00000008/state.json").unlink()
+    assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
 
 
 def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(copied: Path) -> None:

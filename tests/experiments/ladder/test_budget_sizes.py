@@ -36,9 +36,8 @@ def prices(*names: str) -> PriceList:
 
 def test_a_family_continues_the_ladders_rule_of_depth_and_width() -> None:
     family = size_family(LADDER)
-    assert {(model.n_layers, model.emb_dim) for model in LADDER} <= {
-        (model.n_layers, model.emb_dim) for model in family
-    }
+    measured, continued = ({(model.n_layers, model.emb_dim) for model in models} for models in (LADDER, family))
+    assert measured <= continued
     assert all(model.n_layers == model.emb_dim // 64 and model.head_width == 64 for model in family)
     assert family[0].emb_dim == 256 and family[-1].emb_dim > 4 * 768
     sizes = [matmul_parameter_count(model) for model in family]
@@ -46,12 +45,8 @@ def test_a_family_continues_the_ladders_rule_of_depth_and_width() -> None:
 
 
 def test_a_family_keeps_depth_grouped_heads_and_mlp_of_a_ladder_that_does() -> None:
-    ladder = [
-        attrs.evolve(
-            RUN.model, emb_dim=64 * heads, n_heads=heads, n_kv_heads=heads // 2, n_layers=6, mlp_width=160 * heads
-        )
-        for heads in (4, 8)
-    ]
+    model = attrs.evolve(RUN.model, emb_dim=256, n_heads=4, n_kv_heads=2, n_layers=6, mlp_width=640)
+    ladder = [model, attrs.evolve(model, emb_dim=512, n_heads=8, n_kv_heads=4, mlp_width=1280)]
     family = size_family(ladder)
     assert ladder[0] in family and ladder[1] in family
     assert all(model.n_layers == 6 and model.n_heads == 2 * model.kv_heads for model in family)

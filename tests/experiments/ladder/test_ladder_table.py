@@ -60,9 +60,8 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     table = concluded(make_ladder(tokens_per_parameter=[5, 10, 20], seeds=3), tmp_path / "out", clean, INSIDE)
     assert table.refused is None and len(table.forecast.fit.points) == 36
     held_out = table.forecast.held_out
-    assert [point.loss for point in held_out.points] == pytest.approx(
-        [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
-    )
+    wanted = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
+    assert [point.loss for point in held_out.points] == pytest.approx(wanted)
     assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
     assert "means over the seeds 42, 43, 44" in table.text()
     largest = held_out.points[-1]

@@ -50,9 +50,8 @@ def test_intervals_widen_with_distance_and_with_noise() -> None:
 def test_a_forecast_does_not_depend_on_the_unit_of_the_loss() -> None:
     bits = [attrs.evolve(point, loss=point.loss / math.log(2)) for point in points()]
     forecast, in_bits = fit_law(points()).predict(*TARGET), fit_law(bits).predict(*TARGET)
-    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(
-        [one / math.log(2) for one in (forecast.value, forecast.low or 0, forecast.high or 0)], rel=1e-9
-    )
+    wanted = [one / math.log(2) for one in (forecast.value, forecast.low or 0, forecast.high or 0)]
+    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(wanted, rel=1e-9)
 
 
 def test_a_run_of_few_tokens_is_not_taken_for_one_of_many() -> None:

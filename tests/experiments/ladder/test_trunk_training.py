@@ -68,9 +68,8 @@ def test_a_rate_is_the_best_by_its_mean_over_the_seeds(tune: Tune) -> None:
 
 def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder) -> None:
     ladder = read_ladder(make_ladder())
-    assert describe_plan(ladder, 2.0)[-1].startswith(
-        "time and cost: not known before a run of this experiment has ended"
-    )
+    unknown = "time and cost: not known before a run of this experiment has ended"
+    assert describe_plan(ladder, 2.0)[-1].startswith(unknown)
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     lines = [

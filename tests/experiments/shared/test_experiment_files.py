@@ -22,9 +22,7 @@ def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(tm
         write_run_directory(run, {"model": {"n_layers": 3}, "train": {"learning_rate": 0.1}})
 
 
-def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_needs_it(
-    make_run: MakeRun,
-) -> None:
+def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_needs_it(make_run: MakeRun) -> None:
     file = Path("sweep.json")
     assert missing_tokens(file, load_run(make_run("here"), ()).train) is None
     line = missing_tokens(file, load_run(make_run("nowhere", dataset="/nope"), ()).train)

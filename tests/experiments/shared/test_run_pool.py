@@ -86,10 +86,8 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
             finally:
                 timer.cancel()  # Ctrl-C after the pool would be the test runner's
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
-        with (
-            RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
-            pytest.raises(PoolStopped),
-        ):
+        options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
+        with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped):
             pool.train({run: None})
         assert lock_is_held(run) and job.poll() is None
     finally:
@@ -173,11 +171,8 @@ def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
 ) -> None:
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
-    with (
-        RunPool(tmp_path, PoolOptions(device="cpu", budget=Budget(max_hours=hours))) as pool,
-        pytest.raises(
-            PoolStopped, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
-        ),
-    ):
+    said = r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+    options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
+    with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped, match=said):
         pool.train(runs)
     assert not (tmp_path / ACCOUNT).exists()

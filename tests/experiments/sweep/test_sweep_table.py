@@ -49,9 +49,8 @@ def test_what_a_seed_does_to_all_variants_alike_is_no_noise() -> None:
 def test_without_seeds_or_runs_there_is_no_verdict(base: VariantResult, variant: VariantResult, text: str) -> None:
     [verdict] = judge_variants(base, [variant], SEEDS[: len(base.losses)])
     assert verdict.text.startswith(text)
-    assert verdict.text.endswith("]") == text.startswith(
-        "no difference"
-    )  # no power is promised, by an estimated deviation
+    # no power is promised, by an estimated deviation
+    assert verdict.text.endswith("]") == text.startswith("no difference")
 
 
 def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> None:
@@ -59,10 +58,7 @@ def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> N
     lost = result("lost", stopped_at=100)
     good = result("good", *(3.9 + noise for noise in reversed(NOISE)))
     verdicts = judge_variants(BASE, [wild, lost, good], SEEDS)
-    assert [verdict.text for verdict in verdicts[:2]] == [
-        "diverged in 2 of 5 seeds",
-        "stopped at step 100 by the rule",
-    ]
+    assert [verdict.text for verdict in verdicts[:2]] == ["diverged in 2 of 5 seeds", "stopped at step 100 by the rule"]
     alone = judge_variants(BASE, [good], SEEDS)[0].difference
     among = verdicts[2].difference
     assert alone is not None and among is not None and alone.low is not None and among.low is not None

@@ -167,7 +167,6 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
     (other / "manifest.json").unlink()
     file = other / "train.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
-    with pytest.raises(
-        BadInput, match=r"train.safetensors: damaged, or another file than the one that .*resolved.json"
-    ):
+    said = r"train.safetensors: damaged, or another file than the one that .*resolved.json"
+    with pytest.raises(BadInput, match=said):
         rebuilt(copied, 8, other)

@@ -30,9 +30,8 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
 def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
     entries = prepared(tmp_path)["files"]
     contents = check(tmp_path)
-    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == {
-        name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()
-    }
+    wanted = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
+    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == wanted
     (tmp_path / "manifest.json").unlink()
     assert check(tmp_path) == contents  # computed, not read from the manifest
 

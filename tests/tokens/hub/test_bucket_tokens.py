@@ -11,9 +11,8 @@ from common import bucket as bucket_module
 from common import files
 from common.bucket import Bucket
 from common.errors import BadInput
-from tests import launch
 from tests.bucket_server import BucketServer
-from tests.conftest import MakeRun
+from tests.conftest import MakeRun, complete
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.walks import final_hash
 from tokens.hub.download import RECEIPT, download_dataset
@@ -98,12 +97,10 @@ def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_
     environment = {"DOWNLOADS": str(tmp_path / "downloads")}
     bucket_server.calm()
     for run in (local, remote):
-        done = launch.run(IMPATIENT, str(run), "--device", "cpu", ranks=2, environment=environment)
-        assert done.returncode == 0, done.stderr
+        complete(run, script=IMPATIENT, ranks=2, environment=environment)
     assert final_hash(local) == final_hash(remote)
     fetched = [request for request in bucket_server.requests if "train.safetensors" in request]
     assert len(fetched) == 1
     shutil.rmtree(remote / "checkpoints")
-    done = launch.run(IMPATIENT, str(remote), "--device", "cpu", environment=environment)
-    assert done.returncode == 0, done.stderr
+    complete(remote, script=IMPATIENT, environment=environment)
     assert len([request for request in bucket_server.requests if "train.safetensors" in request]) == 1

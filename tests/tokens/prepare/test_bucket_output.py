@@ -8,7 +8,7 @@ import pytest
 from common.bucket import Bucket
 from common.errors import BadInput
 from tests.bucket_server import BucketServer
-from tests.conftest import shared
+from tests.conftest import one_line, shared
 from tests.tokens.documents.reading import flipped
 from tests.tokens.preparing import CRASH, PREPARE, files_of, run, succeed, write
 from tokens.prepare.bucket_output import BucketOutput
@@ -61,10 +61,9 @@ def test_a_bucket_is_resumed_looked_at_and_verified_where_it_is(
     name = max(name for name in bucket.sizes() if name.startswith("train-"))
     data = bucket.read(name).content
     bucket.write(name, flipped(data, len(data) - 1))
-    damaged = run(PREPARE, "verify", url)
-    assert damaged.returncode == 1
-    assert f"{url}/{name}: damaged: got sha256 " in damaged.stderr
-    assert re.search(rf"of train, made from unit 4: {source} \(bytes [\d,]+ to [\d,]+\)$", damaged.stderr.strip())
+    damaged = one_line(run(PREPARE, "verify", url))
+    assert f"{url}/{name}: damaged: got sha256 " in damaged
+    assert re.search(rf"of train, made from unit 4: {source} \(bytes [\d,]+ to [\d,]+\)$", damaged)
 
 
 def test_the_disk_holds_open_shards_only_and_the_tokenizers_ranks_go_with_the_tokens(
@@ -116,11 +115,7 @@ def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
         ("s3://runs/taken", OPTIONS, "s3://runs/taken/other.txt: exists, and no plan.json; pass another --output"),
         ("s3://runs/lost", OPTIONS, "plan.json: damaged: "),
         ("s3://absent/a", OPTIONS, "s3://absent/a: cannot be listed: "),
-        (
-            "s3://runs/b",
-            (*OPTIONS, "--test-fraction", "0.00001"),
-            "no document's hash fell to test; pass another",
-        ),
+        ("s3://runs/b", (*OPTIONS, "--test-fraction", "0.00001"), "no document's hash fell to test; pass another"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

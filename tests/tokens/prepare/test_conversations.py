@@ -199,10 +199,8 @@ def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
 UNFIT: list[tuple[dict[str, Any], str]] = [
     *[({name: None}, "--template and --context-length: wanted both") for name in TURNS],
     ({"shard_tokens": 100}, "--shard-tokens 100: wanted a multiple of --context-length 64"),
-    ({"separator": "---"}, "--template turns: does not go with"),
-    ({"text_field": "a"}, "--template turns: does not go with"),
+    *[({name: "chars"}, "--template turns: does not go with") for name in ("separator", "text_field", "tokenizer")],
     ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: does not go with"),
-    ({"tokenizer": "chars"}, "--template turns: does not go with"),
 ]
 
 

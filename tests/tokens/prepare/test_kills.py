@@ -15,9 +15,8 @@ from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, kill_again
 from tokens.prepare import bucket_output, token_writer
 
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
-END_POINTS = (
-    *("tail copied", "cut noted", "tail cut off", "headers written", "file named", "all named", "manifest written"),
-)
+CUT_POINTS = ("tail copied", "cut noted", "tail cut off")
+END_POINTS = (*CUT_POINTS, "headers written", "file named", "all named", "manifest written")
 QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # of a bucket
 BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
 SHARDS = ("--shard-tokens", "300")

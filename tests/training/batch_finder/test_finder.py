@@ -12,7 +12,7 @@ import torch
 
 from common.errors import BadInput
 from tests import launch
-from tests.conftest import ROOT, MakeRun
+from tests.conftest import ROOT, MakeRun, one_line, only_line
 from training.batch_finder import finder
 from training.batch_finder.probe import HEADROOM, Prober, Report, usable_bytes
 from training.config.train_config import load_run
@@ -58,9 +58,8 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None
     run = make_run(determinism="off")
     text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
     (run / "train.json").write_text(text)
-    done = launch.run(
-        SHORT, *(str(run), "--device", "cpu", "--write"), ranks=2, environment={"FAIL_IN": "backward", "ABOVE": "1"}
-    )
+    environment = {"FAIL_IN": "backward", "ABOVE": "1"}
+    done = launch.run(SHORT, str(run), "--device", "cpu", "--write", ranks=2, environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("does not fit on rank 1") == 1
     written = (run / "train.json").read_text()
@@ -87,9 +86,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: MakeRun) -
         ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
         ("hang", "micro-batch 1: not all ranks have answered within 20 s"),
     ):
-        done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")
-        assert done.returncode == 1
-        assert f"find_batch_size.py: {line}" in done.stderr.splitlines()
+        assert one_line(find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")) == f"find_batch_size.py: {line}"
 
 
 def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
@@ -143,9 +140,7 @@ def test_bad_input_is_one_line(make_run: MakeRun) -> None:
     ):
         if not options and torch.cuda.is_available():
             continue
-        done = find(directory, *options)
-        assert done.returncode == 1
-        [said] = done.stderr.splitlines()
+        said = only_line(find(directory, *options))
         assert said.startswith("find_batch_size.py: ") and line in said
 
 

@@ -60,9 +60,8 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
     newest = "checkpoints/step-00000002"
     assert (other / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
     assert (other / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
-    assert sorted(path.name for path in (other / "checkpoints").iterdir()) == sorted(
-        path.name for path in (run / "checkpoints").iterdir()
-    )
+    ours, theirs = ({path.name for path in (disk / "checkpoints").iterdir()} for disk in (run, other))
+    assert ours == theirs
     with (run / newest / WEIGHTS).open("r+b") as damaged:
         damaged.seek(-1, 2)
         damaged.write(b"\x55")

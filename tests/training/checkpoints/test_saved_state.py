@@ -16,8 +16,7 @@ import pytest
 from common.checks import structured
 from common.errors import BadInput
 from common.files import sha256
-from tests import launch
-from tests.conftest import ROOT, complete, forge_manifest
+from tests.conftest import complete, forge_manifest, one_line, train
 from tests.training.checkpoints.conftest import FILES, flipped
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS, checkpoints_of
 from training.checkpoints.run_record import RunRecord, with_stream_list
@@ -118,12 +117,8 @@ def test_any_other_record_is_refused(change: dict[str, Any]) -> None:
 
 def test_a_full_disk_at_a_start_is_one_line(copied: Path) -> None:
     before = (copied / "resolved.json").read_text()
-    done = launch.run(
-        ROOT / "train.py", str(copied), "--device", "cpu", "--resume", "step-00000004", ranks=2, file_bytes=500
-    )
-    assert done.returncode == 1
-    assert f"train.py: {copied / 'resolved.json'}: cannot be written: File too large; make room" in done.stderr
-    assert 'train.py", line' not in done.stderr
+    refused = one_line(train(copied, "--resume", "step-00000004", ranks=2, file_bytes=500))
+    assert f"train.py: {copied / 'resolved.json'}: cannot be written: File too large; make room" in refused
     assert (copied / "resolved.json").read_text() == before
 
 
@@ -166,15 +161,14 @@ def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path, copied: Path) -> None:
-    run = copied
-    newest = run / "checkpoints" / "step-00000008"
+    newest = copied / "checkpoints" / "step-00000008"
     weights = newest / "model.safetensors"
     weights.write_bytes(flipped(weights.read_bytes(), -1000, 0))
-    done = complete(run, ranks=2)
+    done = complete(copied, ranks=2)
     assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
     assert "falling back to step-00000004" in done.stderr
     assert verify(newest) is None  # written again
-    assert len(list((run / "archive").glob("*/checkpoints/step-00000008"))) == 1
+    assert len(list((copied / "archive").glob("*/checkpoints/step-00000008"))) == 1
     # Byte for byte what one rank had written: the layout of the files does not depend on who writes them.
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
@@ -186,9 +180,8 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(
     directory = copied / "checkpoints"
     (directory / "step-00000008").rename(directory / "kept")
     shutil.rmtree(directory / "step-00000004")
-    with pytest.raises(
-        BadInput, match="refers to step-00000008, which does not exist; continue from a copy with --resume kept"
-    ):
+    said = "refers to step-00000008, which does not exist; continue from a copy with --resume kept"
+    with pytest.raises(BadInput, match=said):
         find(checkpoints_of(copied), "auto")
     for link in ("latest", "best"):
         (directory / link).unlink()
@@ -199,9 +192,8 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(
 def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
     for name in ("step-00000004", "step-00000008"):
         shutil.rmtree(copied / "checkpoints" / name)
-    with pytest.raises(
-        BadInput, match="latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
-    ):
+    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
+    with pytest.raises(BadInput, match=said):
         find(checkpoints_of(copied), "auto")
 
 
@@ -210,9 +202,8 @@ def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
     found = [find(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
     assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
     assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
-    with pytest.raises(
-        BadInput, match="checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
-    ):
+    said = "checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
+    with pytest.raises(BadInput, match=said):
         find(directory, "nothing")
     earlier = [find_before(directory, step) for step in (9, 8, 4)]
     assert [checkpoint and checkpoint.name for checkpoint in earlier] == ["step-00000008", "step-00000004", None]

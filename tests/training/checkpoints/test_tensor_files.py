@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.files import sha256
-from tests.conftest import MakeRun, complete, metrics, seal_again, train
+from tests.conftest import MakeRun, complete, metrics, one_line, seal_again, train
 from tests.model.architectures import NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import FILES
 from tests.walks import events
@@ -60,10 +60,9 @@ pickle.load = pickle.Unpickler = torch.load = refuse
 def test_no_pickle_is_read(copied: Path, changed_train: Callable[[str], Path]) -> None:
     script = changed_train(WITHOUT_PICKLE)
     for ranks, parallel, last in ((1, "ddp", "6"), (2, "ddp", "7"), (2, "fsdp", "8")):
-        options = ("--resume", "step-00000004") if last == "6" else ()
-        done = complete(
-            copied, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script
-        )
+        options = ("--max-steps", last, "--set", f"parallel={parallel}")
+        resume = ("--resume", "step-00000004") if last == "6" else ()
+        done = complete(copied, *resume, *options, ranks=ranks, script=script)
         assert "resuming from" in done.stdout
     assert {path.name for path in (copied / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
 
@@ -79,8 +78,7 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(copied: Path, name: str,
         save_file({key: value[:1] for key, value in tensors.items()}, file)
     seal_again(file.parent)
     done = train(copied, "--set", "min_train_tokens=3000")
-    assert done.returncode == 1
-    assert f"train.py: {file}: " in done.stderr and "Traceback" not in done.stderr
+    assert one_line(done).startswith(f"train.py: {file}: ") and "Traceback" not in done.stderr
     assert ("cannot be read" if isinstance(content, bytes) else "got F32 [1") in done.stderr
 
 

@@ -52,9 +52,8 @@ def test_legal_world_sizes_of_an_enormous_batch_are_those_nearby_and_found_at_on
 
 
 def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadInput, match=r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
-    ):
+    said = r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
+    with pytest.raises(BadInput, match=said):
         plan(tmp_path / "r", 1, min_train_tokens=1 << 53, max_epochs=1 << 53)
 
 

@@ -229,7 +229,6 @@ def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
 def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
-    with pytest.raises(
-        BadInput, match=r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
-    ):
+    said = r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
+    with pytest.raises(BadInput, match=said):
         attention._choose(shape(), "off", MODEL_JSON)

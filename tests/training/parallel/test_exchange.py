@@ -73,11 +73,10 @@ def test_a_rank_gets_its_part_of_the_sum() -> None:
 
 
 def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
-    [even] = exchanges(step_tree("elastic", 8, 4), rank_shares(8, 4), Levels(inside=RankGroup(rank=0, size=4, group=0)))
+    four, three = (Levels(inside=RankGroup(rank=0, size=size, group=0)) for size in (4, 3))
+    [even] = exchanges(step_tree("elastic", 8, 4), rank_shares(8, 4), four)
     assert (even.counts, even.received_elements(40)) == ([1, 1, 1, 1], 40)
-    [uneven] = exchanges(
-        step_tree("elastic", 8, 3), rank_shares(8, 3), Levels(inside=RankGroup(rank=0, size=3, group=0))
-    )
+    [uneven] = exchanges(step_tree("elastic", 8, 3), rank_shares(8, 3), three)
     assert (uneven.counts, uneven.received_elements(30)) == ([1, 2, 2], 50)
     [alone] = exchanges(step_tree("elastic", 8, 1), rank_shares(8, 1), Levels(inside=ALONE))
     assert (alone.counts, alone.rounds, alone.results) == ([1], [], [0])

@@ -99,10 +99,7 @@ LAYOUTS = {
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
 }
-FAST = [
-    *(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")),
-    ("answers", "1x3 fsdp"),
-]
+FAST = [*(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")), ("answers", "1x3 fsdp")]
 AS_USER = ("fp32", "1x2 fsdp")  # by a command, on fresh interpreters
 CASES = [
     pytest.param(variant, layout, marks=() if (variant, layout) in FAST else pytest.mark.slow)

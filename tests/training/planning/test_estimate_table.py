@@ -43,9 +43,8 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     table = rows(lines)
     names = [row[0] for row in table]
     listed = json.loads(MACHINES.read_text())["machines"]
-    assert sorted(names) == sorted(
-        [*listed, *(f"{name} spot" for name in listed if "spot_usd_per_hour" in listed[name])]
-    )
+    spot = [f"{name} spot" for name in listed if "spot_usd_per_hour" in listed[name]]
+    assert sorted(names) == sorted([*listed, *spot])
     eights = sum(name[0] == "8" for name in names)
     assert {row[0][:6] for row in table[:2]} == {"8xa100"} and all(name[0] == "8" for name in names[:eights])
     costs = [float(row[4].partition("-")[0]) for row in table]
@@ -72,14 +71,12 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", *machines])
     lines = describe_estimate(estimate(run, prices))
     text = " ".join(line.strip() for line in lines)
-    assert max(map(len, wrapped(lines))) <= 80 and text.startswith(
-        "machine      8 GPUs, by the directory's name model "
-    )
+    assert max(map(len, wrapped(lines))) <= 80
+    assert text.startswith("machine      8 GPUs, by the directory's name model ")
     assert "world size 8" in text and "two: a batch" not in text
     idle = "a batch of 128 in micro-batches of 16 leaves some of"
-    assert (
-        f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start" in text
-    )
+    told = f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start"
+    assert told in text
 
 
 def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
@@ -91,9 +88,8 @@ def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
     assert re.search(r"^cheapest: 1xrtx4090 spot, \$\d\.\d\d in \d\.\d\d hours \(rough\)$", text, re.MULTILINE)
     assert "\ncheapest of the measured: 1xh200, $8.69 in 1.89 hours (measured here)\n" in text
     measured = attrs.evolve(estimate(run, prices), start_up=StartUp(seconds=42.0, jobs=2))
-    assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in " ".join(
-        line.strip() for line in describe_estimate(measured)
-    )
+    text = " ".join(line.strip() for line in describe_estimate(measured))
+    assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in text
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("1xh100", "h100"), ("speedrun-1xrtx3090", "rtx3090")])
@@ -137,9 +133,8 @@ def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told(
     lines = describe_estimate(plan(1000))
     hours = {row[0]: float(row[3]) for row in rows(lines)}
     assert hours["1xrtx4090 spot"] > hours["1xrtx4090"]
-    told = re.search(
-        r" 2 preemptions an hour .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);", "".join(lines)
-    )
+    advice = r" 2 preemptions an hour .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);"
+    told = re.search(advice, "".join(lines))
     assert told
     best = int(told[1])
     fewer, wanted, more = (plan(interval).offers[0].hours() for interval in (best * 2, best, best // 2))

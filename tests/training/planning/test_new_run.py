@@ -26,9 +26,8 @@ def tokens(directory: Path, train_tokens: int, validation_tokens: int = 0, large
     directory.mkdir()
     for name, count in (("train", train_tokens), ("validation", validation_tokens)):
         if count:
-            save_file(
-                {"tokens": (np.arange(count) % (largest + 1)).astype(np.uint16)}, directory / f"{name}.safetensors"
-            )
+            ids = (np.arange(count) % (largest + 1)).astype(np.uint16)
+            save_file({"tokens": ids}, directory / f"{name}.safetensors")
     return directory
 
 

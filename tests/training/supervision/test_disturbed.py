@@ -73,10 +73,8 @@ def test_a_run_without_readers_stops_as_a_signal_asks(make_run: MakeRun) -> None
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_outlives_its_advice(make_run: MakeRun, finished: Path, ranks: int) -> None:
-    run = make_run()
-    done = train(
-        run, "--price-per-hour", "1", script=DISTURBED, ranks=ranks, environment={"BROKEN": json.dumps(ADVICE)}
-    )
+    run, environment = make_run(), {"BROKEN": json.dumps(ADVICE)}
+    done = train(run, "--price-per-hour", "1", script=DISTURBED, ranks=ranks, environment=environment)
     assert (done.returncode, outcome(run)) == (0, "done") and "Traceback" not in done.stderr, done.stderr
     assert metrics(run, "train_loss") == metrics(finished, "train_loss")
     assert_same_weights(run, finished)

@@ -66,11 +66,8 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     reporter.event(5, "upload-failed", problem="s3://a/b: full")
     assert reporter.chart.redraw.call_count == 1
     assert noted(reporter.bar.warn) == ["step 4 NOT SAVED", None, "step 5 NOT UPLOADED"]
-    assert [(record["event"], record["step"]) for record in noted(reporter.metrics.write)] == [
-        ("checkpoint-failed", 4),
-        ("checkpoint", 5),
-        ("upload-failed", 5),
-    ]
+    written = [(record["event"], record["step"]) for record in noted(reporter.metrics.write)]
+    assert written == [("checkpoint-failed", 4), ("checkpoint", 5), ("upload-failed", 5)]
     reporter.record(8, state_sha256="ab")
     assert noted(reporter.metrics.write)[-1] == {"step": 8, "state_sha256": "ab"}
     reporter.close()
