@@ -48,4 +48,5 @@ def test_long_tests_get_the_time_left_and_what_they_did_not_reach_is_named(
         assert f"ran {target}\n" in done.stdout
     heading, _, named = done.stdout.rpartition("Not reached, tests by file:\n")
     assert (not_reached is None) == (not heading)
+    assert ("FAILED tests/test_a.py::test_two\n" in done.stdout) == (status == 124)
     assert not_reached is None or [line.strip() for line in named.splitlines()] == not_reached
