@@ -25,8 +25,8 @@ from training.supervision.run_lock import ExitRecord
 from training.supervision.supervision import Supervision
 
 if TYPE_CHECKING:
-    from model.gpt import GPT
     from training.command import TrainCommand
+    from training.initial_weights import OtherModel
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
@@ -48,7 +48,7 @@ def main() -> int:
             else:
                 from training.planning.new_run import new_run
 
-                run = new_run(command, lambda source: load_model(source).config)
+                run = new_run(command, lambda source: load_model(source).network.config)
         if command.like is not None and command.trains and environment_rank() == 0:
             supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
@@ -81,11 +81,13 @@ def main() -> int:
     return EXIT_DONE if follows and environment_nodes() == 1 else status  # torchrun's table is of rank 0 alone
 
 
-def load_model(source: str) -> "GPT":
-    """Return the network that --init-from or --like names. Raises BadInput."""
+def load_model(source: str) -> "OtherModel":
+    """Return the model that --init-from or --like names. Raises BadInput."""
     from evaluation.shared.load import load_network, locate
+    from training.initial_weights import OtherModel
 
-    return load_network(locate(source, None))
+    place = locate(source, None)
+    return OtherModel(load_network(place), place.tokenizer)
 
 
 def parse_command() -> "TrainCommand":

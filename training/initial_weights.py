@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -16,6 +16,7 @@ from common.errors import BadInput
 from model.axes import axes_of, unpadded
 from model.config import ModelConfig
 from model.gpt import GPT, initial_weights
+from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.run_record import WeightsOrigin
 from training.parallel.mesh import held_rows
 from training.parallel.process_group import Ranks, from_coordinator
@@ -26,12 +27,49 @@ from training.telemetry.reporter import print_lines
 FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 
+class OtherModel(NamedTuple):
+    """A model from whose weights a run can start."""
+
+    network: GPT  # on the CPU
+    tokenizer: TokenizerRecord | None  # of its tokens, where it is a run that recorded it
+
+
 @attrs.frozen
 class InitialWeights:
     """Another model, from whose weights a run starts."""
 
     source: str  # as on the command line
-    load: Callable[[], GPT]  # onto the CPU; raises BadInput
+    load: Callable[[], OtherModel]  # raises BadInput
+
+    def check(self, other: OtherModel, wanted: ModelConfig, model_file: Path) -> None:
+        """Raise BadInput where the other model's network is another than that of `model_file`, but for new ids."""
+        described = _described(other.network.config)
+        for key, ours in _described(wanted).items():
+            theirs = described[key]
+            if theirs != ours and not (key == "vocab_size" and ours > theirs):
+                raise BadInput(
+                    f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {self.source} has "
+                    f"{json.dumps(theirs)}; set it to that"
+                )
+
+    def unseen(self, other: OtherModel, tokenizer: TokenizerRecord | None) -> dict[int, int]:
+        """Return special tokens that the other model has never seen, each with the id as whose row it begins.
+
+        `tokenizer`: of the run's own tokens. Raises BadInput where an id means something else in the other model's.
+        """
+        theirs = other.tokenizer
+        if tokenizer is None:
+            return {}
+        if theirs is not None and not tokenizer.extends(theirs):
+            raise BadInput(
+                f"--init-from {self.source}: its tokenizer is {theirs.name}, {theirs.vocabulary_size:,} ids, that of "
+                f"the run's tokens {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or another of that name; "
+                "prepare them with its tokenizer"
+            )
+        # In plain text there is no special token but the end of text.
+        first = 0 if theirs is not None and theirs.template is None else other.network.config.vocab_size
+        end = tokenizer.end_of_text_id
+        return {each: end for each in tokenizer.all_special_tokens.values() if each >= first and each != end}
 
 
 def start_random(state: TrainState, seed: int) -> None:
@@ -41,18 +79,25 @@ def start_random(state: TrainState, seed: int) -> None:
         keep_rows(parameters[name], values)
 
 
-def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
-    """Set the weights of a state at step 0. Call it on every rank. Raises BadInput, as `check_network` does, too."""
+def start_from(
+    initial: InitialWeights, state: TrainState, model_file: Path, tokenizer: TokenizerRecord | None, ranks: Ranks
+) -> WeightsOrigin:
+    """Set the weights of a state at step 0. Call it on every rank. Raises BadInput, as `InitialWeights` does, too."""
     given: dict[str, Tensor] = {}  # on rank 0, so that no other holds a whole network
     wanted = state.parallel.network.config
 
     def load() -> WeightsOrigin:
-        network = initial.load()
-        check_network(initial, network.config, wanted, model_file)
+        other = initial.load()
+        initial.check(other, wanted, model_file)
+        network, unseen = other.network, initial.unseen(other, tokenizer)
+        ids, alike = list(unseen), list(unseen.values())
         for name, parameter in network.named_parameters():
-            given[name] = with_new_rows(name, parameter.detach(), network.config, wanted)
+            values = with_new_rows(name, parameter.detach(), network.config, wanted)
+            of_ids = axes_of(name, wanted).row_names == ["vocab"]
+            given[name] = values.index_copy(0, torch.tensor(ids), values[alike]) if ids and of_ids else values
         grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
-        return WeightsOrigin(source=initial.source, sha256=weights_sha256(network), vocab_size=grown_from)
+        digest = weights_sha256(network)
+        return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen))
 
     origin = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.named_parameters().items():
@@ -66,6 +111,8 @@ def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ran
         lines.append(
             f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: each new row is the mean of the old ones"
         )
+    if origin.unseen:
+        lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
     print_lines(ranks, lines)
     return origin
 
@@ -95,18 +142,6 @@ def weights_sha256(network: GPT) -> str:
     for name, parameter in sorted(network.named_parameters()):
         digest.update(unpadded(name, parameter.detach().cpu(), network.config).contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def check_network(initial: InitialWeights, given: ModelConfig, wanted: ModelConfig, model_file: Path) -> None:
-    """Raise BadInput where the other model's network is another than that of `model_file`, but for new ids."""
-    described = _described(given)
-    for key, ours in _described(wanted).items():
-        theirs = described[key]
-        if theirs != ours and not (key == "vocab_size" and ours > theirs):
-            raise BadInput(
-                f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {initial.source} has "
-                f"{json.dumps(theirs)}; set it to that"
-            )
 
 
 def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Path) -> None:

@@ -188,7 +188,8 @@ def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -
     # Where torchrun has restarted this job after it resumed, --resume is done.
     resumed = job.supervision.run_lock.resumed
     wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
-    return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial)
+    _, tokenizer = job.token_set.tokenizer or (None, None)
+    return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial, tokenizer)
 
 
 def _is_done(job: OpenJob, position: Position) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from common.files import is_folder
+from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord, describe_changes
@@ -32,6 +33,7 @@ class ResumeRequest:
     record: RunRecord  # this job's, to compare with the checkpoint's
     allow_drift: bool  # whether the numerics may have changed
     initial: InitialWeights | None = None  # what a run without a checkpoint starts from; None: random weights
+    tokenizer: TokenizerRecord | None = None  # of the run's tokens
 
 
 def resume(
@@ -87,7 +89,7 @@ def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
     if request.initial is None:
         start_random(state, request.record.train["random_seed"])
     else:
-        origin = start_from(request.initial, state, request.directory / "model.json", ranks)
+        origin = start_from(request.initial, state, request.directory / "model.json", request.tokenizer, ranks)
     return attrs.evolve(request.record, initial_weights=origin)
 
 

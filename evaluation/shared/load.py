@@ -62,6 +62,14 @@ class ModelLocation:
         file = None if self.run is None else self.run / RESOLVED
         return read_json(file) if file is not None and file.exists() else {}
 
+    @property
+    def tokenizer(self) -> TokenizerRecord | None:
+        """The tokenizer of the run's tokens, where it is known. Raises BadInput."""
+        if (entry := self.record.get("tokenizer")) is None:
+            return None
+        with refusing(f"{self.run}/{RESOLVED}: tokenizer"):
+            return structured(entry, TokenizerRecord, unknown_keys=True)
+
 
 @attrs.frozen
 class Trained:
@@ -148,13 +156,12 @@ def home_of(reference: str) -> Path:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    entry = place.record.get("tokenizer")
-    recorded = entry.get("template") if isinstance(entry, dict) else None
+    recorded = place.tokenizer
     return Trained(
         network.to(device).eval(),
         tokenizer_of(place, tokenizer, network.config),
         place,
-        read_template(place.path) if recorded is None else Template(recorded),
+        Template(recorded.template) if recorded and recorded.template else read_template(place.path),
         end_ids(place.path),
     )
 
@@ -229,17 +236,14 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
 
 def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
     """Return the tokenizer of `resolved.json`, of nanoGPT's meta.pkl beside the tokens, gpt2 by its size, or None."""
-    record, entry = (place.run or place.path) / RESOLVED, place.record.get("tokenizer")
-    if entry is not None:
+    if (recorded := place.tokenizer) is not None:
         assert place.run is not None
-        with refusing(f"{record}: tokenizer"):
-            recorded = structured(entry, TokenizerRecord, unknown_keys=True)
         loaded = recorded_tokenizer(recorded, place.run)
         sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, fingerprint(loaded))
         if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.fingerprint not in known:
             raise BadInput(
-                f"{record}: tokenizer {loaded.name} gives other ids here than the run's tokens have; install the "
-                "version of tiktoken that prepared them, or pass --tokenizer"
+                f"{place.run / RESOLVED}: tokenizer {loaded.name} gives other ids here than the run's tokens have; "
+                "install the version of tiktoken that prepared them, or pass --tokenizer"
             )
         return loaded
     if (vocabulary := Path(str(place.record.get("token_files")), NANOGPT)).is_file():

@@ -152,7 +152,7 @@ def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeigh
     if (found := find_before(checkpoints_of(run.directory), step)) is not None:
         return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
     if initial is not None:
-        network = initial.load()
+        network = initial.load().network
         if network.config.vocab_size < record.model["vocab_size"]:
             raise BadInput(
                 f"--look {step}: no earlier checkpoint, and {initial.source} lacks ids; look at a later step"

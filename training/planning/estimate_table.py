@@ -23,7 +23,8 @@ from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe
 from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
-from training.initial_weights import InitialWeights, check_network, check_origin
+from training.data.verify_tokens import tokens_at_hand
+from training.initial_weights import InitialWeights, check_origin
 from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
@@ -53,7 +54,11 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         if found is not None:
             check_origin(initial, read_state(found).config.initial_weights, found)
         else:
-            check_network(initial, initial.load().config, run.model, run.directory / "model.json")
+            other = initial.load()
+            initial.check(other, run.model, run.directory / "model.json")
+            token_set = tokens_at_hand(run.train, command.options.token_files)
+            if token_set is not None and token_set.tokenizer is not None:
+                initial.unseen(other, token_set.tokenizer[1])
     streams = streams_at_hand(run.train, command.options.token_files)
     check_objective(run, streams.values())
     lengths = lengths_of(streams)
