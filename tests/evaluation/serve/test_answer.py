@@ -1,5 +1,6 @@
 """Parts of an answer: whole characters, up to the first stop string, each token with the part that it completes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -23,12 +24,12 @@ REQUEST = AnswerRequest(prompt=[1], count=1000, sampling=Sampling(), stop=(), al
 TOKENIZER = load_tokenizer("bytes")
 
 
-def parts(text: bytes, **changed: Any) -> list[AnswerPart]:
+def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
     served = ServedModel(trained=Trained(None, TOKENIZER, None), name="", longest_answer=9)  # type: ignore[arg-type]
     answer = DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
     found = []
     for token in [*text, TOKENIZER.end_of_text_id]:
-        found.append(answer.take(Drawn(token, torch.zeros(257))))
+        found.append(answer.take(Drawn(token, torch.zeros(301))))
         if found[-1].finish:
             break
     return found
@@ -50,6 +51,7 @@ def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, s
 
 def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
+    assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 
