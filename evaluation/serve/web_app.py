@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 BODY_BYTES = 1 << 20  # most of a request
-BODY_SECONDS = 20.0  # to send it
+BODY_SECONDS = 20.0  # to send it, and before it the headers
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
 Parts = AsyncGenerator[AnswerPart, None]
 
