@@ -7,17 +7,19 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.errors import BadInput
-from evaluation.chat.chat import Conversation, obey, wrapped
+from common.errors import BadInput, printable_lines
+from evaluation.chat.chat import Conversation, obey, run, wrapped
+from evaluation.command_line import ChatCommand
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
-from model.generate import Sampling
+from model.generate import Drawn, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -95,10 +97,10 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
 def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
     for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
         os.write(terminal.controller, f"{question}\r".encode())
-        terminal.until("\r\n", more=100)
+        shown = terminal.until("\r\n", more=100)
         for _ in range(9):
             terminal.process.send_signal(signal.SIGINT)
-        terminal.until("\n> ")
+        shown += terminal.until("\n> ")
     saved = tmp_path / "of two.jsonl"
     for count in (1, 2):
         assert "Saved 5 messages" in terminal.type(f"/save {saved}\r", "\n> ")
@@ -108,6 +110,8 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
     assert [each["role"] for each in messages] == ["system", *["user", "assistant"] * 2]
     assert [each["content"] for each in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
+    said = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
+    assert "".join(said.split()) == "".join(printable_lines(messages[4]["content"]).split())
     assert "forgotten" in terminal.type("/reset\r", "\n> ")
     assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
     assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
@@ -137,8 +141,9 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
     for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name and str(tmp_path / name))
-    with pytest.raises(BadInput, match="folder has its name"):
-        obey(talk, "/save", str(tmp_path / "folder.jsonl"))
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+        with pytest.raises(BadInput, match=problem):
+            obey(talk, "/save", name)
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
@@ -175,11 +180,31 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     talk = Conversation(model, 30)
     parts = talk.answer("Hi", GREEDY)
     heard = next(parts) + next(parts)
-    with pytest.raises(KeyboardInterrupt):
-        parts.throw(KeyboardInterrupt())
+    talk.interrupt()
+    assert [*parts] == [""]
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
     talk.reset()
     assert "".join(talk.answer("Hi", GREEDY)) == whole
+
+
+def test_each_answer_has_the_next_seed_whatever_else_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seeds, typed = trained(), list[int](), ["/help", "Hi", "x" * 999, "/reset", "Hi"]
+
+    def draw(*given: Any) -> list[Drawn]:
+        seeds.append(given[4].seed)
+        return [Drawn(65, torch.zeros(1))]
+
+    def input_line(_: str) -> str:
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
+
+    for name, value in (("os.isatty", lambda _: True), ("builtins.input", input_line)):
+        monkeypatch.setattr(name, value)
+    monkeypatch.setattr("evaluation.chat.chat.load_for_generation", lambda _: model)
+    monkeypatch.setattr(Trained, "draw", draw)
+    run(ChatCommand(model="m", seed=5))
+    assert seeds == [5, 6]
 
 
 def test_a_turn_without_an_answer_is_not_kept() -> None:
