@@ -70,8 +70,6 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     place: ModelLocation
-    template: Template | None = None  # of conversations; None: it continues plain text
-    end_ids: frozenset[int] = frozenset()  # others that end an answer
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -82,6 +80,18 @@ class Trained:
                 "pass it with --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
+
+    @cached_property
+    def template(self) -> Template | None:
+        """The template of conversations; None: it continues plain text. Raises BadInput."""
+        entry = self.place.record.get("tokenizer")
+        recorded = entry.get("template") if isinstance(entry, dict) else None
+        return read_template(self.place.path) if recorded is None else Template(recorded)
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that its files name as ends of an answer. Raises BadInput."""
+        return end_ids(self.place.path)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -148,15 +158,7 @@ def home_of(reference: str) -> Path:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    entry = place.record.get("tokenizer")
-    recorded = entry.get("template") if isinstance(entry, dict) else None
-    return Trained(
-        network.to(device).eval(),
-        tokenizer_of(place, tokenizer, network.config),
-        place,
-        read_template(place.path) if recorded is None else Template(recorded),
-        end_ids(place.path),
-    )
+    return Trained(network.to(device).eval(), tokenizer_of(place, tokenizer, network.config), place)
 
 
 def load_network(place: ModelLocation) -> GPT:

@@ -28,7 +28,7 @@ from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, network, plain_of
 from tokens.tokenizer.loading import load_tokenizer
-from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, TURN_TOKENS, USER, Message
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, TURN_TOKENS, USER, Message, Template
 
 GREEDY = Sampling(temperature=0)
 TEMPLATE = "{% for message in messages %}{{ message.role[0] + ':' + message.content + '\n' }}{% endfor %}a:"
@@ -48,6 +48,14 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.json").write_text(json.dumps(values))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+@attrs.frozen
+class Talker(Trained):
+    """A model whose template and ends are not read from files."""
+
+    template: Template | None = None
+    end_ids: frozenset[int] = frozenset()
 
 
 class Terminal:
@@ -81,7 +89,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
     os.close(started.controller)
 
 
-def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Trained:
+def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
     """Return a model of random weights that speaks ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
@@ -90,7 +98,7 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
         model.head.weight[:128] *= 5
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
     place = ModelLocation(Path("model"), None, Path("model"))
-    return Trained(model, tokenizer, place, None if template is None else TEMPLATES[template])
+    return Talker(model, tokenizer, place, None if template is None else TEMPLATES[template])
 
 
 @pytest.mark.slow

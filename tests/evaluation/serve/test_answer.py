@@ -1,6 +1,7 @@
 """Parts of an answer: whole characters, up to the first stop string, each token with the part that it completes."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,11 +22,12 @@ from tokens.tokenizer.loading import load_tokenizer
 
 OFF: Any = dict.fromkeys(("include_usage", "is_chat", "repeatable"), False)
 REQUEST = AnswerRequest(prompt=[1], count=1000, sampling=Sampling(), stop=(), alternatives=0, stream=True, **OFF)
+PLACE = ModelLocation(Path("m"), None, Path("m"))
 TOKENIZER = load_tokenizer("bytes")
 
 
 def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
-    served = ServedModel(trained=Trained(None, TOKENIZER, None), name="", longest_answer=9)  # type: ignore[arg-type]
+    served = ServedModel(trained=Trained(None, TOKENIZER, PLACE), name="", longest_answer=9)  # type: ignore[arg-type]
     answer = DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
     found = []
     for token in [*text, TOKENIZER.end_of_text_id]:
@@ -58,7 +60,7 @@ def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string()
 def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> None:
     network = GPT(ModelConfig(**TINY_MODEL)).eval()
     initialize(network, 0)
-    trained = Trained(network, TOKENIZER, ModelLocation(path="m", run=None, home="m"))  # type: ignore[arg-type]
+    trained = Trained(network, TOKENIZER, PLACE)
     served, engine = ServedModel(trained=trained, name="m", longest_answer=9), Engine(trained, 2, 2)
 
     def ended(seconds: float, damaged: float | None = None) -> str:
