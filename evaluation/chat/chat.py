@@ -38,8 +38,7 @@ class Conversation:
         self.system = [] if system is None else [Message(SYSTEM, system)]
         self.turns: list[Message] = []  # of the user and the model, alternately
         self.unseen = 0  # of them, the first ones, which do not fit the context any more
-        self.answers = 0  # begun; not reset
-        self.interrupted = False
+        self.answers, self.interrupted = 0, False  # answers begun, and whether the last one is to end
         self.left = longest  # tokens that the last answer could still have had
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:

@@ -167,9 +167,8 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
     trained = served.trained
     if trained.template is None:
         raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
-    if (count := len(wanted.messages)) > served.context:
-        problem = f"messages: got {count:,}, wanted at most {served.context:,}, as the context has tokens"
-        raise ApiError(400, problem, param="messages", code="context_length_exceeded")
+    if (count := len(wanted.messages)) > served.context:  # of at least a token each
+        raise ValueError(f"messages: got {count:,}, wanted at most {served.context:,}, as the context has tokens")
     messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
     return trained.template.prompt(trained.tokenizer, messages)
 

@@ -40,8 +40,7 @@ def run(command: ServeCommand) -> None:
         served = ServedModel(trained=trained, name=name, longest_answer=longest)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        # A page whose name was rebound to this address has no key.
-        names = ("localhost", "127.0.0.1", shown) if key is None else ()
+        names = ("localhost", "127.0.0.1", shown) if key is None else ()  # a page whose name was rebound has no key
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
         signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
