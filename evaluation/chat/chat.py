@@ -8,11 +8,11 @@ import sys
 import unicodedata
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, printable
+from common.errors import BadInput, nearest, printable, refusing
 from common.files import writing
 from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
@@ -38,6 +38,7 @@ class Conversation:
         self.system = [] if system is None else [Message(SYSTEM, system)]
         self.turns: list[Message] = []  # of the user and the model, alternately
         self.unseen = 0  # of them, the first ones, which do not fit the context any more
+        self.answers, self.interrupted = 0, False  # answers begun, and whether the last one is to end
         self.left = longest  # tokens that the last answer could still have had
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
@@ -46,8 +47,9 @@ class Conversation:
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer in parts of whole characters; they are kept, interrupted or not. Raises BadInput."""
-        question, said = Message(USER, text), ""
+        question, said, self.interrupted = Message(USER, text), "", False
         ids = self._prompt(question)
+        self.answers += 1
         try:
             for part in whole_characters(self.trained, self._draw(ids, sampling)):
                 said += part
@@ -56,12 +58,18 @@ class Conversation:
             if said:
                 self.turns += question, Message(ASSISTANT, said)
 
+    def interrupt(self, *_: Any) -> None:
+        """End the answer before its next token. A signal handler: what is being printed is not cut."""
+        self.interrupted = True
+
     def reset(self) -> None:
         self.turns, self.unseen = [], 0
 
     def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
         self.left = min(self.longest, self.context - len(ids))
         for drawn in self.trained.draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
+            if self.interrupted:
+                return
             self.left -= 1
             yield drawn.token
 
@@ -99,10 +107,10 @@ def run(command: ChatCommand) -> None:
         readline.parse_and_bind("set enable-bracketed-paste on")  # several lines at once are one message
     print(printable(conversation.trained.place.title))
     print("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
-    for number in count():
+    while True:
         try:
             signal.signal(signal.SIGINT, _interrupt_once)
-            respond(conversation, input("> "), sampling_of(command, number))
+            respond(conversation, input("> "), sampling_of(command, conversation.answers))
         except KeyboardInterrupt:
             print("\nCtrl-D ends the program.")
         except BadInput as problem:
@@ -119,7 +127,8 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         print(obey(conversation, *message.split(maxsplit=1)))
     elif message:
         before, unseen = len(conversation.turns), conversation.unseen
-        with closing(conversation.answer(message, sampling)) as parts, suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGINT, conversation.interrupt)
+        with closing(conversation.answer(message, sampling)) as parts:
             show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if not conversation.left:
                 note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends")
@@ -138,7 +147,8 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
         return "The conversation is forgotten."
     if name != "/save":
         raise BadInput(f"{name}: unknown command{nearest(name, (usage.split()[0] for usage in HELP))}")
-    path = Path(value).expanduser()
+    with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # ~ of an unknown user
+        path = Path(value).expanduser()
     if path.suffix != ".jsonl" or not conversation.turns:
         got = "no turns yet" if path.suffix == ".jsonl" else value or "no name"
         raise BadInput(f"/save: got {got}, wanted turns, and a .jsonl file to add them to as a line")

@@ -177,7 +177,7 @@ def _usage(usage: Any) -> Usage | None:
 def _asked_pause(response: httpx2.Response) -> float:
     """Return the seconds that a server asks to wait, a minute at most; 0: it does not."""
     asked = response.headers.get("Retry-After", "")
-    return min(float(asked), 60.0) if re.fullmatch(r"[\d.]*\d", asked, re.ASCII) else 0.0
+    return min(float(asked), 60.0) if re.fullmatch(r"\d+(\.\d+)?", asked, re.ASCII) else 0.0
 
 
 def _may_be_billed(response: httpx2.Response) -> bool:

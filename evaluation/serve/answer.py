@@ -9,7 +9,6 @@ import torch
 
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from model.generate import Drawing, Drawn, Prefix
-from tokens.tokenizer.tokenizer import REPLACEMENT
 
 ANSWER_SECONDS = 300.0  # most, waiting included
 
@@ -59,7 +58,7 @@ class DrawnAnswer:
         self.count += 1
         if self.request.alternatives is not None:
             self._tokens.append((len(self._held), _scored(drawn, self.request.alternatives)))
-        self._held += self._decoder.decode(self._spelled.get(drawn.token, REPLACEMENT))
+        self._held += self._decoder.decode(self._spelled.get(drawn.token, b""))
         found = [place for stop in self.request.stop if (place := self._held.find(stop)) >= 0]
         if found:
             return self._part(min(found), "stop")

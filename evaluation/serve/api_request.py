@@ -151,7 +151,9 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
 
 
 def _plain_prompt(wanted: CompletionBody, served: ServedModel) -> list[int]:
-    given = wanted.prompt[0] if isinstance(wanted.prompt, list) and len(wanted.prompt) == 1 else wanted.prompt
+    given = wanted.prompt
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+        given = given[0]
     if isinstance(given, str):
         check_text(given, "prompt")
         return served.trained.encode(given)
@@ -165,6 +167,8 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
     trained = served.trained
     if trained.template is None:
         raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
+    if (count := len(wanted.messages)) > served.context:  # of at least a token each
+        raise ValueError(f"messages: got {count:,}, wanted at most {served.context:,}, as the context has tokens")
     messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
     return trained.template.prompt(trained.tokenizer, messages)
 

@@ -96,6 +96,7 @@ function wanted() {
 
 async function answer() {
   const said = add(talk, "div", "said waiting"), text = add(said, "div", "text"), begun = performance.now();
+  const asking = history;   // another list once the conversation is forgotten
   if (!isChat) add(text, "span", "prompt", history.at(-1));
   let got = "", count = 0, finish = null, problem = null, first = begun;
   running = new AbortController();
@@ -119,9 +120,10 @@ async function answer() {
   at("send").hidden = !(at("stop").hidden = true);
   const seconds = (performance.now() - first) / 1000, speed = count > 1 ? `, ${((count - 1) / seconds).toFixed(0)} tokens/s` : "";
   const ends = {length: ", ended at its longest", stopped: ", stopped"}[finish] ?? "";
-  if (count) add(said, "p", "about", `${count} tokens${speed}${ends}`);
+  if (count || !problem) add(said, "p", "about", `${count} tokens${speed}${ends}`);
   if (problem) add(said, "p", "error", problem).setAttribute("role", "alert");
-  if (got || !problem) return history.push(isChat ? {role: "assistant", content: got} : got);
+  if (history !== asking) return;
+  if (got || finish !== "stopped") return history.push(isChat ? {role: "assistant", content: got} : got);
   const asked = history.pop();   // nothing came: it may be sent again
   message.value ||= isChat ? asked.content : asked;
   return resize();

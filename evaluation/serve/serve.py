@@ -20,7 +20,7 @@ from evaluation.command_line import ServeCommand
 from evaluation.serve.answer import ANSWER_SECONDS
 from evaluation.serve.api_request import ServedModel
 from evaluation.serve.engine import GRACE_SECONDS, Engine
-from evaluation.serve.web_app import web_app
+from evaluation.serve.web_app import BODY_SECONDS, web_app
 from evaluation.shared.generation import load_for_generation
 
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
@@ -40,7 +40,7 @@ def run(command: ServeCommand) -> None:
         served = ServedModel(trained=trained, name=name, longest_answer=longest)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        names = ("localhost", "127.0.0.1", shown) if is_loopback(host) else ()
+        names = ("localhost", "127.0.0.1", shown) if key is None else ()  # a page whose name was rebound has no key
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
         signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
@@ -106,21 +106,30 @@ class Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline of a request and its whole answer: a slow client is dropped."""
+    """HTTP/1.1 with a deadline of headers, and of a request with its whole answer: a slow client is dropped."""
 
     deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.deadline = self.loop.call_later(REQUEST_SECONDS, transport.abort)
+        self._end_within(BODY_SECONDS)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # the headers of a request are complete
+            self._end_within(REQUEST_SECONDS)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.deadline is not None:
-            self.deadline.cancel()
-        self.deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        self._end_within(BODY_SECONDS)  # uvicorn's keep-alive timeout is shorter, but any byte ends that
+        super().on_response_complete()  # may begin the next request
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.deadline is not None:
             self.deadline.cancel()
+
+    def _end_within(self, seconds: float) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.deadline = self.loop.call_later(seconds, self.transport.abort)

@@ -9,12 +9,11 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 BODY_BYTES = 1 << 20  # most of a request
-BODY_SECONDS = 20.0  # to send it
+BODY_SECONDS = 20.0  # to send it, and before it the headers
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
 Parts = AsyncGenerator[AnswerPart, None]
 
@@ -83,6 +82,8 @@ async def read_body(request: Request) -> bytes:
         await asyncio.wait_for(read(), BODY_SECONDS)
     except asyncio.TimeoutError as error:
         raise ApiError(408, f"the body has not come within {BODY_SECONDS:g} seconds") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client has left") from error  # nobody reads it
     return bytes(content)
 
 
@@ -149,7 +150,7 @@ class OriginGuard:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.names and re.sub(r":\d+$", "", host) not in self.names:
             return ApiError(403, f"Host: got another name than {', '.join(self.names)}")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return ApiError(403, "Origin: a page of another origin may not use this server")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
         if self.key and request.url.path.startswith("/v1") and not hmac.compare_digest(given, self.key):

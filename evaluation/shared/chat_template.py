@@ -15,7 +15,7 @@ def read_template(directory: Path) -> Template | None:
     """Return the chat template, with the special tokens that it may name, or None without one. Raises BadInput."""
     settings, path = _values(directory / SPECIAL) | _values(directory / SETTINGS), directory / CHAT_TEMPLATE
     text = settings.get("chat_template")
-    if isinstance(text, list):  # several by name, as of tools
+    if isinstance(text, list) and all(isinstance(each, dict) for each in text):  # several by name, as of tools
         text = next((each.get("template") for each in text if each.get("name") == "default"), None)
     if path.is_file():
         with refusing(path, kinds=(OSError, ValueError)):
@@ -23,6 +23,8 @@ def read_template(directory: Path) -> Template | None:
     if not isinstance(text, str | None):
         raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")
     special = {name: value for name, value in settings.items() if name.endswith("_token")}
+    if wrong := [name for name, value in special.items() if isinstance(value, dict) and "content" not in value]:
+        raise BadInput(f"{directory}: {wrong[0]}: got {quoted(special[wrong[0]])}, wanted a text, or its content")
     spelled = {name: value["content"] if isinstance(value, dict) else value for name, value in special.items()}
     named = {name: value for name, value in spelled.items() if isinstance(value, str)}
     return None if text is None else Template(text, variables=named)

@@ -78,8 +78,6 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     place: ModelLocation
-    template: Template | None = None  # of conversations; None: it continues plain text
-    end_ids: frozenset[int] = frozenset()  # others that end an answer
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -90,6 +88,17 @@ class Trained:
                 "pass it with --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
+
+    @cached_property
+    def template(self) -> Template | None:
+        """The template of conversations; None: it continues plain text. Raises BadInput."""
+        recorded = self.place.tokenizer
+        return Template(recorded.template) if recorded and recorded.template else read_template(self.place.path)
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that its files name as ends of an answer. Raises BadInput."""
+        return end_ids(self.place.path)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -156,14 +165,7 @@ def home_of(reference: str) -> Path:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    recorded = place.tokenizer
-    return Trained(
-        network.to(device).eval(),
-        tokenizer_of(place, tokenizer, network.config),
-        place,
-        Template(recorded.template) if recorded and recorded.template else read_template(place.path),
-        end_ids(place.path),
-    )
+    return Trained(network.to(device).eval(), tokenizer_of(place, tokenizer, network.config), place)
 
 
 def load_network(place: ModelLocation) -> GPT:

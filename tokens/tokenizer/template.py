@@ -7,6 +7,7 @@ It is rendered with a placeholder for each content: the text of a message is ord
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -98,8 +99,9 @@ class Template:
         values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
         with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
             text = _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
+        found = Counter(re.findall(PLACE.format("[0-9]+"), text))
         for number, message in enumerate(messages, 1):
-            if (count := text.count(PLACE.format(number - 1))) != 1:
+            if (count := found[PLACE.format(number - 1)]) != 1:
                 where = f"message {number} ({message.role})"
                 raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
         return text

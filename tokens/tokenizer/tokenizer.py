@@ -142,11 +142,12 @@ class Tokenizer:
         return attrs.evolve(self, special_tokens={**self.special_tokens, **added})
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a text, 1-D, `token_dtype`. Raises BadInput for a character without one."""
-        try:
-            ids = self.coder.encode(text)
-        except UnicodeEncodeError:  # a lone surrogate
-            ids = self.coder.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        """Return the ids of a text, 1-D, `token_dtype`. Raises BadInput for one that has none."""
+        with refusing(f"tokenizer {self.name}: cannot encode the text"):  # a million spaces, for one
+            try:
+                ids = self.coder.encode(text)
+            except UnicodeEncodeError:  # a lone surrogate
+                ids = self.coder.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return ids.astype(token_dtype(self.vocabulary_size), copy=False)
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.errors import BadInput
+from common.errors import BadInput, printable_lines
 from evaluation.chat.chat import Conversation, obey, wrapped
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
@@ -26,7 +27,7 @@ from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, network, plain_of
 from tokens.tokenizer.loading import load_tokenizer
-from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, TURN_TOKENS, USER, Message
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, TURN_TOKENS, USER, Message, Template
 
 GREEDY = Sampling(temperature=0)
 TEMPLATE = "{% for message in messages %}{{ message.role[0] + ':' + message.content + '\n' }}{% endfor %}a:"
@@ -46,6 +47,14 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.json").write_text(json.dumps(values))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+@attrs.frozen
+class Talker(Trained):
+    """A model whose template and ends are not read from files."""
+
+    template: Template | None = None
+    end_ids: frozenset[int] = frozenset()
 
 
 class Terminal:
@@ -79,7 +88,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
     os.close(started.controller)
 
 
-def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Trained:
+def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
     """Return a model of random weights that speaks ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
@@ -88,17 +97,17 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
         model.head.weight[:128] *= 5
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
     place = ModelLocation(Path("model"), None, Path("model"))
-    return Trained(model, tokenizer, place, None if template is None else TEMPLATES[template])
+    return Talker(model, tokenizer, place, None if template is None else TEMPLATES[template])
 
 
 @pytest.mark.slow
 def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
     for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
         os.write(terminal.controller, f"{question}\r".encode())
-        terminal.until("\r\n", more=100)
+        shown = terminal.until("\r\n", more=100)
         for _ in range(9):
             terminal.process.send_signal(signal.SIGINT)
-        terminal.until("\n> ")
+        shown += terminal.until("\n> ")
     saved = tmp_path / "of two.jsonl"
     for count in (1, 2):
         assert "Saved 5 messages" in terminal.type(f"/save {saved}\r", "\n> ")
@@ -108,12 +117,15 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
     assert [each["role"] for each in messages] == ["system", *["user", "assistant"] * 2]
     assert [each["content"] for each in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
+    said = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
+    assert "".join(said.split()) == "".join(printable_lines(messages[4]["content"]).split())
     assert "forgotten" in terminal.type("/reset\r", "\n> ")
     assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
     assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
     assert "/reset" in terminal.type("/help\r", "\n> ")
     os.write(terminal.controller, b"half a line")
     terminal.until("half a line")
+    time.sleep(0.2)  # a signal between its echo and its wait is lost to readline
     terminal.process.send_signal(signal.SIGINT)
     assert "Ctrl-D ends the program" in terminal.until("\n> ")
     os.write(terminal.controller, b"\x04")
@@ -137,8 +149,9 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
     for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name and str(tmp_path / name))
-    with pytest.raises(BadInput, match="folder has its name"):
-        obey(talk, "/save", str(tmp_path / "folder.jsonl"))
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+        with pytest.raises(BadInput, match=problem):
+            obey(talk, "/save", name)
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
@@ -175,8 +188,8 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     talk = Conversation(model, 30)
     parts = talk.answer("Hi", GREEDY)
     heard = next(parts) + next(parts)
-    with pytest.raises(KeyboardInterrupt):
-        parts.throw(KeyboardInterrupt())
+    talk.interrupt()
+    assert [*parts] == [""]
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
     talk.reset()
     assert "".join(talk.answer("Hi", GREEDY)) == whole
@@ -197,7 +210,7 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
     assert talk._prompt(Message(USER, "x"))[:5] == [257, *b"Sys", 260]
     with pytest.raises(BadInput, match="system message: got 88 tokens, wanted at most 48 of"):
         next(talk.answer("x" * 80, GREEDY))
-    assert len(talk.turns) == 12
+    assert (len(talk.turns), talk.answers) == (12, 6)
 
 
 def test_a_system_message_needs_a_template_and_room() -> None:

@@ -35,7 +35,9 @@ CONVERSATIONS = [
 def chat_model(folder: Path, template: Template, **options: Any) -> Trained:
     tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
     config = attrs.evolve(SMALL, **options, vocab_size=tokenizer.vocabulary_size, context_length=400)
-    return Trained(network(config), tokenizer, ModelLocation(folder, None, folder), template)
+    folder.mkdir(exist_ok=True)
+    (folder / "chat_template.jinja").write_text(template.text)
+    return Trained(network(config), tokenizer, ModelLocation(folder, None, folder))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import re
 import signal
 
+import httpx2
 import pytest
 
+from evaluation.judging.client import _asked_pause
 from evaluation.judging.judgement import Judgement
 from evaluation.judging.store import StoreLine, VerdictStore
 from tests import launch
@@ -69,6 +71,11 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     sessions.said("--retry-wrong")
     assert sessions.result() == faultless
     assert server.billed == 8 + PROMPTS
+
+
+def test_a_pause_is_that_of_the_server_where_it_is_a_number() -> None:
+    for asked, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
+        assert _asked_pause(httpx2.Response(429, headers={"Retry-After": asked})) == seconds
 
 
 def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(

@@ -1,5 +1,7 @@
 """Parts of an answer: whole characters, up to the first stop string, each token with the part that it completes."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,15 +22,16 @@ from tokens.tokenizer.loading import load_tokenizer
 
 OFF: Any = dict.fromkeys(("include_usage", "is_chat", "repeatable"), False)
 REQUEST = AnswerRequest(prompt=[1], count=1000, sampling=Sampling(), stop=(), alternatives=0, stream=True, **OFF)
+PLACE = ModelLocation(Path("m"), None, Path("m"))
 TOKENIZER = load_tokenizer("bytes")
 
 
-def parts(text: bytes, **changed: Any) -> list[AnswerPart]:
-    served = ServedModel(trained=Trained(None, TOKENIZER, None), name="", longest_answer=9)  # type: ignore[arg-type]
+def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
+    served = ServedModel(trained=Trained(None, TOKENIZER, PLACE), name="", longest_answer=9)  # type: ignore[arg-type]
     answer = DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
     found = []
     for token in [*text, TOKENIZER.end_of_text_id]:
-        found.append(answer.take(Drawn(token, torch.zeros(257))))
+        found.append(answer.take(Drawn(token, torch.zeros(301))))
         if found[-1].finish:
             break
     return found
@@ -50,13 +53,14 @@ def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, s
 
 def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
+    assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 
 def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> None:
     network = GPT(ModelConfig(**TINY_MODEL)).eval()
     initialize(network, 0)
-    trained = Trained(network, TOKENIZER, ModelLocation(path="m", run=None, home="m"))  # type: ignore[arg-type]
+    trained = Trained(network, TOKENIZER, PLACE)
     served, engine = ServedModel(trained=trained, name="m", longest_answer=9), Engine(trained, 2, 2)
 
     def ended(seconds: float, damaged: float | None = None) -> str:

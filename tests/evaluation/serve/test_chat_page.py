@@ -83,6 +83,24 @@ def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, se
     assert len(troubles) == 1 and "400" in troubles[0]
 
 
+def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(browser: Any, served: Served) -> None:
+    page = opened(browser, served, [])
+    page.fill("#message", "Hello")
+    page.press("#message", "Enter")
+    page.locator(".text span").nth(3).wait_for()
+    page.click("#new")
+    page.locator("#send").wait_for()
+    page.route("**/v1/chat/completions", lambda _: None)  # no answer begins
+    page.fill("#message", "Hi")
+    page.press("#message", "Enter")
+    page.click("#stop")
+    page.locator(".about", has_text="0 tokens, stopped").wait_for()
+    assert page.input_value("#message") == "Hi"
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.press("#message", "Enter")
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
+
+
 def test_a_base_model_continues_text_and_a_key_is_asked_for(browser: Any, finished: Path, serve: Serve) -> None:
     key = "0123456789abcdef"
     with serve(finished, LOCKSTEP_API_KEY=key) as served:

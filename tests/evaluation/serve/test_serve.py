@@ -1,5 +1,6 @@
 """`evaluate.py serve`, asked by OpenAI's client: answers, refusals in the API's form, clients that leave, signals."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -11,7 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+import uvicorn
+from starlette.responses import JSONResponse
+from uvicorn.server import ServerState
 
+from evaluation.serve.serve import BoundedProtocol
 from evaluation.shared.load import load, locate
 from model.generate import Sampling
 from tests import launch
@@ -89,6 +94,7 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
     scores = said.choices[0].logprobs
     assert scores and scores.tokens and said.choices[0].finish_reason == "length"
     assert "".join(scores.tokens) == said.choices[0].text
+    assert ask(served, {"model": "run", "prompt": [5], "max_tokens": 1}, "/v1/completions")[0] == 200
     chunks = [*asked.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
     assert "".join(one.choices[0].text for one in chunks) == said.choices[0].text
     assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
@@ -116,7 +122,7 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
         ({"messages": [{"role": "cook", "content": ""}]}, 400, "messages", "wanted role"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "surrogate"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "a text"),
-        ({"messages": HELLO * 10_000}, 400, None, f"at most {CONTEXT} tokens"),
+        ({"messages": HELLO * 10_000}, 400, "messages", f"got 10,000, wanted at most {CONTEXT}"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, None, "600|60[0-9] tokens"),
     ],
 )
@@ -149,8 +155,30 @@ def test_what_is_no_request_is_refused(served: Served) -> None:
             assert status in connection.recv(100).partition(b"\r\n")[0], head
 
 
+def test_a_connection_that_begins_no_request_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluation.serve.serve.BODY_SECONDS", 0.1)
+
+    async def received(sent: bytes) -> bytes:
+        config = uvicorn.Config(JSONResponse({}), http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+        config.load()
+        state, loop = ServerState(), asyncio.get_running_loop()
+        server = await loop.create_server(lambda: BoundedProtocol(config, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(sent)
+        return await asyncio.wait_for(reader.read(), 4)
+
+    half = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    for sent, begins in ((b"", b""), (half, b""), (half + b"\r\n" + half, b"HTTP/1.1 200")):
+        assert asyncio.run(received(sent)).startswith(begins), sent
+
+
 def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
-    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+    for headers in (
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ):
         assert ask(served, GREEDY, **headers)[0] == 403
     own = f"127.0.0.1:{served.port}"
     status, headers, _ = ask(served, {**GREEDY, "max_tokens": 1}, Host=own, Origin=f"http://{own}")
@@ -173,7 +201,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
                 assert ask(locked, {}, path)[2]["error"]["code"] == "invalid_api_key"
             with pytest.raises(openai.AuthenticationError):
                 client(locked, KEY[:-1]).models.list()
-            assert ask(locked, {}, "/v1/models", Authorization="Bearer é")[0] == 401
+            assert ask(locked, {}, "/v1/models", Authorization="Bearer é", Host="chat.example")[0] == 401
             assert client(locked, KEY).models.list().data[0].id == "run"
     for options, problem in (
         (["--host=0.0.0.0"], "not loopback: pass an API key"),
@@ -213,6 +241,8 @@ def test_a_seed_gives_one_answer_whatever_else_is_served_or_slowly_read(served: 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_end_answers(chat_run: Path, serve: Serve, number: int, status: int) -> None:
     with serve(chat_run) as served:
+        with socket.create_connection(("127.0.0.1", served.port)) as leaves:
+            leaves.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         connections = [stream(served) for _ in range(3)]
         served.process.send_signal(number)
         assert served.process.wait(launch.TIMEOUT_SECONDS) == status

@@ -58,8 +58,14 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
 
 def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
-    for text, problem in ((5, "wanted a Jinja text"), ("{{ 1 / 0 }}", "zero"), ("{% if %}", "Expected")):
-        write(tmp_path, {"chat_template": text})
+    for settings, problem in (
+        ({"chat_template": 5}, "wanted a Jinja text"),
+        ({"chat_template": ["a"]}, "wanted a Jinja text"),
+        ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
+        ({"chat_template": "{% if %}"}, "Expected"),
+        ({"pad_token": {"lstrip": False}}, "pad_token: got"),
+    ):
+        write(tmp_path, settings)
         with pytest.raises(BadInput, match=problem):
             read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
 

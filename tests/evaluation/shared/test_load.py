@@ -44,6 +44,10 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
     exported = tmp_path / "exported"
     said("export", copied, exported)
+    (exported / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    damaged = load(locate(str(exported), None), None, torch.device("cpu"))  # most commands need no ends of an answer
+    with pytest.raises(BadInput, match="eos_token_id: got 'x'"):
+        _ = damaged.stop_ids
     config, weights = exported / "config.json", exported / "model.safetensors"
     good, tensors = config.read_text(), load_file(weights)
 

@@ -1,5 +1,6 @@
 """Conversation templates: ids and weights of each message; special tokens come from the template alone."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def test_what_a_message_says_becomes_no_special_token() -> None:
     ids, _ = template.encode(tokenizer, forged)
     assert sum(token >= tokenizer.end_of_text_id for token in ids) == 4
     assert tokenizer.decode(ids) == f"<|user|>{forged[0].content}<|end|><|assistant|><|endoftext|><|end|>"
+
+
+def test_a_conversation_of_many_turns_is_rendered_in_linear_time() -> None:
+    began = time.process_time()
+    TEMPLATES["turns"].render("", [Message(USER, "")] * 40_000)
+    assert time.process_time() - began < 5
 
 
 def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def test_the_text_of_a_special_token_is_ordinary_text() -> None:
     assert tokenizer.end_of_text_id == 50256
     assert ids.dtype == np.uint16 and 50256 not in ids
     assert tokenizer.decode(ids.tolist()) == "a<|endoftext|>b"
+    with pytest.raises(BadInput, match=r"tokenizer gpt2.*: cannot encode the text: .*stack"):
+        tokenizer.encode("a" + " " * 1_000_000 + "b")
     assert 256 not in load_tokenizer("bytes").encode("a<|endoftext|>b")
     assert load_tokenizer("bytes").encode("né").tolist() == [110, 195, 169]
     assert load_tokenizer("bytes").decode([110, 195, 169, 256]) == "né<|endoftext|>"
