@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -12,6 +13,8 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, MakeRun, complete, metrics, one_line, train
 from tests.evaluation.comparison.stored import evaluate
+from tests.launch import ROOT
+from tests.launch import run as run_command
 from training.initial_weights import with_new_rows
 
 # What describes the same network.
@@ -19,8 +22,8 @@ FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 
 
-def record(run: Path) -> dict[str, str]:
-    origin: dict[str, str] = json.loads((run / "resolved.json").read_text())["initial_weights"]
+def record(run: Path) -> dict[str, Any]:
+    origin: dict[str, Any] = json.loads((run / "resolved.json").read_text())["initial_weights"]
     return origin
 
 
@@ -44,21 +47,29 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
 
 
-def test_a_larger_vocabulary_gets_rows_of_the_mean_of_the_others_on_any_layout_and_goes_on_and_is_replayed(
+def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_layout_and_it_goes_on_and_is_replayed(
     make_run: MakeRun, finished: Path, tmp_path: Path
 ) -> None:
     old = load_file(finished / "checkpoints" / "best" / "model.safetensors")["token_embedding.weight"]
     mean = old.double().mean(0).float()
+    (tmp_path / "talks.jsonl").write_text('{"instruction": "Add 1 and 2.", "output": "That is 3."}\n' * 400)
+    talks, prepared = str(tmp_path / "talks.jsonl"), str(tmp_path / "talks")
+    options = ("--template", "turns", "--context-length", "32", "--tokenizer", "bytes", "--split", "tail")
+    run_command(ROOT / "prepare_data.py", talks, "--output", prepared, *options).check_returncode()
+    keys = {"dataset": prepared, "objective": "answers", "validation_interval": None}
+    keys |= {"learning_rate": 1e-30, "weight_decay": 0, "schedule_learning_rate": False}
     hashes = []
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
-        run = make_run(name, {"vocab_size": 400}, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
+        run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert "vocabulary 257 -> 400: each new row is the mean of the old ones" in done.stdout
+        assert "4 special tokens that it has never seen begin as the end of text" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
-        assert torch.equal(grown[:257], old) and torch.equal(grown[257:], mean.expand(143, -1))
+        assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))
+        assert torch.equal(grown[257:261], old[256].expand(4, -1))
         hashes.append((metrics(run, "state_sha256"), record(run)))
     assert hashes[0] == hashes[1]
-    assert str(record(run)["vocab_size"]) == "257"
+    assert (record(run)["vocab_size"], record(run)["unseen"]) == (257, 4)
     complete(run, "--init-from", str(finished), "--replay", "1", "2")
     complete(run, "--max-steps", "3")
     assert record(run) == hashes[0][1]
@@ -66,6 +77,10 @@ def test_a_larger_vocabulary_gets_rows_of_the_mean_of_the_others_on_any_layout_a
     assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
     fewer = make_run("fewer", {"vocab_size": 256})
     assert "vocab_size: got 256, but --init-from " in one_line(train(fewer, "--init-from", str(run), "--dry-run"))
+    plain = make_run("plain", {"vocab_size": 400})  # it lacks the turn tokens
+    for options in ((), ("--dry-run",)):
+        line = one_line(train(plain, "--init-from", str(run), *options))
+        assert "its tokenizer is bytes, 261 ids, that of the run's tokens bytes, 257 ids" in line
 
 
 def test_an_untied_head_gets_new_rows_too_and_no_other_parameter() -> None:
