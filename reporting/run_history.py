@@ -232,11 +232,11 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _bits_per_nat(token_files: Sequence[str]) -> float | None:
-    """Return the bits per byte of text of a loss of one nat per token; None where the bytes are not at hand."""
+    """Return the bits per byte of text of one nat per token; None where the bytes are not at hand, or not all count."""
     try:
         manifest = read_manifest(Path(token_files[0])) if len(token_files) == 1 else None
     except (BadInput, ValueError):  # damaged, or an impossible path
         return None
-    if manifest is None or not manifest.text_bytes or manifest.tokens <= 0:
+    if manifest is None or manifest.rows is not None or not manifest.text_bytes or manifest.tokens <= 0:
         return None
     return manifest.tokens / manifest.text_bytes / math.log(2)

@@ -12,7 +12,9 @@ from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, 
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
-REFUSED_KEYS = ("weight", "tool_calls")  # of a message, which would mean something else without them
+# Which would mean something else without them: of a message, of a record
+REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")
+REFUSED_FIELDS = ("tools", "system", "history")
 
 
 class ConversationReader(Reader):
@@ -41,7 +43,8 @@ class ConversationReader(Reader):
             messages.pop()
         messages = [Message(role, self._without_lone_surrogates(text, where)) for role, text in messages]
         text = "\n".join(message.content for message in messages)
-        yield Piece(text, True, messages[0].content[:HEAD_CHARACTERS], tuple(messages), where)
+        asked = next(message.content for message in messages if message.role == USER)
+        yield Piece(text, True, asked[:HEAD_CHARACTERS], tuple(messages), where)
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         yield from self._record(value, where, b"")
@@ -50,6 +53,8 @@ class ConversationReader(Reader):
 def conversation(record: Any, special_tokens: Collection[str]) -> list[Message]:
     """Return the messages of a record. Raises ValueError with the kind of its problem, and the details."""
     fields = record if isinstance(record, dict) else {}
+    if refused := [key for key in REFUSED_FIELDS if fields.get(key)]:
+        raise ValueError("no conversation", f"got '{refused[0]}', which is not read")
     if "messages" in fields and isinstance(fields["messages"], list):
         messages = [_message(number, value) for number, value in enumerate(fields["messages"], 1)]
     elif "messages" in fields or not {"instruction", "output"} <= fields.keys():
@@ -57,7 +62,9 @@ def conversation(record: Any, special_tokens: Collection[str]) -> list[Message]:
         raise ValueError("no conversation", f"got {has}, wanted a list 'messages', or 'instruction' and 'output'")
     else:
         question, more = fields["instruction"], fields.get("input")
-        if isinstance(question, str) and isinstance(more, str) and more.strip():
+        if not isinstance(more, str | None):
+            raise ValueError("not a string", f"input: got {quoted(more)}, wanted a text")
+        if isinstance(question, str) and more is not None and more.strip():
             question += f"\n\n### Input:\n{more}"
         messages = [Message(USER, question), Message(ASSISTANT, fields["output"])]
     _check(messages, special_tokens)

@@ -51,6 +51,8 @@ def prepare(command: PrepareCommand) -> Manifest:
         tokenizer = _tokenizer_of(command, sources, plan)
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
+            if not template.ends(tokenizer):
+                raise BadInput(f"--template {command.template}: no special token ends an answer; let one follow it")
         settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)

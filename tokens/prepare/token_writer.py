@@ -28,7 +28,7 @@ from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard
-from tokens.prepare.plan import HASH, TAIL, PrepareSettings, UnitPlan
+from tokens.prepare.plan import HASH, LARGEST_ID, TAIL, PrepareSettings, UnitPlan
 
 COPY_TOKENS = COPY_BYTES // 2
 MOST_TIMES = 10  # the share asked, of a held-out split, or less of train: beyond, whole documents split nothing
@@ -249,7 +249,8 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
     """Return the end of the last document with text."""
     for stop in range(end, 0, -COPY_TOKENS):
         begin = max(0, stop - COPY_TOKENS)
-        found = np.flatnonzero(train.read(begin, stop) != end_of_text_id)
+        words = train.read(begin, stop).astype(np.uint32)  # of conversations an end of text may count
+        found = np.flatnonzero(words & LARGEST_ID != end_of_text_id)
         if len(found):
             return begin + int(found[-1]) + 2
     return end

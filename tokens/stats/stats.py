@@ -50,10 +50,13 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
-    lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
+    texts = (
+        "documents" if manifest is None or manifest.rows is None else "texts"
+    )  # of conversations: what an end is after
+    lines = [f"{directory}: {documents:,} {texts}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
     if manifest is not None and tokens > ends:
-        if manifest.text_bytes is not None:
+        if manifest.text_bytes is not None and manifest.rows is None:
             lines.append(f"  bytes per token      {manifest.text_bytes / (tokens - ends):.2f}, without end-of-text ids")
         lines += _compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
     if manifest is not None and manifest.rows is not None:

@@ -50,7 +50,9 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     ranks = read_ranks(path)
     known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
     if known is not None:
-        return _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
+        tokenizer = _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
+        if recorded in (None, fingerprint(tokenizer)):
+            return tokenizer
     tokenizer = byte_pair_tokenizer(path.name, ranks)
     if recorded is None or fingerprint(tokenizer) != recorded:
         raise BadInput(f"{path}: unknown ranks, wanted those of {either(KNOWN_TOKENIZERS)}; pass a tokenizer.json")

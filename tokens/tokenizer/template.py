@@ -54,17 +54,36 @@ class Template:
         """Return the ids of a conversation, and of the beginning of an answer to it. Raises BadInput as `encode`."""
         return self._encode(tokenizer, messages, begins_answer=True)[0]
 
+    def ends(self, tokenizer: "Tokenizer") -> frozenset[int]:
+        """Return the special tokens that end an answer and count as it does; without any no model learns to stop."""
+        ids, weights = self.encode(tokenizer, [Message(USER, " "), Message(ASSISTANT, "")])
+        special = {*tokenizer.special_tokens.values()}  # no white space before them
+        return frozenset(token for token, weight in zip(ids, weights, strict=True) if weight and token in special)
+
     def stop_ids(self, tokenizer: "Tokenizer") -> frozenset[int]:
         """Return the ids that end an answer: of the end of a turn, and of a text."""
-        ids, weights = self.encode(tokenizer, [Message(USER, " "), Message(ASSISTANT, "")])
-        return frozenset(
-            {tokenizer.end_of_text_id, *(token for token, weight in zip(ids, weights, strict=True) if weight)}
-        )
+        return self.ends(tokenizer) | {tokenizer.end_of_text_id}
+
+    @functools.cached_property
+    def trimmed(self) -> frozenset[str]:
+        """The roles whose messages it trims. Raises BadInput for one that changes them otherwise, as `tojson` does."""
+        messages = [Message(USER, ' Is "A"\n& b? '), Message(ASSISTANT, " It's\n<c>. ")]
+        wanted, placed = self._rendered("", messages), self.render("", messages)
+        for roles in ((), (USER,), (ASSISTANT,), (USER, ASSISTANT)):
+            shown = placed
+            for number, (role, text) in enumerate(messages):
+                shown = shown.replace(PLACE.format(number), text.strip() if role in roles else text)
+            if shown == wanted:
+                return frozenset(roles)
+        raise BadInput("the conversation template changes the text of messages; wanted it as it is, or trimmed")
 
     def _encode(
         self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool
     ) -> tuple[list[int], list[int]]:
         ids, weights = list[int](), list[int]()
+        messages = [
+            each._replace(content=each.content.strip()) if each.role in self.trimmed else each for each in messages
+        ]
 
         def add(new: list[int], weight: int) -> None:
             ids.extend(new)
@@ -94,17 +113,21 @@ class Template:
 
     def render(self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
         """Return a conversation with a PLACE for each content. Raises BadInput unless there is one for each."""
-        named = [{"role": each.role, "content": PLACE.format(number)} for number, each in enumerate(messages)]
-        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
-        values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
-        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
-            text = _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
+        places = [Message(each.role, PLACE.format(number)) for number, each in enumerate(messages)]
+        text = self._rendered(end_of_text, places, begins_answer=begins_answer)
         found = Counter(re.findall(PLACE.format("[0-9]+"), text))
         for number, message in enumerate(messages, 1):
             if (count := found[PLACE.format(number - 1)]) != 1:
                 where = f"message {number} ({message.role})"
                 raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
         return text
+
+    def _rendered(self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
+        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
+        values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
+        named = [message._asdict() for message in messages]
+        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
+            return _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
 
 
 @functools.lru_cache
@@ -152,12 +175,13 @@ def load_template(name: str) -> Template:
     if not name.endswith(SUFFIX):
         raise BadInput(f"template '{name}' is unknown; wanted {', '.join(TEMPLATES)} or a {SUFFIX} file")
     with refusing(f"{name}: cannot be read", kinds=(OSError, ValueError)):
-        template = Template(read_regular(Path(name)).decode())
+        template = Template(read_regular(Path(name)).decode("utf-8-sig"))
     if "strftime_now" in template.text:
         raise BadInput(f"{name}: asks for the date, so its tokens would differ from day to day; write one instead")
     turns = [Message(role, "") for role in (USER, ASSISTANT, USER)]
     with refusing(name, kinds=(BadInput,)):
-        text = template.render("", turns, begins_answer=True)
+        text = template.render("", turns, begins_answer=True) + template.render("", turns[:2])
+        _ = template.trimmed
     with suppress(BadInput):  # it may refuse a system's message
         text += template.render("", [Message(SYSTEM, ""), *turns])
     return Template(template.text, tuple(dict.fromkeys(TURN_TOKEN.findall(text))))

@@ -85,6 +85,15 @@ def test_the_disk_holds_open_shards_only_and_the_tokenizers_ranks_go_with_the_to
     assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 
+def test_a_copy_that_is_short_ends_in_a_line_and_its_original_stays(
+    bucket_server: BucketServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bucket, "copy", lambda bucket, _, final: bucket.write(final, b"short"))
+    with pytest.raises(BadInput, match=r"/train.*\.safetensors: got 5 bytes, wanted [\d,]+ as in \.partial-.*; rerun"):
+        write(tmp_path, source, split="hash", bucket="s3://runs/short", shard_tokens=300)
+    assert ".partial-train-00000.safetensors" in bucket_server.contents("short")
+
+
 @pytest.mark.usefixtures("bucket_server")
 def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
     places = []

@@ -177,6 +177,13 @@ def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Pa
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
 
 
+def test_a_full_row_whose_last_token_counts_is_held_out_whole(tmp_path: Path) -> None:
+    records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each of 173 tokens
+    options = {"template": "alpaca", "context_length": 173, "validation_fraction": 0.1}
+    write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), **options)
+    assert [len(rows_of(tmp_path / "out", split)) for split in ("train", "validation")] == [8, 1]
+
+
 def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
