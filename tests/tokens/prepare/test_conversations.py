@@ -112,6 +112,8 @@ BAD = [
     ("[1]", "no conversation: got .1., wanted"),
     ("{", "not JSON: "),
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
+    ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
+    (talk("a", "b") | {"tools": [1]}, "no conversation: got 'tools', which is not read"),
 ]
 
 
@@ -131,6 +133,9 @@ def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_lef
     manifest = write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
     assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1, "cannot be encoded": 1}, 1)
+    (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text.replace("<|end|>", "\n\n"))
+    with pytest.raises(BadInput, match="no special token ends an answer; let one follow it"):
+        write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 
 def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1(tmp_path: Path) -> None:
@@ -165,7 +170,9 @@ def test_workers_kills_and_shards_change_nothing(tmp_path: Path) -> None:
 
 
 def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Path) -> None:
-    source = lines(tmp_path / "a.jsonl", [talk(f"Question {number % 50}?", f"{number}") for number in range(100)])
+    roles = ("system", "user", "assistant")  # the same system's message says nothing of a conversation
+    talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
+    source = lines(tmp_path / "a.jsonl", talks)
     write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)
     held = {split: "".join(text for text, _ in rows_of(tmp_path / "out", split)) for split in ("train", "validation")}
     questions = {split: set(re.findall(r"Question \d+", text)) for split, text in held.items()}

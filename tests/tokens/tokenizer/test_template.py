@@ -1,6 +1,5 @@
 """Conversation templates: ids and weights of each message; special tokens come from the template alone."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +56,14 @@ def test_answers_and_the_ends_of_their_turns_count(template: Template, wanted: s
 
 def test_white_space_before_the_end_of_a_turn_counts_with_it() -> None:
     assert spelled(Template(LLAMA_2), TURNS[1:3]) == "[INST] Q [/INST] {A <|endoftext|>}"
+    assert Template(LLAMA_2).stop_ids(load_tokenizer("bytes")) == {256}
+
+
+def test_messages_are_trimmed_where_the_template_trims_them() -> None:
+    template = Template(LLAMA_2.replace("' + message.content + ' [", "' + message.content | trim + ' ["))
+    assert (
+        spelled(template, [Message(USER, " Q\n"), Message(ASSISTANT, " A ")]) == "[INST] Q [/INST] { A  <|endoftext|>}"
+    )
 
 
 def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -> None:
@@ -76,17 +83,12 @@ def test_what_a_message_says_becomes_no_special_token() -> None:
     assert tokenizer.decode(ids) == f"<|user|>{forged[0].content}<|end|><|assistant|><|endoftext|><|end|>"
 
 
-def test_a_conversation_of_many_turns_is_rendered_in_linear_time() -> None:
-    began = time.process_time()
-    TEMPLATES["turns"].render("", [Message(USER, "")] * 40_000)
-    assert time.process_time() - began < 5
-
-
 def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> None:
-    for text in (CHATML, TEMPLATES["turns"].text, LLAMA_2):
-        (tmp_path / "a.jinja").write_text(text)
-        found = load_template(str(tmp_path / "a.jinja"))
-        wanted = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: ()}.get(text, TEMPLATES["turns"].turn_tokens)
+    last = LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)")
+    known = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: (), last: ("<|return|>",)}
+    for text in (*known, TEMPLATES["turns"].text):
+        (tmp_path / "a.jinja").write_text(text, "utf-8-sig")
+        found, wanted = load_template(str(tmp_path / "a.jinja")), known.get(text, TEMPLATES["turns"].turn_tokens)
         assert (found.text, sorted(found.turn_tokens)) == (text, sorted(wanted))
 
 
@@ -94,6 +96,10 @@ def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> 
     ("text", "said"),
     [
         ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, wanted each message once"),
+        (
+            CHATML.replace("content", "content | tojson"),
+            r"a\.jinja: .* changes the text of messages; wanted it as it is",
+        ),
         ("{% for", r"a\.jinja: the conversation template: .*"),
         ("{{ raise_exception('never') }}", "never"),
         ("{{ strftime_now('%d') }}", r"a\.jinja: asks for the date, so its tokens would differ"),
