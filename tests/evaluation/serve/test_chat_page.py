@@ -32,10 +32,11 @@ def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) 
     return page
 
 
-def say(page: Any, text: str) -> None:
+def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
+    """Send a message; wait for what shows `then`."""
     page.fill("#message", text)
     page.press("#message", "Enter")
-    page.locator("#send").wait_for(state="visible", timeout=60_000)
+    page.locator(then, **options).first.wait_for(state="visible", timeout=60_000)
 
 
 @pytest.mark.parametrize("width", [390, 1200])
@@ -71,28 +72,21 @@ def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: A
 def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, served: Served) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles)
-    page.fill("#message", "Hello")
-    page.press("#message", "Enter")
-    page.locator(".text span").nth(3).wait_for()
+    say(page, "Hello", ".text span:nth-child(4)")
     page.click("#stop")
     page.locator(".about", has_text="stopped").wait_for()
-    page.fill("#message", "x" * 600)
-    page.press("#message", "Enter")
-    page.locator(".error", has_text="at most 512 tokens").wait_for()
+    say(page, "x" * 600, ".error", has_text="at most 512 tokens")
     assert page.input_value("#message") == "x" * 600 and page.evaluate(WIDE) <= 0
     assert len(troubles) == 1 and "400" in troubles[0]
 
 
 def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(browser: Any, served: Served) -> None:
     page = opened(browser, served, [])
-    page.fill("#message", "Hello")
-    page.press("#message", "Enter")
-    page.locator(".text span").nth(3).wait_for()
+    say(page, "Hello", ".text span:nth-child(4)")
     page.click("#new")
     page.locator("#send").wait_for()
     page.route("**/v1/chat/completions", lambda _: None)  # no answer begins
-    page.fill("#message", "Hi")
-    page.press("#message", "Enter")
+    say(page, "Hi", "#stop")
     page.click("#stop")
     page.locator(".about", has_text="0 tokens, stopped").wait_for()
     assert page.input_value("#message") == "Hi"
