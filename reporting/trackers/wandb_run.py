@@ -36,7 +36,9 @@ class WandbRun(Store):
         self._wandb: Any = wandb  # its types depend on the installed version
         self._open: Any = None
         self._last_step, self._version = -1, run.version  # sent by this process; of the data there
-        self._offline = not _has_key(wandb)
+        with refusing("W&B", ADVICE, (Exception,)):
+            has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # without asking for one
+        self._offline = not has_key
         if self._offline:
             line = f"NOTE: no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"
             print(printable(line), file=sys.stderr)
@@ -138,12 +140,6 @@ class WandbRun(Store):
                 )
             WandbRun._count_open += 1
         return self._open
-
-
-def _has_key(wandb: Any) -> bool:
-    """Tell whether W&B knows an access key, without asking for one."""
-    with refusing("W&B", ADVICE, (Exception,)):
-        return os.environ.get("WANDB_MODE") != "offline" and bool(wandb.login(prompt=False))
 
 
 def _failure(reason: str) -> BadInput:
