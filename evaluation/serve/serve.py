@@ -69,13 +69,9 @@ def listen(command: ServeCommand, key: bytes | None) -> socket.socket:
     where = f"--host {command.host} --port {command.port}"
     with refusing(where, "pass another", kinds=(OSError, UnicodeError)):
         family, *_, address = socket.getaddrinfo(command.host, command.port, type=socket.SOCK_STREAM)[0]
-        if key is None and not is_loopback(address[0]):
+        if key is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
             raise BadInput(f"--host {command.host}: not loopback: pass an API key: --api-key-file or ${KEY_VARIABLE}")
         return socket.create_server(address, family=family, backlog=CONNECTIONS)
-
-
-def is_loopback(address: str | int) -> bool:
-    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
 class Server(uvicorn.Server):

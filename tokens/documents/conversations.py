@@ -12,9 +12,8 @@ from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, 
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
-# Which would mean something else without them: of a message, of a record
-REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")
-REFUSED_FIELDS = ("tools", "system", "history")
+REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")  # of a message: it meant something else
+REFUSED_FIELDS = ("tools", "system", "history")  # of a record, likewise
 
 
 class ConversationReader(Reader):

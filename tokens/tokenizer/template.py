@@ -60,10 +60,6 @@ class Template:
         special = {*tokenizer.special_tokens.values()}  # no white space before them
         return frozenset(token for token, weight in zip(ids, weights, strict=True) if weight and token in special)
 
-    def stop_ids(self, tokenizer: "Tokenizer") -> frozenset[int]:
-        """Return the ids that end an answer: of the end of a turn, and of a text."""
-        return self.ends(tokenizer) | {tokenizer.end_of_text_id}
-
     @functools.cached_property
     def trimmed(self) -> frozenset[str]:
         """The roles whose messages it trims. Raises BadInput for one that changes them otherwise, as `tojson` does."""

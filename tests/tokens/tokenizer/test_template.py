@@ -56,7 +56,7 @@ def test_answers_and_the_ends_of_their_turns_count(template: Template, wanted: s
 
 def test_white_space_before_the_end_of_a_turn_counts_with_it() -> None:
     assert spelled(Template(LLAMA_2), TURNS[1:3]) == "[INST] Q [/INST] {A <|endoftext|>}"
-    assert Template(LLAMA_2).stop_ids(load_tokenizer("bytes")) == {256}
+    assert Template(LLAMA_2).ends(load_tokenizer("bytes")) == {256}
 
 
 def test_messages_are_trimmed_where_the_template_trims_them() -> None:
@@ -71,7 +71,7 @@ def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -
         tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
         prompt, (ids, weights) = template.prompt(tokenizer, TURNS[:2]), template.encode(tokenizer, TURNS[:3])
         assert ids[: len(prompt)] == prompt and weights == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
-        assert {tokenizer.end_of_text_id, ids[-1]} == template.stop_ids(tokenizer)
+        assert template.ends(tokenizer) == {ids[-1]}
 
 
 def test_what_a_message_says_becomes_no_special_token() -> None:
