@@ -90,11 +90,11 @@ def start_from(
         other = initial.load()
         initial.check(other, wanted, model_file)
         network, unseen = other.network, initial.unseen(other, tokenizer)
-        ids, alike = list(unseen), list(unseen.values())
         for name, parameter in network.named_parameters():
             values = with_new_rows(name, parameter.detach(), network.config, wanted)
-            of_ids = axes_of(name, wanted).row_names == ["vocab"]
-            given[name] = values.index_copy(0, torch.tensor(ids), values[alike]) if ids and of_ids else values
+            if unseen and axes_of(name, wanted).row_names == ["vocab"]:
+                values = values.index_copy(0, torch.tensor(list(unseen)), values[list(unseen.values())])
+            given[name] = values
         grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
         digest = weights_sha256(network)
         return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen))
@@ -108,9 +108,7 @@ def start_from(
         keep_rows(parameter, whole)
     lines = [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."]
     if origin.vocab_size is not None:
-        lines.append(
-            f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: each new row is the mean of the old ones"
-        )
+        lines.append(f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: new rows are the mean of the others")
     if origin.unseen:
         lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
     print_lines(ranks, lines)

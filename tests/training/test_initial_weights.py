@@ -62,7 +62,7 @@ def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
-        assert "vocabulary 257 -> 400: each new row is the mean of the old ones" in done.stdout
+        assert "vocabulary 257 -> 400: new rows are the mean of the others" in done.stdout
         assert "4 special tokens that it has never seen begin as the end of text" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
         assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))

@@ -57,8 +57,8 @@ class Template:
     def ends(self, tokenizer: "Tokenizer") -> frozenset[int]:
         """Return the special tokens that end an answer and count as it does; without any no model learns to stop."""
         ids, weights = self.encode(tokenizer, [Message(USER, " "), Message(ASSISTANT, "")])
-        special = {*tokenizer.special_tokens.values()}  # no white space before them
-        return frozenset(token for token, weight in zip(ids, weights, strict=True) if weight and token in special)
+        counted = {token for token, weight in zip(ids, weights, strict=True) if weight}
+        return frozenset(counted.intersection(tokenizer.special_tokens.values()))  # without white space before them
 
     @functools.cached_property
     def trimmed(self) -> frozenset[str]:
