@@ -97,7 +97,7 @@ def start_from(
             given[name] = values
         grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
         digest = weights_sha256(network)
-        return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen))
+        return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen) or None)
 
     origin = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.named_parameters().items():

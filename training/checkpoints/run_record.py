@@ -46,7 +46,7 @@ class WeightsOrigin:
     source: str  # as on the command line
     sha256: str  # training/initial_weights.py
     vocab_size: int | None = None  # of that model, where the run has added rows for new ids
-    unseen: int = 0  # special tokens that it has never seen: their rows begin as that of the end of text
+    unseen: int | None = None  # special tokens that it has never seen: their rows begin as that of the end of text
 
 
 @attrs.frozen(kw_only=True)
