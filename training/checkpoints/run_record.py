@@ -108,8 +108,8 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
         values = attrs.asdict(self)
-        if self.initial_weights is not None and self.initial_weights.vocab_size is None:
-            del values["initial_weights"]["vocab_size"]  # which older records lack
+        if (origin := values["initial_weights"]) is not None:  # older records lack its nulls
+            values["initial_weights"] = {key: value for key, value in origin.items() if value is not None}
         for key in _STREAMS:
             streams = values.pop(f"{key}s")
             values[key] = streams if len(streams) > 1 else next(iter(streams), None)
