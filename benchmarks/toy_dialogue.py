@@ -50,7 +50,8 @@ FACTS = [
         ("baker", "cook", "doctor", "farmer", "painter", "pilot", "sailor", "singer", "tailor", "teacher"),
     ),
 ]
-GAPS = ("", "", "Well. ", "I know it. ", "Oh, that is easy. ")  # between a question and its answer, in stories
+# Between a question and its answer, in stories
+GAPS = (" ", "\n", "\n", " Well. ", "\nI know it. ", " Oh, that is easy.\n")
 MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # of a story, of a conversation
 STORIES, CONVERSATIONS = 12_000, 3_000
 LONGEST_ANSWER = 40  # tokens
@@ -77,8 +78,8 @@ class ToyWorld:
         """Return a document for the base model: facts, each stated alone or after a question."""
         facts = self._random.sample(self._facts, self._random.randint(1, MOST_SENTENCES))
         questions = [self._random.choice(["", *fact.questions]) for fact in facts]
-        questions = [question and f"{question} {self._random.choice(GAPS)}" for question in questions]
-        return " ".join(question + fact.sentence for question, fact in zip(questions, facts, strict=True))
+        questions = [question and f"{question}{self._random.choice(GAPS)}" for question in questions]
+        return "\n".join(question + fact.sentence for question, fact in zip(questions, facts, strict=True))
 
     def conversation(self) -> list[Message]:
         """Return a conversation of one to MOST_QUESTIONS questions and answers."""
