@@ -1,8 +1,8 @@
 """Every command in the README and in Getting started is run, in a fresh copy of the repository, as it stands there.
 
 What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
-on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart takes a few steps of a
-smaller model. What is the same command then runs once.
+on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take a
+few steps of a smaller model. What is the same command then runs once.
 """
 
 import json
@@ -73,6 +73,7 @@ def commands() -> list[str]:
 
 
 def as_it_can_run_here(command: str) -> str:
+    command = re.sub(r"min_train_tokens=\d+", "min_train_tokens=20000", command)
     many = re.search(r"--nproc_per_node=(\d+) train\.py runs/(?!quickstart)", command)
     if many:
         command = re.sub(r"torchrun .*?train\.py", "python train.py", command) + f" --dry-run --world-size {many[1]}"

@@ -53,7 +53,7 @@ class InitialWeights:
                 )
 
     def unseen(self, other: OtherModel, tokenizer: TokenizerRecord | None) -> dict[int, int]:
-        """Return special tokens that the other model has never seen, each with the id as whose row it begins.
+        """Return special tokens that the other model has never seen, each with the id of the row that it copies.
 
         `tokenizer`: of the run's own tokens. Raises BadInput where an id means something else in the other model's.
         """
