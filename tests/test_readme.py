@@ -1,8 +1,8 @@
 """Every command in the README and in Getting started is run, in a fresh copy of the repository, as it stands there.
 
 What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
-on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take a
-few steps of a smaller model. What is the same command then runs once.
+on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take
+a few steps of a smaller model. What is the same command then runs once.
 """
 
 import json
