@@ -59,7 +59,7 @@ class Conversation:
                 self.turns += question, Message(ASSISTANT, said)
 
     def interrupt(self, *_: Any) -> None:
-        """End the answer before its next token. A signal handler: what is being printed is not cut."""
+        """End the answer before its next token. A signal handler: a line in print is not cut."""
         self.interrupted = True
 
     def reset(self) -> None:
