@@ -52,24 +52,15 @@ class InitialWeights:
                     f"{json.dumps(theirs)}; set it to that"
                 )
 
-    def unseen(self, other: OtherModel, tokenizer: TokenizerRecord | None) -> dict[int, int]:
-        """Return special tokens that the other model has never seen, each with the id of the row that it copies.
-
-        `tokenizer`: of the run's own tokens. Raises BadInput where an id means something else in the other model's.
-        """
+    def check_tokenizer(self, other: OtherModel, tokenizer: TokenizerRecord | None) -> None:
+        """Raise BadInput where an id of the run's `tokenizer` means something else to the other model."""
         theirs = other.tokenizer
-        if tokenizer is None:
-            return {}
-        if theirs is not None and not tokenizer.extends(theirs):
+        if tokenizer is not None and theirs is not None and not tokenizer.extends(theirs):
             raise BadInput(
                 f"--init-from {self.source}: its tokenizer is {theirs.name}, {theirs.vocabulary_size:,} ids, that of "
                 f"the run's tokens {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or another of that name; "
                 "prepare them with its tokenizer"
             )
-        # In plain text there is no special token but the end of text.
-        first = 0 if theirs is not None and theirs.template is None else other.network.config.vocab_size
-        end = tokenizer.end_of_text_id
-        return {each: end for each in tokenizer.all_special_tokens.values() if each >= first and each != end}
 
 
 def start_random(state: TrainState, seed: int) -> None:
@@ -89,7 +80,8 @@ def start_from(
     def load() -> WeightsOrigin:
         other = initial.load()
         initial.check(other, wanted, model_file)
-        network, unseen = other.network, initial.unseen(other, tokenizer)
+        initial.check_tokenizer(other, tokenizer)
+        network, unseen = other.network, {} if tokenizer is None else unseen_tokens(other, tokenizer)
         for name, parameter in network.named_parameters():
             values = with_new_rows(name, parameter.detach(), network.config, wanted)
             if unseen and axes_of(name, wanted).row_names == ["vocab"]:
@@ -113,6 +105,14 @@ def start_from(
         lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
     print_lines(ranks, lines)
     return origin
+
+
+def unseen_tokens(other: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:
+    """Return special tokens that the other model has never seen, each with the id of the row that it copies."""
+    theirs, end = other.tokenizer, tokenizer.end_of_text_id
+    # In plain text there is no special token but the end of text.
+    first = 0 if theirs is not None and theirs.template is None else other.network.config.vocab_size
+    return {each: end for each in tokenizer.all_special_tokens.values() if each >= first and each != end}
 
 
 def with_new_rows(name: str, values: Tensor, given: ModelConfig, wanted: ModelConfig) -> Tensor:

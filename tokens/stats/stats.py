@@ -50,17 +50,16 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
-    texts = (
-        "documents" if manifest is None or manifest.rows is None else "texts"
-    )  # of conversations: what an end is after
+    rows = None if manifest is None else manifest.rows  # of conversations, where an end is after each of their texts
+    texts = "documents" if rows is None else "texts"
     lines = [f"{directory}: {documents:,} {texts}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
     if manifest is not None and tokens > ends:
-        if manifest.text_bytes is not None and manifest.rows is None:
+        if manifest.text_bytes is not None and rows is None:
             lines.append(f"  bytes per token      {manifest.text_bytes / (tokens - ends):.2f}, without end-of-text ids")
         lines += _compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
-    if manifest is not None and manifest.rows is not None:
-        lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
+    if manifest is not None and rows is not None:
+        lines.append(f"  conversations        {manifest.documents:,} in {rows.shares(manifest.tokens)}")
     for name, split in splits.items():
         lines.append(
             f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} documents"

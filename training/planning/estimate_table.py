@@ -57,7 +57,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
             other = initial.load()
             initial.check(other, run.model, run.directory / "model.json")
             token_set = tokens_at_hand(run.train, command.options.token_files)
-            initial.unseen(other, token_set.tokenizer[1] if token_set and token_set.tokenizer else None)
+            initial.check_tokenizer(other, token_set.tokenizer[1] if token_set and token_set.tokenizer else None)
     streams = streams_at_hand(run.train, command.options.token_files)
     check_objective(run, streams.values())
     lengths = lengths_of(streams)

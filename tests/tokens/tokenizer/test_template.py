@@ -61,9 +61,8 @@ def test_white_space_before_the_end_of_a_turn_counts_with_it() -> None:
 
 def test_messages_are_trimmed_where_the_template_trims_them() -> None:
     template = Template(LLAMA_2.replace("' + message.content + ' [", "' + message.content | trim + ' ["))
-    assert (
-        spelled(template, [Message(USER, " Q\n"), Message(ASSISTANT, " A ")]) == "[INST] Q [/INST] { A  <|endoftext|>}"
-    )
+    talk = [Message(USER, " Q\n"), Message(ASSISTANT, " A ")]
+    assert spelled(template, talk) == "[INST] Q [/INST] { A  <|endoftext|>}"
 
 
 def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -> None:
