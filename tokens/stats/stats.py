@@ -50,9 +50,8 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
-    texts = (
-        "documents" if manifest is None or manifest.rows is None else "texts"
-    )  # of conversations: what an end is after
+    # Of conversations each end-of-text id of the template ends a text: alpaca has one after every answer.
+    texts = "documents" if manifest is None or manifest.rows is None else "texts"
     lines = [f"{directory}: {documents:,} {texts}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
     if manifest is not None and tokens > ends:
@@ -63,7 +62,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
         lines.append(
-            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} documents"
+            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} {texts}"
         )
     lines += [*_copies(splits), "", *_histogram(values, counts), ""]
     try:
