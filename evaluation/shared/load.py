@@ -104,7 +104,7 @@ class Trained:
     def stop_ids(self) -> frozenset[int]:
         """The ids that end an answer: of a turn, of a text. Raises BadInput."""
         ends = self.end_ids | {self.tokenizer.end_of_text_id}
-        return ends if self.template is None else ends | self.template.ends(self.tokenizer)
+        return ends if self.template is None else ends.union(self.template.ends(self.tokenizer))
 
     def encode(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty one is the end-of-text id, or 0 where the network has none."""

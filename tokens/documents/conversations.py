@@ -7,17 +7,19 @@ from typing import Any
 
 from common.errors import quoted
 from tokens.documents.inputs import Damaged, Extent, Input
+from tokens.documents.parquet import REFUSED_FIELDS
 from tokens.documents.reader import HEAD_CHARACTERS, SHOWN_FIELDS, Piece, Reader
 from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, gap_position
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
 REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")  # of a message: it meant something else
-REFUSED_FIELDS = ("tools", "system", "history")  # of a record, likewise
 
 
 class ConversationReader(Reader):
     """Reader of units whose documents are conversations: pieces with messages."""
+
+    longest_line = LARGEST_ARRAY  # which has no line end, mostly
 
     def __init__(self, inputs: tuple[Input, ...], special_tokens: Collection[str]):
         """`special_tokens`: the spellings that no message may hold."""
@@ -25,8 +27,15 @@ class ConversationReader(Reader):
         self._special_tokens = special_tokens
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
-        first = list(itertools.islice(lines, 1))
-        is_array = any((line or b"").removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[") for line, _, _ in first)
+        first, begins = list[Line](), b""
+        try:
+            while not begins and (each := next(lines, None)) is not None:
+                first.append(each)
+                begins = b"?" if each[0] is None else each[0].removeprefix(BYTE_ORDER_MARK).strip()[:1]
+        except Damaged as error:
+            self.problems.add("damaged file", item.path, str(error), 1, max(1, item.size_bytes))
+            return
+        is_array = begins == b"["
         lines, counted = itertools.chain(first, lines), "line" if extent.begin == 0 else counted
         yield from super()._records(item, extent, *((_elements(lines), "record") if is_array else (lines, counted)))
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 CONVERSATION = ("messages", "instruction", "input", "output")  # columns of one
+REFUSED_FIELDS = ("tools", "system", "history")  # without which it would mean something else
 ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
 
 
@@ -24,14 +25,18 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column of a name; without one those of CONVERSATION that there are."""
-    return [each for each in CONVERSATION if each in table.schema_arrow.names] if name is None else [name]
+    """Return the column of a name; without one those of a conversation that there are."""
+    return (
+        [each for each in (*CONVERSATION, *REFUSED_FIELDS) if each in table.schema_arrow.names]
+        if name is None
+        else [name]
+    )
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
     """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
     fields = {field.name: field.type for field in table.schema_arrow}
-    if name is None and not columns(table, None):
+    if name is None and not fields.keys() & {*CONVERSATION}:
         raise BadInput(f"{path}: no column of {', '.join(CONVERSATION)}; it has {', '.join(fields)}")
     if name is not None and not (name in fields and _is_text(fields[name])):
         has = ", ".join(f"{each} ({kind})" for each, kind in fields.items())

@@ -18,7 +18,7 @@ from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged,
 from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 
-TOO_LONG = f"more than {text_file.LONGEST_LINE:,} bytes without a line end; wanted one record a line"
+TOO_LONG = "more than {:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
 HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
 WRONG_ENCODING = "wrong encoding"  # documents that are lost to it
@@ -59,6 +59,8 @@ def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
 
 class Reader:
     """Reader of units, with the problems found in them."""
+
+    longest_line = text_file.LONGEST_LINE  # bytes
 
     def __init__(
         self,
@@ -137,9 +139,10 @@ class Reader:
 
     def _lines(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         if compressed := item.path.endswith(COMPRESSED_SUFFIXES):
-            lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
+            zstandard = item.path.endswith(".zst")
+            lines = decompressed_lines(stream, zstandard=zstandard, longest=self.longest_line)
         else:
-            lines = text_file.lines_from(stream, extent.begin, extent.end)
+            lines = text_file.lines_from(stream, extent.begin, extent.end, self.longest_line)
         yield from self._records(item, extent, lines, "line" if compressed else "byte")
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], counted: str) -> Iterator[Piece]:
@@ -150,7 +153,7 @@ class Reader:
                 where = f"{item.path}: {counted} {position if counted == 'byte' else number}"
                 if line is None:
                     blank = False
-                    self.problems.add("line too long", where, TOO_LONG, lost_bytes=length)
+                    self.problems.add("line too long", where, TOO_LONG.format(self.longest_line), lost_bytes=length)
                 elif line.strip():
                     blank = False
                     yield from self._parsed(line, where)

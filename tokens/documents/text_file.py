@@ -14,7 +14,7 @@ from tokens.tokenizer.known import GPT2
 
 TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
-LONGEST_LINE = 1 << 26  # bytes; a file without line ends, as a JSON array is, must not come into memory as a whole
+LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not come into memory as a whole
 LONGEST_PIECE = 1 << 26  # characters without a cut position; no text looks like that
 LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine gives up at more, fastokens does not
 GAP = f"{LONGEST_GAP:,} characters of white space, or more"
@@ -30,22 +30,22 @@ EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 Line = tuple[bytes | None, int, int]  # as `read_line` gives it, with its position between
 
 
-def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
-    """Return the next line, None for one that is longer than LONGEST_LINE, and its length; b"", 0 at the end."""
-    line = stream.readline(LONGEST_LINE + 1)
-    if len(line) <= LONGEST_LINE:
+def read_line(stream: IO[bytes], longest: int = LONGEST_LINE) -> tuple[bytes | None, int]:
+    """Return the next line, None for one of more than `longest` bytes, and its length; b"", 0 at the end."""
+    line = stream.readline(longest + 1)
+    if len(line) <= longest:
         return line, len(line)
     return None, len(line) + (0 if line.endswith(b"\n") else _skip_line(stream))
 
 
-def lines_from(stream: BinaryIO, begin: int, end: int) -> Iterator[Line]:
+def lines_from(stream: BinaryIO, begin: int, end: int, longest: int = LONGEST_LINE) -> Iterator[Line]:
     """Yield the lines that begin in a range, each with position and length. Raises EOFError for a shorter file."""
     position = begin
     if begin > 0:  # a line that began before belongs to the range before
         stream.seek(begin - 1)
         position += _skip_line(stream, end - begin + 1) - 1
     while position < end:
-        line, length = read_line(stream)
+        line, length = read_line(stream, longest)
         if not length:
             raise EOFError
         yield line, position, length

@@ -125,16 +125,16 @@ class _PartWriter:
         self._counts: Counter[str] = Counter()
         self._max_id = 0
 
-    def add(self, pieces: list[Piece]) -> None:
-        """Write the tokens of texts, an end-of-text id after each document; or pack conversations."""
+    def add(self, pieces: list[Piece]) -> list[Piece]:
+        """Write the tokens of texts, an end-of-text id after each document; or pack conversations. Return those."""
         if self._packer is not None:
-            self._packer.add(pieces)
-            return
+            return self._packer.add(pieces)
         ids, lengths = self._encoder.encode_batch([piece.text for piece in pieces])
         ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
         ids = np.insert(ids, ends, np.full(len(ends), self._encoder.end_of_text_id, ids.dtype))
         empty = sum(piece.ends_document and piece.head == "" for piece in pieces)
         self._write(ids, documents=len(ends), empty_documents=empty)
+        return pieces
 
     def _write(self, ids: np.ndarray, **counts: int) -> None:
         """Write ids, or words of packed conversations; `counts`: fields of the part."""
@@ -200,9 +200,10 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encode(batch: list[Piece], settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
-    """Encode a batch and write its tokens; return the bytes of its text."""
+    """Encode a batch and write its tokens; return the bytes of the texts that were written."""
     splits = settings.splits_of(piece.head for piece in batch)
+    written = list[Piece]()
     for number in [0] if splits is None else np.unique(splits):
         pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
-        writers[SPLITS[number]].add(pieces)
-    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)
+        written += writers[SPLITS[number]].add(pieces)
+    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in written)

@@ -47,8 +47,9 @@ class Packer:
         self._waiting: list[np.ndarray] = []  # words
         self._tokens = 0  # of these
 
-    def add(self, pieces: list[Piece]) -> None:
-        """Add conversations, each with its end of text, but those that the template or a row's length refuses."""
+    def add(self, pieces: list[Piece]) -> list[Piece]:
+        """Add conversations, each with its end of text, and return them: template and row length may refuse some."""
+        added = []
         end = self._tokenizer.end_of_text_id
         for piece in pieces:
             try:
@@ -64,8 +65,10 @@ class Packer:
                 continue
             self._waiting.append(words)
             self._tokens += len(words)
+            added.append(piece)
             if self._tokens >= WINDOW_TOKENS:
                 self.flush()
+        return added
 
     def flush(self) -> None:
         """Write the waiting conversations as rows."""

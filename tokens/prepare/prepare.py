@@ -51,7 +51,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         tokenizer = _tokenizer_of(command, sources, plan)
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
-            if not template.ends(tokenizer):
+            if len(template.ends(tokenizer)) < 2:
                 raise BadInput(f"--template {command.template}: no special token ends an answer; let one follow it")
         settings = settings_of(command, tokenizer, template)
         if plan is None:

@@ -45,7 +45,8 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name.endswith(SUFFIXES):
         return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
-        wanted = ["bytes", "chars", *KNOWN_TOKENIZERS, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
+        by_name = [each for each, known in KNOWN_TOKENIZERS.items() if known.encoding is not None]
+        wanted = ["bytes", "chars", *by_name, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
         raise BadInput(f"tokenizer '{name}' is unknown; wanted {either(wanted)}")
     ranks = read_ranks(path)
     known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")

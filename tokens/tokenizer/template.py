@@ -29,6 +29,7 @@ PLACE = "\ue000{}\ue001"  # in place of the content of a message, with its numbe
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of TURNS
 TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # in what a template of a file renders
 SUFFIX = ".jinja"  # of a file
+ODD = ' Is "A"\n<b>& c? '  # what a filter would change
 
 
 class Message(NamedTuple):
@@ -54,32 +55,16 @@ class Template:
         """Return the ids of a conversation, and of the beginning of an answer to it. Raises BadInput as `encode`."""
         return self._encode(tokenizer, messages, begins_answer=True)[0]
 
-    def ends(self, tokenizer: "Tokenizer") -> frozenset[int]:
-        """Return the special tokens that end an answer and count as it does; without any no model learns to stop."""
-        ids, weights = self.encode(tokenizer, [Message(USER, " "), Message(ASSISTANT, "")])
-        counted = {token for token, weight in zip(ids, weights, strict=True) if weight}
-        return frozenset(counted.intersection(tokenizer.special_tokens.values()))  # without white space before them
-
-    @functools.cached_property
-    def trimmed(self) -> frozenset[str]:
-        """The roles whose messages it trims. Raises BadInput for one that changes them otherwise, as `tojson` does."""
-        messages = [Message(USER, ' Is "A"\n& b? '), Message(ASSISTANT, " It's\n<c>. ")]
-        wanted, placed = self._rendered("", messages), self.render("", messages)
-        for roles in ((), (USER,), (ASSISTANT,), (USER, ASSISTANT)):
-            shown = placed
-            for number, (role, text) in enumerate(messages):
-                shown = shown.replace(PLACE.format(number), text.strip() if role in roles else text)
-            if shown == wanted:
-                return frozenset(roles)
-        raise BadInput("the conversation template changes the text of messages; wanted it as it is, or trimmed")
+    def ends(self, tokenizer: "Tokenizer") -> list[int]:
+        """Return the special tokens that end two answers, the last one too; without one no model learns to stop."""
+        ids, weights = self.encode(tokenizer, [Message(USER, "a"), Message(ASSISTANT, "a")] * 2)
+        special = {*tokenizer.special_tokens.values()}  # without white space before them
+        return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
     def _encode(
         self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool
     ) -> tuple[list[int], list[int]]:
         ids, weights = list[int](), list[int]()
-        messages = [
-            each._replace(content=each.content.strip()) if each.role in self.trimmed else each for each in messages
-        ]
 
         def add(new: list[int], weight: int) -> None:
             ids.extend(new)
@@ -87,7 +72,7 @@ class Template:
 
         text, answered = "", False  # not encoded yet; whether an answer comes before it, but for white space
         special = "|".join(re.escape(token) for token in sorted(tokenizer.special_tokens, key=len, reverse=True))
-        rendered = self.render(tokenizer.end_of_text, messages, begins_answer=begins_answer)
+        rendered, messages = self.render(tokenizer.end_of_text, messages, begins_answer=begins_answer)
         for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered):
             is_place = part[:1] == PLACE[0] and part[-1:] == PLACE[-1]
             message = messages[int(part[1:-1])] if is_place else None
@@ -107,23 +92,33 @@ class Template:
         add(tokenizer.encode(text).tolist(), 0)
         return ids, weights
 
-    def render(self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
-        """Return a conversation with a PLACE for each content. Raises BadInput unless there is one for each."""
+    def render(
+        self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False
+    ) -> tuple[str, list[Message]]:
+        """Return a conversation with a PLACE for each content, and the messages, trimmed where the template trims them.
+
+        Raises BadInput unless there is a place for each, and they fill in to what the template makes of the messages.
+        """
+        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
+        # As transformers gives them
+        values = {"tools": None, "documents": None, "add_generation_prompt": begins_answer, **ends, **self.variables}
         places = [Message(each.role, PLACE.format(number)) for number, each in enumerate(messages)]
-        text = self._rendered(end_of_text, places, begins_answer=begins_answer)
-        found = Counter(re.findall(PLACE.format("[0-9]+"), text))
+        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
+            render = _compiled(self.text).render
+            text, wanted = (render(messages=[*map(Message._asdict, each)], **values) for each in (places, messages))
+        parts = re.split(PLACE.format("([0-9]+)"), text)
+        numbers = [int(number) for number in parts[1::2]]
+        found = Counter(numbers)
         for number, message in enumerate(messages, 1):
-            if (count := found[PLACE.format(number - 1)]) != 1:
+            if (count := found[number - 1]) != 1:
                 where = f"message {number} ({message.role})"
                 raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
-        return text
-
-    def _rendered(self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
-        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
-        values = {"tools": None, "documents": None, **ends, **self.variables}  # as transformers gives them
-        named = [message._asdict() for message in messages]
-        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
-            return _compiled(self.text).render(messages=named, add_generation_prompt=begins_answer, **values)
+        for roles in ((), ROLES, (USER, ASSISTANT), (USER,), (ASSISTANT,), (SYSTEM,)):
+            shown = [each._replace(content=each.content.strip()) if each.role in roles else each for each in messages]
+            parts[1::2] = [shown[number].content for number in numbers]
+            if "".join(parts) == wanted:
+                return text, shown
+        raise BadInput("the conversation template changes the text of messages; wanted it as it is, or trimmed")
 
 
 @functools.lru_cache
@@ -174,10 +169,9 @@ def load_template(name: str) -> Template:
         template = Template(read_regular(Path(name)).decode("utf-8-sig"))
     if "strftime_now" in template.text:
         raise BadInput(f"{name}: asks for the date, so its tokens would differ from day to day; write one instead")
-    turns = [Message(role, "") for role in (USER, ASSISTANT, USER)]
+    turns = [Message(role, ODD) for role in (USER, ASSISTANT, USER)]
     with refusing(name, kinds=(BadInput,)):
-        text = template.render("", turns, begins_answer=True) + template.render("", turns[:2])
-        _ = template.trimmed
+        text = template.render("", turns, begins_answer=True)[0] + template.render("", turns[:2])[0]
     with suppress(BadInput):  # it may refuse a system's message
-        text += template.render("", [Message(SYSTEM, ""), *turns])
+        text += template.render("", [Message(SYSTEM, ODD), *turns])[0]
     return Template(template.text, tuple(dict.fromkeys(TURN_TOKEN.findall(text))))

@@ -53,7 +53,7 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     assert tokenizer.decode(prompt) == wanted[0]
     end = tokenizer.special_tokens["<|im_end|>"]
     assert prompt.count(end) == 4  # and not the one that the user typed
-    assert template.ends(tokenizer) == {end}
+    assert template.ends(tokenizer) == [end, end]
 
 
 def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:

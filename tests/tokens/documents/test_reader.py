@@ -16,6 +16,7 @@ import zstandard
 from tests.tokens.documents.reading import GOOD, TEXTS, documents, flipped, read, write_all_formats
 from tests.tokens.gpt2 import reference
 from tokens.documents import compressed, text_file
+from tokens.documents.reader import Reader
 from tokens.documents.text_file import LONGEST_LINE
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
@@ -96,7 +97,7 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
 def test_a_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "LONGEST_LINE", 40)
+    monkeypatch.setattr(Reader, "longest_line", 40)
     monkeypatch.setattr(text_file, "LINE_BLOCK_BYTES", 7)
     longest, too_long = (json.dumps({"text": "x" * length}).encode() + b"\n" for length in (27, 28))
     assert len(longest) == 40

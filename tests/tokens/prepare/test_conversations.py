@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from common.arguments import UsageError
 from common.errors import BadInput
 from tests.tokens.preparing import CRASH, PREPARE, files_of, run, succeed, write
+from tokens.documents.text_file import LONGEST_LINE
 from tokens.format.manifest import open_listed, read_manifest
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.growing_tokens import GrowingTokens
@@ -85,8 +86,8 @@ def test_alpaca_records_have_their_own_end_of_text(tmp_path: Path) -> None:
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     data = lines(tmp_path / "a.jsonl", ["", *TALKS]).read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(data))
-    (tmp_path / "c.json").write_text("\ufeff" + json.dumps(TALKS, indent=1))
-    (tmp_path / "d.json.zst").write_bytes(zstandard.ZstdCompressor().compress(json.dumps(TALKS).encode()))
+    (tmp_path / "c.json").write_text("\ufeff\n" + " " * LONGEST_LINE + json.dumps(TALKS))
+    (tmp_path / "d.json.zst").write_bytes(zstandard.ZstdCompressor().compress(json.dumps(TALKS, indent=1).encode()))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TALKS), tmp_path / "e.parquet", row_group_size=30)
     sources = sorted(path for path in tmp_path.iterdir() if path.is_file())
     for path in sources:
@@ -120,9 +121,16 @@ BAD = [
 @pytest.mark.parametrize(("record", "said"), BAD, ids=[said.partition(":")[0] for _, said in BAD])
 def test_a_bad_conversation_is_left_out_by_name(tmp_path: Path, record: Any, said: str) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", [TALKS[0], record, TALKS[1]]), **TURNS)
-    assert (manifest.documents, manifest.lost_documents) == (2, 1)
+    assert (manifest.documents, manifest.lost_documents, manifest.text_bytes) == (2, 1, 12 + 4 + 12 + 8)
     [[example]] = manifest.examples.values()
     assert re.match(f"{tmp_path}/a.jsonl: line 2: {said}", example.replace("|", "!")), example
+
+
+def test_a_column_that_would_not_be_read_is_refused_where_it_holds_something(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_pylist([talk("a", "b") | {"system": system} for system in ("Be brief.", "", None)])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    manifest = write(tmp_path / "out", tmp_path / "a.parquet", **TURNS)
+    assert (manifest.documents, manifest.problems) == (2, {"no conversation": 1})
 
 
 def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_left_out(tmp_path: Path) -> None:
@@ -140,8 +148,10 @@ def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_lef
 
 def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text(json.dumps(TALKS)[:-9])
+    (tmp_path / "no.json.gz").write_text("text")
     broken = run(PREPARE, tmp_path, lines(tmp_path / "a.jsonl", TALKS), "--output", tmp_path / "0", *OPTIONS, *INLINE)
     assert broken.returncode == 1 and "broken.json: after record 0: damaged file: not a JSON array: " in broken.stderr
+    assert "no.json.gz: damaged file: Not a gzipped file" in broken.stderr
     for bad in (1, 2):
         source = lines(tmp_path / f"{bad}.jsonl", [*TALKS, *[talk("", "b")] * bad])
         done = run(PREPARE, source, "--output", tmp_path / f"{bad}", *OPTIONS, *INLINE)
@@ -197,7 +207,7 @@ def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
     assert "all as written" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
     printed = "\n".join(stats(out))
     assert re.search(r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are", printed)
-    assert re.search(r"train .* 100 documents", printed)
+    assert re.search(r"train .* 100 texts", printed)
     with pytest.raises(BadInput, match="conversations, whose weights come at the end"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):

@@ -56,13 +56,23 @@ def test_answers_and_the_ends_of_their_turns_count(template: Template, wanted: s
 
 def test_white_space_before_the_end_of_a_turn_counts_with_it() -> None:
     assert spelled(Template(LLAMA_2), TURNS[1:3]) == "[INST] Q [/INST] {A <|endoftext|>}"
-    assert Template(LLAMA_2).ends(load_tokenizer("bytes")) == {256}
+    assert Template(LLAMA_2).ends(load_tokenizer("bytes")) == [256, 256]
 
 
 def test_messages_are_trimmed_where_the_template_trims_them() -> None:
     template = Template(LLAMA_2.replace("' + message.content + ' [", "' + message.content | trim + ' ["))
-    talk = [Message(USER, " Q\n"), Message(ASSISTANT, " A ")]
-    assert spelled(template, talk) == "[INST] Q [/INST] { A  <|endoftext|>}"
+    turns = [Message(USER, " Q\n"), Message(ASSISTANT, " A ")]
+    assert spelled(template, turns) == "[INST] Q [/INST] { A  <|endoftext|>}"
+    template = Template(CHATML.replace("message.content", "message.content | trim"), ("<|im_start|>", "<|im_end|>"))
+    assert "system\nS\t<|im_end|>" not in spelled(template, [Message(SYSTEM, "S\t"), *turns])
+    template = Template(CHATML.replace("{{ '", "{{ 'long' if message.content | length > 9 else '' }}{{ '", 1))
+    with pytest.raises(BadInput, match="changes the text of messages; wanted it as it is, or trimmed"):
+        spelled(template, [Message(USER, "a longer one"), turns[1]])
+
+
+def test_an_answer_ends_as_the_last_of_a_conversation_or_as_one_before() -> None:
+    template = Template(LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)"), ("<|return|>",))
+    assert template.ends(load_tokenizer("bytes").with_special_tokens(template.turn_tokens)) == [256, 257]
 
 
 def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -> None:
@@ -70,7 +80,7 @@ def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -
         tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
         prompt, (ids, weights) = template.prompt(tokenizer, TURNS[:2]), template.encode(tokenizer, TURNS[:3])
         assert ids[: len(prompt)] == prompt and weights == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
-        assert template.ends(tokenizer) == {ids[-1]}
+        assert template.ends(tokenizer) == [ids[-1]] * 2
 
 
 def test_what_a_message_says_becomes_no_special_token() -> None:

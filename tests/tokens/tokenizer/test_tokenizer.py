@@ -5,13 +5,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import tiktoken
 
 from common.errors import BadInput
+from common.files import sha256
 from tests.conftest import shared
 from tokens.format.manifest import RANKS_FILE
+from tokens.tokenizer.known import KNOWN_TOKENIZERS
 from tokens.tokenizer.loading import load_tokenizer, record_of, recorded_tokenizer
 from tokens.tokenizer.ranks import ranks_text, read_ranks
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, token_dtype
@@ -39,7 +42,9 @@ def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
         load_tokenizer("gpt2")
 
 
-def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(tmp_path: Path) -> None:
+def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "gpt2.tiktoken"
     lines = shared("gpt2.tiktoken").read_bytes().splitlines()
     path.write_bytes(b"\r\n".join(reversed(lines)))  # known by content, not by its bytes or name
@@ -50,6 +55,9 @@ def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
     path.write_bytes(b"\n".join(lines[:300]))
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
+    known = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
+    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", known)  # known since these tokens were made
+    assert [load_tokenizer(str(path), each).vocabulary_size for each in (recorded, None)] == [301, 100_277]
     with pytest.raises(BadInput, match="unknown ranks"):
         load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), r"\p{N}|\s+|\S+")))
 
@@ -71,7 +79,9 @@ def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[
     make(tmp_path / "x.tiktoken")
     with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{said}"):
         load_tokenizer(str(tmp_path / "x.tiktoken"))
-    with pytest.raises(BadInput, match="tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k, "):
+    with pytest.raises(
+        BadInput, match="tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k or a file"
+    ):
         load_tokenizer("bert")
 
 
