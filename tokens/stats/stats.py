@@ -50,11 +50,11 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
-    texts = (
-        "documents" if manifest is None or manifest.rows is None else "texts"
-    )  # of conversations: what an end is after
-    lines = [f"{directory}: {documents:,} {texts}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
-    lines += _summary(values, counts)
+    noun, headline = "document", f"{documents:,} documents"
+    if manifest is not None and manifest.rows is not None:  # alpaca has an end of text after each of its answers
+        noun, headline = "text", f"{manifest.documents:,} conversations of {documents:,} texts"
+    lines = [f"{directory}: {headline}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
+    lines += _summary(values, counts, noun)
     if manifest is not None and tokens > ends:
         if manifest.text_bytes is not None and manifest.rows is None:
             lines.append(f"  bytes per token      {manifest.text_bytes / (tokens - ends):.2f}, without end-of-text ids")
@@ -63,11 +63,11 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
         lines.append(
-            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} documents"
+            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} {noun}s"
         )
-    lines += [*_copies(splits), "", *_histogram(values, counts), ""]
+    lines += [*_copies(splits, noun), "", *_histogram(values, counts, noun), ""]
     try:
-        draw_chart(directory, values, counts)
+        draw_chart(directory, values, counts, noun)
         lines.append(f"drawn in {directory / CHART}")
     except OSError as error:  # a directory without write permission can be read all the same
         lines.append(f"not drawn: {error}")
@@ -143,41 +143,41 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
     ]
 
 
-def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
+def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     below = np.cumsum(counts)
     at = {percent: int(values[np.searchsorted(below, below[-1] * percent / 100)]) for percent in PERCENTS}
     percentiles = ", ".join(f"{percent} % {value:,}" for percent, value in at.items() if percent != 50)
     mean = float(values @ counts) / below[-1]
     return [
-        f"  tokens per document  mean {mean:,.1f}, median {at[50]:,}, without end-of-text",
+        f"  tokens per {noun:10}mean {mean:,.1f}, median {at[50]:,}, without end-of-text",
         f"  percentiles          {percentiles}; shortest {values[0]:,}, longest {values[-1]:,}",
     ]
 
 
-def _copies(splits: dict[str, SplitStats]) -> list[str]:
+def _copies(splits: dict[str, SplitStats], noun: str) -> list[str]:
     """Return duplicates within each split, and documents of one split that are in another."""
     lines = []
     for name, split in splits.items():
         copies = int(np.count_nonzero(split.hashes[1:] == split.hashes[:-1]))
         share = copies / max(1, len(split.hashes))
-        lines.append(f"  duplicates           {copies:,} documents of {name} ({share:.2%}) repeat an earlier one of it")
+        lines.append(f"  duplicates           {copies:,} {noun}s of {name} ({share:.2%}) repeat an earlier one of it")
     for (known, first), (held_out, second) in itertools.combinations(splits.items(), 2):
         places = np.minimum(np.searchsorted(first.hashes, second.hashes), len(first.hashes) - 1)
         shared = int(np.count_nonzero(first.hashes[places] == second.hashes))
         if shared:
             share = shared / len(second.hashes)
-            lines.append(f"  CONTAMINATION        {shared:,} documents of {held_out} ({share:.2%}) are in {known} too")
+            lines.append(f"  CONTAMINATION        {shared:,} {noun}s of {held_out} ({share:.2%}) are in {known} too")
         else:
-            lines.append(f"  contamination        none: no document of {held_out} is in {known}")
+            lines.append(f"  contamination        none: no {noun} of {held_out} is in {known}")
     return lines
 
 
-def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:
+def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     """Return a line for each doubling of the length: the number of documents, and their share of the tokens."""
     edges = [0, *(1 << power for power in range(int(values[-1]).bit_length() + 1))]
     documents: Any = np.histogram(values, edges, weights=counts)[0]
     tokens: Any = np.histogram(values, edges, weights=counts * values)[0]
-    lines = [f"  {'tokens per document':>23}  {'documents':>14}  {'share':>7}  {'of tokens':>9}"]
+    lines = [f"  {f'tokens per {noun}':>23}  {f'{noun}s':>14}  {'share':>7}  {'of tokens':>9}"]
     for (begin, end), count, held in zip(itertools.pairwise(edges), documents, tokens, strict=True):
         if not count and not documents[: edges.index(begin)].any():
             continue  # no document is that short
@@ -188,7 +188,7 @@ def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:
     return lines
 
 
-def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
+def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: str = "document") -> None:
     """Draw a histogram of document lengths, ascending, with their counts, in log-spaced bins of whole lengths."""
     documents, longest = int(counts.sum()), int(values[-1])
     powers = np.arange(0, np.log2(max(2, longest)) + 2 / BINS_PER_DOUBLING, 1 / BINS_PER_DOUBLING)
@@ -196,12 +196,12 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
     shortest = max([1, *values[values > 0][:1]])
     edges = edges[np.searchsorted(edges, shortest, "right") - 1 : np.searchsorted(edges, longest, "right") + 1]
     heights = np.pad(np.repeat(np.histogram(values, edges, weights=counts)[0], 2), 1).astype(float)
-    line = Line(name="documents", x=np.repeat(edges, 2).astype(float), y=heights, colour=0, filled=True)
+    line = Line(name=f"{noun}s", x=np.repeat(edges, 2).astype(float), y=heights, colour=0, filled=True)
     median = int(values[np.searchsorted(np.cumsum(counts), documents / 2)])
     named = {median: "median", longest: "longest"}
     marks = [VerticalMark(x=max(1, at), style="", text=f"{name} {at:,}") for at, name in named.items()]
     empty = f" ({counts[0]:,} empty ones not shown)" * bool(values[0] == 0)
-    title = f"{printable(directory.resolve().name)}: {documents:,} documents{empty}"
-    axis = "tokens per document (without end-of-text)"
-    chart = LineChart(title="documents", axis=axis, lines=[line], marks=marks, logarithmic_x=True)
+    title = f"{printable(directory.resolve().name)}: {documents:,} {noun}s{empty}"
+    axis = f"tokens per {noun} (without end-of-text)"
+    chart = LineChart(title=f"{noun}s", axis=axis, lines=[line], marks=marks, logarithmic_x=True)
     replace_file(directory / CHART, png([chart], title))
