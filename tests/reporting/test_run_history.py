@@ -11,6 +11,7 @@ from reporting.report_page import differing_settings, facts, recipe, report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_log import record_samples
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
+from tests.tokens.preparing import jsonl, write
 from training.supervision.run_lock import take_run_lock
 
 
@@ -46,6 +47,16 @@ def test_a_run_is_described_as_it_was_trained_whatever_its_files_say_now(tmp_pat
     assert history.model.emb_dim == 64 and ("train.learning_rate", "0.5") in recipe(history)
     assert history.axes["tokens"].last == 10 * 3 * 32
     assert "x 64 wide" in dict(facts(history))["network"]
+
+
+@pytest.mark.parametrize("template", [None, "turns"])
+def test_bits_per_byte_are_those_of_text_not_of_conversations(tmp_path: Path, template: str | None) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["ab"] * 3)
+    if template is not None:
+        source.write_text('{"instruction": "a", "output": "b"}\n')
+    write(tmp_path / "out", source, template=template, context_length=template and 64)
+    run = write_resolved(write_run(tmp_path / "run", [start(), step(1)]), token_files=str(tmp_path / "out"))
+    assert read_history(run).bits_per_nat == (pytest.approx(9 / 6 / math.log(2)) if template is None else None)
 
 
 def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:

@@ -201,6 +201,14 @@ def test_a_full_row_whose_last_token_counts_is_held_out_whole(tmp_path: Path) ->
     assert [len(rows_of(tmp_path / "out", split)) for split in ("train", "validation")] == [8, 1]
 
 
+def test_stats_count_conversations_where_each_answer_has_an_end_of_text(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl", [talk("a", "b", "c", "d")] * 3)
+    write(tmp_path / "out", source, template="alpaca", context_length=300)
+    printed = "\n".join(stats(tmp_path / "out"))
+    assert "out: 3 conversations of 6 texts, " in printed and "tokens per text " in printed
+    assert "4 texts of train (66.67%) repeat" in printed and "document" not in printed.partition("drawn in")[0]
+
+
 def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
