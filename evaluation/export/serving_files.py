@@ -40,9 +40,8 @@ def modelfile(trained: Trained) -> str | None:
     if go is None:
         return None
     defaults, tokenizer = generation_defaults(trained), trained.tokenizer
-    parameters: list[tuple[str, Any]] = [
-        ("stop", json.dumps(tokenizer.decode([stop]))) for stop in defaults["eos_token_id"]
-    ]
+    stops = [json.dumps(tokenizer.decode([each])) for each in defaults["eos_token_id"]]
+    parameters: list[tuple[str, Any]] = [("stop", each) for each in stops]
     parameters += [(name, defaults[name]) for name in ("temperature", "top_k", "top_p")]
     parameters += [("num_predict", defaults["max_new_tokens"]), ("num_ctx", trained.network.config.context_length)]
     lines = ["FROM ./model.gguf", f'TEMPLATE """{go.replace(END_OF_TEXT, tokenizer.end_of_text)}"""']

@@ -3,7 +3,6 @@
 import json
 import secrets
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -56,18 +55,13 @@ class ApiReply:
         content = chat if is_chat else {"text": part.text}
         return {"index": 0, **content, "logprobs": scores, "finish_reason": part.finish}
 
-    def _chat_scores(self, tokens: Iterable[ScoredToken]) -> JSON:
+    def _chat_scores(self, tokens: list[ScoredToken]) -> JSON:
         def scored(token: int, log_probability: float) -> JSON:
             spelled = self._bytes(token)
             return {"token": spelled.decode(errors="replace"), "logprob": log_probability, "bytes": [*spelled]}
 
-        content = [
-            {
-                **scored(one.token, one.log_probability),
-                "top_logprobs": [scored(token, value) for token, value in one.alternatives],
-            }
-            for one in tokens
-        ]
+        likeliest = [{"top_logprobs": [scored(*each) for each in one.alternatives]} for one in tokens]
+        content = [scored(one.token, one.log_probability) | more for one, more in zip(tokens, likeliest, strict=True)]
         return {"content": content, "refusal": None}
 
     def _scores(self, tokens: list[ScoredToken]) -> JSON:

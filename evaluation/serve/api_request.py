@@ -45,10 +45,8 @@ class ServedModel:
 
 
 def _is_stop(value: Any) -> bool:
-    strings = [value] if isinstance(value, str) else value
-    return isinstance(strings, list) and all(
-        isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in strings
-    )
+    given = [value] if isinstance(value, str) else value
+    return isinstance(given, list) and all(isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in given)
 
 
 STOP = ValueCheck(_is_stop, f"strings of at most {STOP_CHARACTERS:,} characters")

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from types import FrameType
 from typing import Any
 
@@ -44,8 +43,8 @@ def run(command: ServeCommand) -> None:
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
         signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
-        print(f"{printable(trained.place.title)}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
-        sys.stdout.flush()
+        title = printable(trained.place.title)
+        print(f"{title}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server", flush=True)
         server.run([listener])
 
 

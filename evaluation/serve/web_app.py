@@ -163,12 +163,12 @@ def page_of(served: ServedModel) -> HTMLResponse:
     values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
     longest = min(served.longest_answer, served.context)
     html = render("evaluation/serve/chat_page.html", title=f"{served.name}: chat", longest=longest, **values)
-    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = "default-src 'none'; connect-src 'self'; img-src data:"
+    policy += "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     for name in ("style", "script"):
         found = re.search(f"<{name}>(.*?)</{name}>", html, re.DOTALL)
         digest = hashlib.sha256(found[1].encode() if found else b"").digest()
         policy += f"; {name}-src 'sha256-{base64.b64encode(digest).decode()}'"
-    policy += "; frame-ancestors 'none'"
     return HTMLResponse(html, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
 
 

@@ -26,11 +26,8 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
     """Return the column of a name; without one those of a conversation that there are."""
-    return (
-        [each for each in (*CONVERSATION, *REFUSED_FIELDS) if each in table.schema_arrow.names]
-        if name is None
-        else [name]
-    )
+    there = table.schema_arrow.names
+    return [each for each in (*CONVERSATION, *REFUSED_FIELDS) if each in there] if name is None else [name]
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:

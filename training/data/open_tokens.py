@@ -223,11 +223,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
     """Raise BadInput where the objective, the context or a start does not fit the streams; None: not at hand."""
     train, context, streams = run.train, run.model.context_length, list(streams)
     wanted, problems = train.data.objective, []
-    rows = {
-        stream.files[0].path.parent: stream.context_length
-        for stream in streams
-        if stream is not None and stream.context_length is not None
-    }
+    rows = {each.files[0].path.parent: each.context_length for each in streams if each and each.context_length}
     if wanted == "text" and rows:
         problems.append(
             f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} holds conversations'
