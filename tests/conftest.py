@@ -277,6 +277,11 @@ def forge_manifest(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_text(manifest_text(files))
 
 
+def slow(*cases: Any) -> list[Any]:
+    """Return cases of a test's parameters, tuples where there are several, which the fast suite leaves out."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 def metrics(run: Path, key: str) -> dict[int, float]:
     """Return one measurement of a run by step, as recorded."""
     from training.telemetry.metrics_log import read_metrics

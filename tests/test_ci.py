@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import slow
 from tests.launch import ROOT, execute
 
 MAKEFILE = """
@@ -25,8 +26,8 @@ FAILED = "echo FAILED tests/test_a.py::test_two >> $$REACHED_TESTS"
     [
         (600, "true", 0, None),
         (600, "false", 2, None),
-        pytest.param(20, "sleep 600", 0, ["1 tests/test_a.py", "1 tests/test_b.py"], marks=pytest.mark.slow),
-        pytest.param(20, f"{FAILED}; sleep 600", 124, None, marks=pytest.mark.slow),
+        *slow((20, "sleep 600", 0, ["1 tests/test_a.py", "1 tests/test_b.py"])),
+        *slow((20, f"{FAILED}; sleep 600", 124, None)),
         (0, "false", 0, ["2 tests/test_a.py", "1 tests/test_b.py"]),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from common.json_files import read_json
 from experiments.shared.run_progress import read_progress
 from tests import launch
-from tests.conftest import ROOT, MakeRun
+from tests.conftest import ROOT, MakeRun, slow
 from tests.experiments.conftest import MakeLadder, MakeSweep
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import read_metrics
@@ -123,9 +123,7 @@ def test_the_job_of_a_killed_call_stops_with_a_checkpoint_and_the_next_call_goes
     assert starts == [0, saved]
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 75)]
-)
+@pytest.mark.parametrize(("number", "status"), [*slow((signal.SIGINT, 130)), (signal.SIGTERM, 75)])
 def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_meanwhile(
     make_sweep: MakeSweep, number: int, status: int
 ) -> None:

@@ -6,6 +6,7 @@ import torch
 from model.config import ModelConfig
 from model.generate import Prefix, Sampling, choose, draw, generate, lay_out_for_generation
 from model.gpt import GPT, CacheGroup, initialize
+from tests.conftest import slow
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL, network
 from tests.model.test_naming import network as noisy
@@ -101,9 +102,7 @@ def test_damaged_weights_and_prompts_without_tokens_are_refused() -> None:
             next(generate(model, prompt, 3, Sampling()))
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param(SMALL, marks=pytest.mark.slow), MODERN["NanoChat"]], ids=["learned", "rope"]
-)
+@pytest.mark.parametrize("config", [*slow(SMALL), MODERN["NanoChat"]], ids=["learned", "rope"])
 def test_a_reused_prefix_gives_the_logits_of_a_new_one(config: ModelConfig) -> None:
     model = noisy(config)
     prefix, text = Prefix(model), [n * n % 50 for n in range(31)]

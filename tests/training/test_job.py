@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
-from tests.conftest import MakeRun, complete, in_terminal, metrics, one_line, start_training, train, train_command
+from tests.conftest import MakeRun, complete, in_terminal, metrics, one_line, slow, start_training, train, train_command
 from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
@@ -139,8 +139,8 @@ build.verify_tokens = check_then_damage
     ("damage", "message"),
     [
         ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
-        pytest.param("written", "train.py: {}: was written while the run read it", marks=pytest.mark.slow),
-        pytest.param("cut", "train.py: {}: cannot be read any more: it was cut short", marks=pytest.mark.slow),
+        *slow(("written", "train.py: {}: was written while the run read it")),
+        *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
         ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
     ],
 )

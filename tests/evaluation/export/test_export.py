@@ -18,7 +18,7 @@ from evaluation.export.export import export, save_network
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
 from model.generate import Sampling, generate
-from tests.conftest import TINY_MODEL, MakeRun, complete, one_line, shared
+from tests.conftest import TINY_MODEL, MakeRun, complete, one_line, shared, slow
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
@@ -48,11 +48,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     ("options", "name"),
     [
         ({"tie_weights": False, "qkv_bias": False}, "GPT2LMHeadModel"),
-        pytest.param({"tie_weights": True, "qkv_bias": True}, "GPT2LMHeadModel", marks=pytest.mark.slow),
         (NANOCHAT | {"logit_softcap": 15.0}, "NanoChatForCausalLM"),
-        pytest.param(SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM", marks=pytest.mark.slow),
-        pytest.param(QWEN3, "Qwen3ForCausalLM", marks=pytest.mark.slow),
-        pytest.param(ARCEE, "ArceeForCausalLM", marks=pytest.mark.slow),
+        *slow(({"tie_weights": True, "qkv_bias": True}, "GPT2LMHeadModel"), (QWEN3, "Qwen3ForCausalLM")),
+        *slow((SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM"), (ARCEE, "ArceeForCausalLM")),
     ],
 )
 def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_the_same(

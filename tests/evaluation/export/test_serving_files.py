@@ -11,6 +11,7 @@ import torch
 from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained, load, locate
 from model.generate import Sampling
+from tests.conftest import slow
 from tests.model.architectures import QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
@@ -40,14 +41,7 @@ def chat_model(folder: Path, template: Template, **options: Any) -> Trained:
     return Trained(network(config), tokenizer, ModelLocation(folder, None, folder))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        QWEN3,
-        *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"tie_weights": False}, SWIGLU)),
-        pytest.param(SWIGLU | {"tie_weights": True}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("options", [QWEN3, *slow({}, {"tie_weights": False}, SWIGLU, SWIGLU | {"tie_weights": True})])
 def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -42,10 +42,9 @@ metric_list: [{metric: chrf}]"""
 
 @pytest.fixture(scope="module")
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("harness") / "run"
-    write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
-    complete(directory, "--max-steps", "2")
-    return directory
+    run, keys = tmp_path_factory.mktemp("harness") / "run", {"context_length": CONTEXT}
+    complete(write_run(run, token_files, keys, validation_sequences=2), "--max-steps", "2")
+    return run
 
 
 @pytest.fixture

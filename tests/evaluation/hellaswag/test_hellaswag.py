@@ -39,10 +39,9 @@ def hellaswag(*arguments: str | Path, ranks: int = 1, environment: dict[str, str
 
 @pytest.fixture(scope="module")
 def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("hellaswag") / "run"
-    write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
-    complete(directory, "--max-steps", "2")
-    return directory
+    run, keys = tmp_path_factory.mktemp("hellaswag") / "run", {"context_length": CONTEXT}
+    complete(write_run(run, token_files, keys, validation_sequences=2), "--max-steps", "2")
+    return run
 
 
 @torch.no_grad()

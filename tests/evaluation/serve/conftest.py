@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import pytest
@@ -20,15 +20,10 @@ Serve = Callable[..., Any]
 
 @attrs.frozen
 class Served:
-    """A server that answers at `url`, whose base for OpenAI's client is `api`."""
+    """A server that answers at `url`."""
 
     process: launch.Process
     url: str
-    path: ClassVar[str] = "/v1"
-
-    @property
-    def api(self) -> str:
-        return self.url + self.path
 
     @property
     def port(self) -> int:

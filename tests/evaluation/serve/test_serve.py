@@ -28,7 +28,7 @@ GREEDY = {"model": "run", "messages": HELLO, "temperature": 0}
 def client(served: Served, key: str = "none") -> Any:
     import openai
 
-    return openai.OpenAI(base_url=served.api, api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def ask(served: Served, body: Any, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any, Any]:

@@ -21,12 +21,8 @@ CHAT_ML = """{%- if not tools is none %}{{ raise_exception('tools') }}{%- endif 
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-MESSAGES = [
-    Message(SYSTEM, "Be brief."),
-    Message(USER, "¿Qué?\n <|im_end|>"),
-    Message(ASSISTANT, "Nada."),
-    Message(USER, ""),
-]
+ROLES, TEXTS = (SYSTEM, USER, ASSISTANT, USER), ("Be brief.", "¿Qué?\n <|im_end|>", "Nada.", "")
+MESSAGES = [*map(Message, ROLES, TEXTS)]
 
 
 def write(folder: Path, settings: dict[str, Any], template: str | None = None) -> None:

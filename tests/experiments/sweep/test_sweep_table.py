@@ -7,6 +7,7 @@ import pytest
 from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving, read_sweep
 from experiments.sweep.sweep_table import SweepTable, VariantResult, compare_with_base, judge_variants
+from tests.conftest import slow
 from tests.experiments.conftest import MakeSweep
 
 SEEDS = (42, 43, 44, 45, 46)
@@ -69,7 +70,7 @@ SWEEPS = 1000
 BOUND = 0.05 + 3 * (0.05 * 0.95 / SWEEPS) ** 0.5  # three Monte-Carlo errors
 
 
-@pytest.mark.parametrize(("levers", "seeds"), [(1, 3), (2, 5), pytest.param(5, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("levers", "seeds"), [(1, 3), (2, 5), *slow((5, 5))])
 @pytest.mark.parametrize("kind", ["normal", "heavy tails", "unstable lever", "unstable base"])
 def test_at_most_5_of_100_sweeps_without_differences_name_one(levers: int, seeds: int, kind: str) -> None:
     random = np.random.default_rng(levers + 10 * seeds)
@@ -80,7 +81,7 @@ def test_at_most_5_of_100_sweeps_without_differences_name_one(levers: int, seeds
     assert np.mean([any(found(sweep)) for sweep in losses]) <= BOUND
 
 
-@pytest.mark.parametrize("levers", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("levers", [1, 2, *slow(5)])
 def test_three_seed_deviations_are_found_in_90_of_100_sweeps_of_the_default_seeds(levers: int) -> None:
     random = np.random.default_rng(levers)
     losses = random.standard_normal((SWEEPS, levers + 1, default_seeds(levers)))

@@ -22,9 +22,7 @@ def sample_of(*names: Path, most_bytes: int, unit_bytes: int = 2000) -> Document
 
 def test_places_are_spread_evenly_and_the_bytes_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_module, "PLACES", 10)
-    names = [
-        jsonl(tmp_path / f"{name}.jsonl", [f"{name}{number:04} word ö" for number in range(2000)]) for name in "ab"
-    ]
+    names = [jsonl(tmp_path / f"{n}.jsonl", [f"{n}{number:04} word ö" for number in range(2000)]) for n in "ab"]
     sample = sample_of(*names, most_bytes=1000)
     text = "".join(sample.texts())
     assert (sample.text_bytes, sample.is_whole) == (1000, False)

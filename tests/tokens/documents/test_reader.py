@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from tests.conftest import slow
 from tests.tokens.documents.reading import GOOD, TEXTS, documents, flipped, read, write_all_formats
 from tests.tokens.gpt2 import reference
 from tokens.documents import compressed, text_file
@@ -139,7 +140,7 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
         assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("lone surrogate", 0)]
 
 
-@pytest.mark.parametrize("unit_bytes", [pytest.param(1, marks=pytest.mark.slow), 7, 100, 5000, 1 << 24])
+@pytest.mark.parametrize("unit_bytes", [*slow(1), 7, 100, 5000, 1 << 24])
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\n## ", "é日"])
 def test_a_separator_makes_the_same_documents_in_units_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int

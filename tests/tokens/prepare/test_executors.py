@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT, shared, slow
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
@@ -72,7 +72,7 @@ def gpt2_command(corpus: Path, out: Path) -> list[str]:
     return [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken"))]
 
 
-@pytest.mark.parametrize(("workers", "unit_bytes"), [pytest.param(1, 3_000_000, marks=pytest.mark.slow), (3, 50_000)])
+@pytest.mark.parametrize(("workers", "unit_bytes"), [*slow((1, 3_000_000)), (3, 50_000)])
 def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:

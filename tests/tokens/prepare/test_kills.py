@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket_server import BucketServer
-from tests.conftest import shared
+from tests.conftest import shared, slow
 from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, kill_again_and_again, run, succeed
 from tokens.prepare import bucket_output, token_writer
 
@@ -61,7 +61,7 @@ def test_every_crash_point_is_tried() -> None:
 
 
 @pytest.mark.parametrize("point", [*COMMIT_POINTS, *END_POINTS])
-@pytest.mark.parametrize("split", ["hash", pytest.param("tail --shard-tokens 300", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("split", ["hash", *slow("tail --shard-tokens 300")])
 def test_a_kill_at_any_moment_changes_no_file(
     source: Path, straight: dict[str, dict[str, str]], tmp_path: Path, point: str, split: str
 ) -> None:
@@ -75,13 +75,7 @@ def test_a_kill_at_any_moment_changes_no_file(
     assert left == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        QUICK_POINTS[0],
-        *(pytest.param(point, marks=pytest.mark.slow) for point in (QUICK_POINTS[1], *COMMIT_POINTS, *BUCKET_POINTS)),
-    ],
-)
+@pytest.mark.parametrize("point", [QUICK_POINTS[0], *slow(QUICK_POINTS[1], *COMMIT_POINTS, *BUCKET_POINTS)])
 def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
     bucket_server: BucketServer, source: Path, local: dict[str, str], tmp_path: Path, point: str
 ) -> None:
@@ -99,7 +93,7 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
         assert in_bucket(bucket_server, prefix) == local
 
 
-@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(50, marks=LONG)])
+@pytest.mark.parametrize("kills", [*slow(3), pytest.param(50, marks=LONG)])
 def test_random_kills_of_anything_under_changing_workers_change_nothing(
     cluster: "subprocess.Popen[str]", corpus: Path, tmp_path: Path, kills: int
 ) -> None:

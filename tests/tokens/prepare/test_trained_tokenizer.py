@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import EXIT_INTERRUPTED, BadInput
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 from tests.tokens.gpt2 import strange_texts
 from tests.tokens.preparing import PIPES, PREPARE, jsonl, run
 from tests.walks import children, kill
@@ -20,9 +20,7 @@ from tokens.prepare.trained_tokenizer import train_tokenizer
 from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.tokenizer import PROBE
 
-TEXTS = [
-    f"Zeile {number}: for x in range({number * 37}):\n        return 'größer'  # {number}\n\n" for number in range(300)
-]
+TEXTS = [f"Zeile {n}: for x in range({n * 37}):\n        return 'größer'  # {n}\n\n" for n in range(300)]
 
 
 def train(output: Path, *sources: Path | str, **options: Any) -> list[str]:
@@ -84,10 +82,7 @@ def test_a_file_that_exists_is_kept_and_bad_documents_are_told(tmp_path: Path) -
         train(tmp_path / "other.json", tmp_path / "empty.txt")
 
 
-WAYS = ["full disk", *(pytest.param(way, marks=pytest.mark.slow) for way in ("Ctrl-C", "kill the trainer"))]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["full disk", *slow("Ctrl-C", "kill the trainer")])
 def test_what_ends_early_is_one_line_and_leaves_nothing(tmp_path: Path, way: str) -> None:
     words = ["tokenizer", "stdlib", "--vocab-size", "5000", "--output", str(tmp_path / "own.json")]
     if way == "full disk":

@@ -22,12 +22,7 @@ def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content
         read_tokenizer_files(tmp_path)
 
 
-REGEX: dict[str, Any] = {
-    "type": "Split",
-    "pattern": {"Regex": PATTERNS["cl100k"]},
-    "behavior": "Isolated",
-    "invert": False,
-}
+REGEX: Any = {"type": "Split", "pattern": {"Regex": PATTERNS["cl100k"]}, "behavior": "Isolated", "invert": False}
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 

@@ -31,30 +31,14 @@ def spelled(template: Template, messages: list[Message]) -> str:
     return text + "}" * before
 
 
-@pytest.mark.parametrize(
-    ("template", "wanted"),
-    [
-        (
-            TEMPLATES["turns"],
-            "<|system|>S<|end|><|user|>Q<|end|><|assistant|>{A<|end|>}<|user|>R<|end|><|assistant|>{B<|end|>}",
-        ),
-        (
-            TEMPLATES["alpaca"],
-            "S\n\n### Instruction:\nQ\n\n### Response:\n{A<|endoftext|>}"
-            "\n\n### Instruction:\nR\n\n### Response:\n{B<|endoftext|>}",
-        ),
-        (
-            Template(CHATML, ("<|im_start|>", "<|im_end|>")),
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n{A<|im_end|>}\n"
-            "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n{B<|im_end|>}\n",
-        ),
-    ],
-)
-def test_answers_and_the_ends_of_their_turns_count(template: Template, wanted: str) -> None:
-    assert spelled(template, TURNS) == wanted
-
-
-def test_white_space_before_the_end_of_a_turn_counts_with_it() -> None:
+def test_answers_and_the_ends_of_their_turns_count_with_white_space_before_them() -> None:
+    turns = "<|system|>S<|end|><|user|>Q<|end|><|assistant|>{A<|end|>}<|user|>R<|end|><|assistant|>{B<|end|>}"
+    assert spelled(TEMPLATES["turns"], TURNS) == turns
+    rounds = [f"\n\n### Instruction:\n{q}\n\n### Response:\n{{{a}<|endoftext|>}}" for q, a in ("QA", "RB")]
+    assert spelled(TEMPLATES["alpaca"], TURNS) == "S" + "".join(rounds)
+    chat = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n{{{a}<|im_end|>}}\n" for q, a in ("QA", "RB")]
+    chatml = Template(CHATML, ("<|im_start|>", "<|im_end|>"))
+    assert spelled(chatml, TURNS) == "<|im_start|>system\nS<|im_end|>\n" + "".join(chat)
     assert spelled(Template(LLAMA_2), TURNS[1:3]) == "[INST] Q [/INST] {A <|endoftext|>}"
     assert Template(LLAMA_2).ends(load_tokenizer("bytes")) == [256, 256]
 
@@ -68,11 +52,6 @@ def test_messages_are_trimmed_where_the_template_trims_them() -> None:
     template = Template(CHATML.replace("{{ '", "{{ 'long' if message.content | length > 9 else '' }}{{ '", 1))
     with pytest.raises(BadInput, match="changes the text of messages; wanted it as it is, or trimmed"):
         spelled(template, [Message(USER, "a longer one"), turns[1]])
-
-
-def test_an_answer_ends_as_the_last_of_a_conversation_or_as_one_before() -> None:
-    template = Template(LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)"), ("<|return|>",))
-    assert template.ends(load_tokenizer("bytes").with_special_tokens(template.turn_tokens)) == [256, 257]
 
 
 def test_a_prompt_is_the_beginning_of_the_conversation_that_its_answer_makes() -> None:
@@ -93,7 +72,8 @@ def test_what_a_message_says_becomes_no_special_token() -> None:
 
 
 def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> None:
-    last = LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)")
+    last = LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)")  # ends a conversation otherwise
+    assert Template(last).ends(load_tokenizer("bytes").with_special_tokens(["<|return|>"])) == [256, 257]
     known = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: (), last: ("<|return|>",)}
     for text in (*known, TEMPLATES["turns"].text):
         (tmp_path / "a.jinja").write_text(text, "utf-8-sig")
@@ -105,10 +85,7 @@ def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> 
     ("text", "said"),
     [
         ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, wanted each message once"),
-        (
-            CHATML.replace("content", "content | tojson"),
-            r"a\.jinja: .* changes the text of messages; wanted it as it is",
-        ),
+        (CHATML.replace("content", "content | tojson"), r"a\.jinja: .* changes the text of messages; wanted it as"),
         ("{% for", r"a\.jinja: the conversation template: .*"),
         ("{{ raise_exception('never') }}", "never"),
         ("{{ strftime_now('%d') }}", r"a\.jinja: asks for the date, so its tokens would differ"),

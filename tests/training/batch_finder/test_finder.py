@@ -12,7 +12,7 @@ import torch
 
 from common.errors import BadInput
 from tests import launch
-from tests.conftest import ROOT, MakeRun, one_line, only_line
+from tests.conftest import ROOT, MakeRun, one_line, only_line, slow
 from training.batch_finder import finder
 from training.batch_finder.probe import HEADROOM, Prober, Report, usable_bytes
 from training.config.train_config import load_run
@@ -35,11 +35,8 @@ def contents(run: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("place", "parallel", "fits"),
     [
-        pytest.param("forward", "ddp", 2, marks=pytest.mark.slow),
-        pytest.param("backward", "ddp", 2, marks=pytest.mark.slow),
-        ("backward", "fsdp", 2),
-        pytest.param("step", "fsdp", 2, marks=pytest.mark.slow),
-        ("later", "ddp", 1),
+        *slow(("forward", "ddp", 2), ("backward", "ddp", 2), ("step", "fsdp", 2)),
+        *(("backward", "fsdp", 2), ("later", "ddp", 1)),
     ],
 )
 def test_one_rank_out_of_memory_is_a_vote_of_all(make_run: MakeRun, place: str, parallel: str, fits: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 
 CRASH, IMPATIENT = (ROOT / "tests" / "training" / "checkpoints" / name for name in ("crash.py", "impatient.py"))
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
@@ -21,7 +21,7 @@ def flipped(content: bytes, position: int, bit: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.fixture(params=["link", "mount", pytest.param("bind mount", marks=pytest.mark.slow)])
+@pytest.fixture(params=["link", "mount", *slow("bind mount")])
 def move_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
     """Return a function that moves a folder to another file system, its place taken by a link or mount; or skip.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MakeRun, complete, train, write_run
+from tests.conftest import MakeRun, complete, slow, train, write_run
 from tests.training.checkpoints.conftest import CRASH
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
@@ -41,9 +41,8 @@ def left_behind(run: Path) -> dict[str, Any]:
     ("call", "ranks", "rank"),
     [
         *((call, 1, 0) for call in QUICK),
-        *(pytest.param(call, 1, 0, marks=pytest.mark.slow) for call in CALLS if call not in QUICK),
-        *(pytest.param(call, 2, 0, marks=pytest.mark.slow) for call in ("write weights", "make latest", "make best")),
-        pytest.param("write moments", 2, 1, marks=pytest.mark.slow),
+        *slow(*((call, 1, 0) for call in CALLS if call not in QUICK), ("write moments", 2, 1)),
+        *slow(*((call, 2, 0) for call in ("write weights", "make latest", "make best"))),
     ],
 )
 def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.counts import parameter_count
-from tests.conftest import TINY_MODEL, MakeRun
+from tests.conftest import TINY_MODEL, MakeRun, slow
 from tests.machines import two_machines
 from tests.training.parallel.conftest import MakeGroup, on_threads
 from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
@@ -23,10 +23,7 @@ from training.parallel.sum_tree import step_tree
 
 @pytest.mark.parametrize(
     ("nodes", "size"),
-    [
-        *((1, 1), (1, 3), (1, 4), (2, 2), (3, 2)),
-        *(pytest.param(*layout, marks=pytest.mark.slow) for layout in ((1, 2), (1, 5), (1, 7), (2, 3), (2, 4), (3, 4))),
-    ],
+    [(1, 1), (1, 3), (1, 4), (2, 2), (3, 2), *slow((1, 2), (1, 5), (1, 7), (2, 3), (2, 4), (3, 4))],
 )
 @pytest.mark.parametrize(("piece", "length"), [(10, 1), (7, 23), (10, 24), (1000, 23)])
 def test_every_rank_gets_the_sum_of_one_process_to_the_bit_on_one_level_or_two_in_pieces_of_any_length(

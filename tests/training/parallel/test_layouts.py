@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.conftest import complete, metrics, train, write_run
+from tests.conftest import complete, metrics, slow, train, write_run
 from tests.model.architectures import MUON_RECIPE, NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import CRASH
 from tests.walks import final_hash
@@ -192,12 +192,7 @@ def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
 
 @pytest.mark.parametrize(
     ("variant", "tolerance"),
-    [
-        ("plain bf16", 0.02),
-        pytest.param("plain fp16", 0.02, marks=pytest.mark.slow),
-        pytest.param("compiled", 1e-5, marks=pytest.mark.slow),
-        pytest.param("compiled as one graph", 1e-5, marks=pytest.mark.slow),
-    ],
+    [("plain bf16", 0.02), *slow(("plain fp16", 0.02), ("compiled", 1e-5), ("compiled as one graph", 1e-5))],
 )
 def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_one(
     reference: Callable[[str], Numbers], variant: str, tolerance: float

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
-from tests.conftest import TINY_MODEL
+from tests.conftest import TINY_MODEL, slow
 from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
 from training.planning.memory_model import GIB, PLAIN, THRIFTY, BatchMemory, MemoryModel, gpu_bytes
@@ -82,7 +82,7 @@ def living_storages() -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-@pytest.mark.parametrize("microbatch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("microbatch_size", [*slow(1), 4])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])

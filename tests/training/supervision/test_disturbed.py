@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, MakeRun, metrics, train, train_command
+from tests.conftest import ROOT, MakeRun, metrics, slow, train, train_command
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
 from tests.walks import events
 from training.checkpoints.directory import checkpoints_of, steps_in
@@ -47,10 +47,7 @@ def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
     return json.dumps([[draw.randrange(STEPS), number, draw.choice(kinds)] for number in (1, 2)])
 
 
-@pytest.mark.parametrize(
-    ("seed", "ranks"),
-    [(1, 1), (2, 2), *(pytest.param(seed, 1 + seed % 2, marks=pytest.mark.slow) for seed in range(3, 33))],
-)
+@pytest.mark.parametrize(("seed", "ranks"), [(1, 1), (2, 2), *slow(*((seed, 1 + seed % 2) for seed in range(3, 33)))])
 def test_a_run_outlives_its_output(make_run: MakeRun, finished: Path, seed: int, ranks: int) -> None:
     run, lost = make_run(), losses(seed, KINDS if seed < 3 else (*KINDS, "stopped reader"))
     done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": lost})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeRun, complete, metrics, train, write_run
+from tests.conftest import MakeRun, complete, metrics, slow, train, write_run
 from tests.launch import wait_until
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
 from tests.walks import children, kill
@@ -17,13 +17,7 @@ from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)])
 def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=1, as_user=number == signal.SIGINT)
@@ -69,9 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
     return run
 
 
-@pytest.mark.parametrize(
-    "phase", [*(pytest.param(at, marks=pytest.mark.slow) for at in ("start", "validation", "save")), "step"]
-)
+@pytest.mark.parametrize("phase", [*slow("start", "validation", "save"), "step"])
 def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
     slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
@@ -103,13 +95,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path,
     assert_same_weights(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "asked"),
-    [
-        (2, "rank 1"),
-        *(pytest.param(*who, marks=pytest.mark.slow) for who in ((1, "the process"), (2, "torchrun"), (2, "rank 0"))),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "asked"), [(2, "rank 1"), *slow((1, "the process"), (2, "torchrun"), (2, "rank 0"))])
 def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(make_run: MakeRun, ranks: int, asked: str) -> None:
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=600)
@@ -179,7 +165,7 @@ job.resume, process_group.start = resume, start
 """
 
 
-@pytest.mark.parametrize("death", ["error", pytest.param("lost", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("death", ["error", *slow("lost")])
 def test_a_death_in_start_up_is_no_request_to_stop(
     make_run: MakeRun, changed_train: Callable[[str], Path], death: str
 ) -> None:
