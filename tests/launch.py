@@ -33,21 +33,14 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
-IMPORTED_ONCE = [
-    "torch._dynamo",
-    "torch.distributed.run",
-    "torch.distributed.fsdp",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-    "training.job",
-    "evaluation.smoke.smoke",
-    "evaluation.judging.client",
-    "openai.resources",
-    "sacrebleu.metrics.chrf",
-    "tokens.prepare.prepare",
-    "experiments.sweep.variant_runs",
-    "obstore.store",
-]
+IMPORTED_ONCE = """
+torch._dynamo torch.distributed.run torch.distributed.fsdp matplotlib.figure matplotlib.backends.backend_agg
+training.job training.optimizers.adamw training.planning.estimate_table training.supervision.stack_location
+evaluation.export.export evaluation.judging.client evaluation.loss.held_out_loss evaluation.sample.sample
+evaluation.serve.serve evaluation.smoke.smoke experiments.command experiments.sweep.variant_runs reporting.report_page
+tokens.prepare.prepare huggingface_hub.file_download jinja2 obstore.store openai.resources rich.console
+sacrebleu.metrics.chrf xxhash
+"""
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
@@ -207,7 +200,7 @@ def serve(address: str, owner: int) -> NoReturn:
     """
     global _address  # noqa: PLW0603  # for what is forked here, and from there again
     _address = address
-    for name in IMPORTED_ONCE:
+    for name in IMPORTED_ONCE.split():
         importlib.import_module(name)
     _fill_caches()
     gc.collect()
@@ -381,7 +374,10 @@ def _torchrun(command: list[str], ranks: int) -> None:
     """Run torchrun's agent; what it starts as `python -u SCRIPT ...` is forked by the server, too."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+    # For records that nobody reads it looks up the source of all callers, which takes longer than all else.
+    dynamic_rendezvous.get_method_name = lambda _=0: ""
     SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
     kill_group = os.killpg
 
