@@ -11,12 +11,13 @@ from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
 from model.generate import Sampling, generate
 from model.stock import stock_class
+from tests.conftest import slow
 from tests.model.architectures import CASES
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, network
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), [*CASES[1::3], *slow(*CASES[::3], *CASES[2::3])])
 def test_the_stock_class_has_the_same_logits_and_generates_the_same_tokens(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import slow
 from tests.tokens.preparing import files_of, jsonl, write
 from tokens.format.manifest import open_listed, read_manifest
 from tokens.format.token_file import open_split
@@ -22,7 +23,7 @@ def stream(directory: Path, split: str) -> np.ndarray:
     return tokens.read(0, tokens.length)
 
 
-@pytest.mark.parametrize("shard_tokens", [7, 13, 100, 1000, 4839, 10_000])
+@pytest.mark.parametrize("shard_tokens", [*slow(7), 13, 100, 1000, 4839, 10_000])
 @pytest.mark.parametrize("kind", ["hash", "tail"])
 def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
     source: Path, tmp_path: Path, kind: str, shard_tokens: int

@@ -63,6 +63,7 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions) -> int:
     """Return what is alive between a bf16 forward pass and its backward pass, beside parameters, tokens, result."""
+    gc.freeze()  # what is here already is not looked through
     made = network(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
@@ -72,6 +73,7 @@ def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions
         else:
             result = F.linear(made.network.hidden(inputs, recompute=made._recompute), made.network.output_weight())
     after = living_storages()
+    gc.unfreeze()
     return sum(after[address] for address in after.keys() - before.keys() - {result.untyped_storage().data_ptr()})
 
 
