@@ -68,6 +68,7 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
     assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
 
 
+@pytest.mark.slow
 def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> None:
     steps = np.arange(1.0, 100_001.0)
     noise = np.random.default_rng(0).normal(size=len(steps))

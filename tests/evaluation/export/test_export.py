@@ -107,6 +107,7 @@ def test_either_activation_is_the_same_there_and_back(tmp_path: Path, activation
         assert (back(TOKENS) - logits).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

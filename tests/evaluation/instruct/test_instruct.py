@@ -83,6 +83,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun
     assert f"{tuned}: exists, and is no such fine-tuning; move it away, or pass another --keep" in why
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path, tmp_path: Path) -> None:
     options = ("--data", data, "--epochs", "9", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")

@@ -72,12 +72,12 @@ def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_
 
 
 def test_machines_are_ordered_by_loss_and_each_line_names_its_source_of_speed() -> None:
-    list_ = prices("8xh100-80gb", "1xrtx4090")
-    choices = best_sizes(fit(), size_family(LADDER), RUN, 10, list_)
+    list_, family = prices("8xh100-80gb", "1xrtx4090"), size_family(LADDER)[::5]
+    choices = best_sizes(fit(), family, RUN, 10, list_)
     assert len(choices) == 2
     losses = [choice.loss.value for choice in choices]
     assert losses == sorted(losses)
-    lines = describe_best_sizes(fit(), size_family(LADDER), RUN, 10, list_)
+    lines = describe_best_sizes(fit(), family, RUN, 10, list_)
     assert lines[0].startswith("$10.00 ") and "(estimate)" in lines[0]
     assert lines[-1].startswith("estimate: ") and lines[-1].endswith("; expect less")
     [line] = describe_best_sizes(fit(), LADDER, RUN, 0.01, list_)
@@ -93,7 +93,7 @@ def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_mea
 
 
 def test_the_edges_of_family_and_ladder_are_named() -> None:
-    family, machines = size_family(LADDER), prices("8xh100-80gb")
+    family, machines = size_family(LADDER)[::5], prices("8xh100-80gb")
     [far] = best_sizes(fit(), family, RUN, 5000, machines)
     assert "beyond 30 x no interval was tested" in "\n".join(limits_of(far, fit(), family, RUN))
     [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
