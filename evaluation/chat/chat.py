@@ -62,9 +62,6 @@ class Conversation:
         """End the answer before its next token. A signal handler: a line in print is not cut."""
         self.interrupted = True
 
-    def reset(self) -> None:
-        self.turns, self.unseen = [], 0
-
     def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
         self.left = min(self.longest, self.context - len(ids))
         for drawn in self.trained.draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
@@ -143,7 +140,7 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
     if name == "/reset":
-        conversation.reset()
+        conversation.turns, conversation.unseen = [], 0
         return "The conversation is forgotten."
     if name != "/save":
         raise BadInput(f"{name}: unknown command{nearest(name, (usage.split()[0] for usage in HELP))}")

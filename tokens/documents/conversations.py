@@ -27,16 +27,17 @@ class ConversationReader(Reader):
         self._special_tokens = special_tokens
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
-        first, begins = list[Line](), b""
+        blank, first, begins = 0, list[Line](), b""
         try:
             while not begins and (each := next(lines, None)) is not None:
-                first.append(each)
+                blank, first = blank + len(first), [each]
                 begins = b"?" if each[0] is None else each[0].removeprefix(BYTE_ORDER_MARK).strip()[:1]
         except Damaged as error:
             self.problems.add("damaged file", item.path, str(error), 1, max(1, item.size_bytes))
             return
-        is_array = begins == b"["
-        lines, counted = itertools.chain(first, lines), "line" if extent.begin == 0 else counted
+        is_array = begins == b"[" and ".jsonl" not in item.path
+        lines = itertools.chain(itertools.repeat((b"\n", 0, 0), blank), first, lines)
+        counted = "line" if extent.begin == 0 else counted
         yield from super()._records(item, extent, *((_elements(lines), "record") if is_array else (lines, counted)))
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:

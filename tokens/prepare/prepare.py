@@ -52,7 +52,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
             if len(template.ends(tokenizer)) < 2:
-                raise BadInput(f"--template {command.template}: no special token ends an answer; let one follow it")
+                raise BadInput(f"--template {command.template}: no special token ends each answer; let one follow it")
         settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)

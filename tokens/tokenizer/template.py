@@ -113,10 +113,16 @@ class Template:
             if (count := found[number - 1]) != 1:
                 where = f"message {number} ({message.role})"
                 raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
-        for roles in ((), ROLES, (USER, ASSISTANT), (USER,), (ASSISTANT,), (SYSTEM,)):
-            shown = [each._replace(content=each.content.strip()) if each.role in roles else each for each in messages]
-            parts[1::2] = [shown[number].content for number in numbers]
-            if "".join(parts) == wanted:
+        at, shown = len(parts[0]), [*messages]
+        for number, after in zip(numbers, parts[2::2], strict=True):
+            said = messages[number].content if number < len(messages) else "\0"  # a place in the template's own text
+            ways = (said, said.lstrip(), said.rstrip(), said.strip())
+            if not (fitting := [way for way in ways if wanted.startswith(way + after, at)]):
+                break
+            shown[number] = messages[number]._replace(content=fitting[0])
+            at += len(fitting[0] + after)
+        else:
+            if at == len(wanted) and wanted.startswith(parts[0]):
                 return text, shown
         raise BadInput("the conversation template changes the text of messages; wanted it as it is, or trimmed")
 
@@ -173,5 +179,5 @@ def load_template(name: str) -> Template:
     with refusing(name, kinds=(BadInput,)):
         text = template.render("", turns, begins_answer=True)[0] + template.render("", turns[:2])[0]
     with suppress(BadInput):  # it may refuse a system's message
-        text += template.render("", [Message(SYSTEM, ODD), *turns])[0]
+        text += template.render("", [Message(role, "1") for role in (SYSTEM, USER, ASSISTANT, USER)])[0]
     return Template(template.text, tuple(dict.fromkeys(TURN_TOKEN.findall(text))))

@@ -225,9 +225,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
     wanted, problems = train.data.objective, []
     rows = {each.files[0].path.parent: each.context_length for each in streams if each and each.context_length}
     if wanted == "text" and rows:
-        problems.append(
-            f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} holds conversations'
-        )
+        problems.append(f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} has conversations')
     problems += [
         f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {length}, that of the rows of "
         f"conversations in {directory}; set it to that, or prepare them with another --context-length"

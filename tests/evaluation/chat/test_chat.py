@@ -191,7 +191,7 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     talk.interrupt()
     assert [*parts] == [""]
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
-    talk.reset()
+    assert "forgotten" in obey(talk, "/reset")
     assert "".join(talk.answer("Hi", GREEDY)) == whole
 
 

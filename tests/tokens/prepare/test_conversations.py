@@ -142,7 +142,7 @@ def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_lef
     assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
     assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1, "cannot be encoded": 1}, 1)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text.replace("<|end|>", "\n\n"))
-    with pytest.raises(BadInput, match="no special token ends an answer; let one follow it"):
+    with pytest.raises(BadInput, match="no special token ends each answer; let one follow it"):
         write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 

@@ -49,6 +49,8 @@ def test_messages_are_trimmed_where_the_template_trims_them() -> None:
     assert spelled(template, turns) == "[INST] Q [/INST] { A  <|endoftext|>}"
     template = Template(CHATML.replace("message.content", "message.content | trim"), ("<|im_start|>", "<|im_end|>"))
     assert "system\nS\t<|im_end|>" not in spelled(template, [Message(SYSTEM, "S\t"), *turns])
+    folded = "{{ (messages[0].content + ':' + messages[1].content) | trim }}{{ messages[2].content + eos_token }}"
+    assert spelled(Template(folded), [Message(SYSTEM, " S "), *turns]) == "S : Q{ A <|endoftext|>}"
     template = Template(CHATML.replace("{{ '", "{{ 'long' if message.content | length > 9 else '' }}{{ '", 1))
     with pytest.raises(BadInput, match="changes the text of messages; wanted it as it is, or trimmed"):
         spelled(template, [Message(USER, "a longer one"), turns[1]])
@@ -75,7 +77,8 @@ def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> 
     last = LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)")  # ends a conversation otherwise
     assert Template(last).ends(load_tokenizer("bytes").with_special_tokens(["<|return|>"])) == [256, 257]
     known = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: (), last: ("<|return|>",)}
-    for text in (*known, TEMPLATES["turns"].text):
+    turns = TEMPLATES["turns"].text
+    for text in (*known, turns, turns.replace("['content']", "['content'][: {'system': 9}.get(message.role)]")):
         (tmp_path / "a.jinja").write_text(text, "utf-8-sig")
         found, wanted = load_template(str(tmp_path / "a.jinja")), known.get(text, TEMPLATES["turns"].turn_tokens)
         assert (found.text, sorted(found.turn_tokens)) == (text, sorted(wanted))

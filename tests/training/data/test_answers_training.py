@@ -99,7 +99,7 @@ def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tm
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers": .* holds conversations'),
+    ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers": .* has conversations'),
     ({"dataset": None}, r'train\.json: objective: got "answers", wanted "text": no conversations in '),
     ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, that of the rows"),
     ({"start_train_token": 33}, r"train\.json: start_train_token: got 33, wanted a multiple of 32"),
