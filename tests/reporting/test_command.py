@@ -80,7 +80,7 @@ def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypa
 @pytest.mark.slow
 def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=120 * 8 * 32, checkpoint_interval=30, keep_checkpoints=1, validation_interval=30)
-    training = start(run, 1, SLOW_STEP=0.05)
+    training = start(run, 1, SLOW_STEP=0.2)
     wait_until(lambda: is_locked(run), training)
     watching = launch.start(ROOT / "report.py", str(run), "--watch", "--every", "0.2")
     output, errors = watching.communicate(120)
