@@ -38,8 +38,7 @@ torch._dynamo torch.distributed.run torch.distributed.fsdp matplotlib.figure mat
 training.job training.optimizers.adamw training.planning.estimate_table training.supervision.stack_location
 evaluation.export.export evaluation.judging.client evaluation.loss.held_out_loss evaluation.sample.sample
 evaluation.serve.serve evaluation.smoke.smoke experiments.command experiments.sweep.variant_runs reporting.report_page
-tokens.prepare.prepare jinja2.environment obstore.store openai.resources rich.console
-sacrebleu.metrics.chrf xxhash
+tokens.prepare.prepare jinja2.environment obstore.store openai.resources rich.console sacrebleu.metrics.chrf xxhash
 """
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -60,8 +60,8 @@ class ApiReply:
             spelled = self._bytes(token)
             return {"token": spelled.decode(errors="replace"), "logprob": log_probability, "bytes": [*spelled]}
 
-        likeliest = [{"top_logprobs": [scored(*each) for each in one.alternatives]} for one in tokens]
-        content = [scored(one.token, one.log_probability) | more for one, more in zip(tokens, likeliest, strict=True)]
+        rows = [[scored(*each) for each in [(one.token, one.log_probability), *one.alternatives]] for one in tokens]
+        content = [token | {"top_logprobs": likeliest} for token, *likeliest in rows]
         return {"content": content, "refusal": None}
 
     def _scores(self, tokens: list[ScoredToken]) -> JSON:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tokens.documents.inputs import Damaged
-from tokens.documents.text_file import LONGEST_LINE, Line, read_line
+from tokens.documents.text_file import Line, read_line
 
 PACKED_BYTES = 1 << 17  # read at a time, at most: lost bytes are counted as exactly
 ZSTANDARD_BYTES = 1 << 9  # decompressed at a time: 3 bytes may become 128 KiB, so at most 22 MiB come of them
@@ -15,7 +15,7 @@ LINES_BYTES = 1 << 20  # buffered, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
 
 
-def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int = LONGEST_LINE) -> Iterator[Line]:
+def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> Iterator[Line]:
     """Yield the lines of a gzip or Zstandard file, as `read_line` gives them.
 
     Each with a position in the compressed file before its end, and 0: its compressed length is unknown. Raises Damaged.

@@ -30,7 +30,7 @@ EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 Line = tuple[bytes | None, int, int]  # as `read_line` gives it, with its position between
 
 
-def read_line(stream: IO[bytes], longest: int = LONGEST_LINE) -> tuple[bytes | None, int]:
+def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
     """Return the next line, None for one of more than `longest` bytes, and its length; b"", 0 at the end."""
     line = stream.readline(longest + 1)
     if len(line) <= longest:
@@ -38,7 +38,7 @@ def read_line(stream: IO[bytes], longest: int = LONGEST_LINE) -> tuple[bytes | N
     return None, len(line) + (0 if line.endswith(b"\n") else _skip_line(stream))
 
 
-def lines_from(stream: BinaryIO, begin: int, end: int, longest: int = LONGEST_LINE) -> Iterator[Line]:
+def lines_from(stream: BinaryIO, begin: int, end: int, longest: int) -> Iterator[Line]:
     """Yield the lines that begin in a range, each with position and length. Raises EOFError for a shorter file."""
     position = begin
     if begin > 0:  # a line that began before belongs to the range before

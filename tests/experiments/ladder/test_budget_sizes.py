@@ -72,9 +72,9 @@ def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_
 
 
 def test_machines_are_ordered_by_loss_and_each_line_names_its_source_of_speed() -> None:
-    list_, family = prices("8xh100-80gb", "1xrtx4090"), size_family(LADDER)[::5]
+    list_, family = prices("8xh100-80gb", "8xa100-40gb", "1xrtx4090"), size_family(LADDER)[::5]
     choices = best_sizes(fit(), family, RUN, 10, list_)
-    assert len(choices) == 2
+    assert len(choices) == 3
     losses = [choice.loss.value for choice in choices]
     assert losses == sorted(losses)
     lines = describe_best_sizes(fit(), family, RUN, 10, list_)

@@ -24,10 +24,8 @@ def save_npy_2(path: Path, tokens: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "kind"),
     [
-        ("a_train_1.bin", write_llm_c, "<u2"),
-        ("a_train_1.bin", write_llm_c, "<u4"),
-        ("train.bin", write_llm_c, "<u2"),
-        ("train.bin", write_nanogpt, "<u2"),
+        *(("a_train_1.bin", write_llm_c, kind) for kind in ("<u2", "<u4")),
+        *(("train.bin", write, "<u2") for write in (write_llm_c, write_nanogpt)),
         ("a_train_1.npy", np.save, "<u2"),
         ("train.npy", np.save, "<u4"),
         ("train.npy", save_npy_2, "<u2"),  # version 3 is for names of fields
@@ -56,6 +54,7 @@ def beheaded(header: bytes) -> bytes:
     return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + FEW.tobytes()
 
 
+NPY_HEADERS = (b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}")
 WRONG: dict[str, list[tuple[bytes, str]]] = {
     "a_train_1.bin": [
         (llm_c(magic=20240522), "got magic number 20240522, wanted 20240520 or 20240801, llm.c's of uint16 and uint32"),
@@ -74,10 +73,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (npy(FEW.astype(">u2")), "got type '>u2' and shape"),
         (npy(FEW[0]), r"got type 'uint16' and shape \(\), wanted"),
         (npy(np.array(["a", None])), "not a .npy file, or cut short at .* Python objects"),  # unread
-        *(
-            (beheaded(header), "not a .npy file, or cut short at ")
-            for header in (b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}")
-        ),
+        *((beheaded(each), "not a .npy file, or cut short at ") for each in NPY_HEADERS),
     ],
 }
 

@@ -117,8 +117,16 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
         {},
         r"\.partial-train\.safetensors: got 4,100 bytes, wanted 4,\d+ by ledger\.jsonl; pass another",
     ),
-    (lambda out: ((out / ".lock").unlink(), os.mkfifo(out / ".lock")), {}, r"\.lock: .*: is a pipe, wanted a regular"),
-    (lambda out: ((out / "manifest.json").unlink(), begun_by_another_plan(out)), {}, r"ledger\.jsonl: .* another plan"),
+    (
+        lambda out: ((out / ".lock").unlink(), os.mkfifo(out / ".lock")),
+        {},
+        r"\.lock: cannot be written: is a pipe, wanted a regular file",
+    ),
+    (
+        lambda out: ((out / "manifest.json").unlink(), begun_by_another_plan(out)),
+        {},
+        r"ledger\.jsonl: belongs to another plan; pass another --output",
+    ),
 ]
 
 

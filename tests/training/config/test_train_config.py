@@ -44,10 +44,9 @@ def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "extra",
     [
-        {},
+        *({}, {"random_seed": 67}),
         {"clipping_max_norm": 3.5, "weight_decay": 0.01, "learning_rate": 0.0014},
         {"schedule_learning_rate": True, "warmup_period_percent": 5, "gradient_accumulation_steps": 16},
-        {"random_seed": 67},
     ],
 )
 def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
@@ -245,9 +244,7 @@ def test_keys_are_flat_in_records_and_in_groups_here() -> None:
 
 def test_a_gpu_run_compiles_kernels_unless_it_is_neither_compiled_nor_exact() -> None:
     compiled = {(how, level) for how in (None, True, "model", False) for level in (None, "off", "run", "elastic")}
-    without = {
-        (how, level) for how, level in compiled if not ExecutionOptions(compile=how, determinism=level).compiles_on_gpu
-    }
+    without = {each for each in compiled if not ExecutionOptions(compile=each[0], determinism=each[1]).compiles_on_gpu}
     assert without == {(False, None), (False, "off")}
 
 
