@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Experiments on runs: `sweep` compares changes of a run over seeds, `ladder` forecasts a large run from small ones."""
+"""Experiments on runs: `sweep` compares settings over seeds, `trial` two commits, `ladder` forecasts a large run."""
 
 import sys
 
@@ -9,10 +9,12 @@ DESCRIPTION = "Train variants of a run under one budget, and say what the result
 EPILOG = """examples:
   python experiment.py sweep sweeps/quickstart.json --dry-run
   python experiment.py sweep sweeps/quickstart.json --price-per-hour 14.32 --max-usd 20
+  python experiment.py trial HEAD . runs/quickstart --max-hours 1
   python experiment.py ladder ladders/laptop.json
 
 Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
-130 interrupted.
+130 interrupted. Of trial: 0 better, 10 same bits, 11 no difference found,
+12 worse, 13 cannot tell.
 """
 
 
@@ -20,9 +22,9 @@ def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("experiment.py")
     from common.arguments import parse
-    from experiments.command import LadderCommand, SweepCommand
+    from experiments.command import LadderCommand, SweepCommand, TrialCommand
 
-    commands = {"sweep": SweepCommand, "ladder": LadderCommand}
+    commands = {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand}
     command = parse("experiment.py", commands, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     return run_command("experiment.py", command.run, "; the same command continues")
 

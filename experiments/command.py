@@ -1,4 +1,4 @@
-"""experiment.py: options of the commands sweep and ladder, and the training of their runs under one budget."""
+"""experiment.py: options of the commands sweep, ladder and trial, and the training of their runs under one budget."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 
 from common.arguments import UsageError, option
+from common.checks import integer
 from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
 from experiments.shared.training_jobs import PoolOptions
 from training.telemetry.budget import USD
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class ExperimentCommand:
-    """Options of both commands."""
+    """Options of all commands."""
 
-    file: Annotated[Path, option("file of the experiment", name="FILE")] = attrs.field(kw_only=False)
-    output: Annotated[Path | None, option("default: the file's name without .json", "DIR")] = None
     pool: PoolOptions = attrs.field(factory=PoolOptions)
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
 
     def execute(
-        self, output: Path, plan: Sequence[str], missing: str | None, train: "Callable[[RunPool], Callable[[], None]]"
+        self,
+        output: Path,
+        plan: Sequence[str],
+        missing: str | None,
+        train: "Callable[[RunPool], Callable[[], int | None]]",
     ) -> int | None:
         """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
         from common.files import writing
@@ -45,12 +48,19 @@ class ExperimentCommand:
         except PoolStopped as stopped:
             print(printable_lines(f"\nexperiment.py: {stopped}"))
             return EXIT_STOPPED
-        show()  # now Ctrl-C interrupts
-        return None
+        return show()  # now Ctrl-C interrupts
 
 
 @attrs.frozen(kw_only=True)
-class SweepCommand(ExperimentCommand):
+class FileCommand(ExperimentCommand):
+    """Options of an experiment that a file states."""
+
+    file: Annotated[Path, option("file of the experiment", name="FILE")] = attrs.field(kw_only=False)
+    output: Annotated[Path | None, option("default: the file's name without .json", "DIR")] = None
+
+
+@attrs.frozen(kw_only=True)
+class SweepCommand(FileCommand):
     """Train variants of a run over seeds, and tell differences from luck."""
 
     print_commands: Annotated[
@@ -91,7 +101,7 @@ class SweepCommand(ExperimentCommand):
 
 
 @attrs.frozen(kw_only=True)
-class LadderCommand(ExperimentCommand):
+class LadderCommand(FileCommand):
     """Train small sizes of a run, fit a loss law, and forecast the run's loss."""
 
     best_for: Annotated[
@@ -123,3 +133,37 @@ class LadderCommand(ExperimentCommand):
             write_forecast(ladder.target.directory, None)
             write_results(ladder.output, "ladder", None, None)
             raise
+
+
+REVISION = "a git revision, or . for the working tree"
+
+
+@attrs.frozen(kw_only=True)
+class TrialCommand(ExperimentCommand):
+    """Train a run with the code of two commits over seeds, and judge the change."""
+
+    base: Annotated[str, option(f"what to compare with: {REVISION}", name="BASE")] = attrs.field(kw_only=False)
+    candidate: Annotated[str, option(f"the change: {REVISION}", name="CANDIDATE")] = attrs.field(kw_only=False)
+    run_directory: Annotated[Path, option("run directory; each commit trains its own", name="RUN")] = attrs.field(
+        kw_only=False
+    )
+    pairs: Annotated[
+        int | None,
+        option(
+            "pairs of runs, judged once at the end; default: enough for a difference of three seed deviations, "
+            "stopped early where the rule allows",
+            "N",
+            check=integer(2, 999),
+        ),
+    ] = None
+
+    def run(self) -> int | None:
+        """Train until the rule ends it, and print the verdict; return its exit status."""
+        from experiments.shared.experiment_files import check_results
+        from experiments.trial.trial import Trial
+        from experiments.trial.trial_runs import describe_trial, train_trial
+
+        trial = Trial.of(self.base, self.candidate, self.run_directory)
+        check_results(trial.output, "trial")
+        plan = describe_trial(trial, self.pairs, self.pool) if self.dry_run else []
+        return self.execute(trial.output, plan, None, partial(train_trial, trial=trial, pairs=self.pairs))

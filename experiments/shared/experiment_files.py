@@ -18,6 +18,7 @@ MOST_SEEDS = 1000
 RESULTS = {
     "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},
     "ladder": {"md": b"# Ladder for ", "json": b'"held_out": '},
+    "trial": {"md": b"# Trial of ", "json": b'"candidate": '},
 }
 
 

@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ SHOW_SECONDS = 2.0  # between updates of the bar
 class PoolDisplay:
     """Progress of one call of `train`: a line for each event, in a terminal a bar over the steps of all runs."""
 
-    def __init__(self, targets: list[Target], account: Account):
+    def __init__(self, targets: Sequence[Target], account: Account):
         self._targets, self._account = targets, account
         self._first, self._total = self._steps(), sum(target.step for target in targets)
         self._began = self._shown = time.monotonic()
@@ -120,8 +120,11 @@ class RunPool:
         self._lock.close()
 
     def train(self, runs: Mapping[Path, int | None]) -> None:
-        """Train runs to their steps, None: the end. Raises BadInput, PoolStopped; KeyboardInterrupt after SIGINT."""
-        targets = [Target.of(run, step, self._options.ranks) for run, step in runs.items()]
+        """Train runs to their steps, None: the end; raises as `reach`."""
+        self.reach([Target.of(run, step, self._options.ranks) for run, step in runs.items()])
+
+    def reach(self, targets: Sequence[Target]) -> None:
+        """Train runs to their targets. Raises BadInput, PoolStopped; KeyboardInterrupt after SIGINT."""
         for target in targets:
             target.done = target.end(read_progress(target.directory)) is not None
         waiting = [target for target in targets if not target.done]
@@ -181,7 +184,7 @@ class RunPool:
         if left is not None:  # train.py counts the earlier jobs of the run
             hours = (read_earlier(target.directory, 0.0).seconds + left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
-        command = train_command(target.directory, self._options, until_step=until, hours=hours)
+        command = train_command(target.directory, self._options, until_step=until, hours=hours, code=target.code)
         self.account.beat()  # before it: a call after a kill counts this one
         return TrainingProcess(target.directory, command, self._devices.environment(devices))
 

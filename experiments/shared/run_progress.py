@@ -13,6 +13,7 @@ import attrs
 from common.errors import BadInput
 from common.json_files import open_regular
 from experiments.shared.experiment_files import counted
+from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of, step_of, steps_in
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
@@ -93,6 +94,7 @@ class Target:
     last_step: int  # of the whole run
     step: int  # to reach
     validates: bool
+    code: Path = ROOT  # folder of its train.py
     done: bool = False
     awaited: bool = False  # a job of another process trains it
 

@@ -69,11 +69,16 @@ class PoolDevices:
 
 
 def train_command(
-    directory: Path, options: PoolOptions, *, until_step: int | None = None, hours: float | None = None
+    directory: Path,
+    options: PoolOptions,
+    *,
+    until_step: int | None = None,
+    hours: float | None = None,
+    code: Path = ROOT,
 ) -> list[str]:
-    """Return the arguments of Python that train a run, under torchrun on several ranks."""
+    """Return the arguments of Python that train a run with the train.py of `code`, under torchrun on several ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}"]
-    command = [*(torchrun if options.ranks > 1 else []), str(ROOT / "train.py"), str(directory)]
+    command = [*(torchrun if options.ranks > 1 else []), str(code / "train.py"), str(directory)]
     if options.device is not None:
         command += ["--device", options.device]
     if until_step is not None:

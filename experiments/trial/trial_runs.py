@@ -1,0 +1,132 @@
+"""Runs of a trial: the first step and a short whole run of both commits, then pairs over seeds, until the rule ends it.
+
+A `probe` takes one step, which shows a change that breaks training, and how many steps the commit plans. Where these
+bits are equal, a `short` run takes a few steps to its end, through the whole schedule.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+
+import attrs
+
+from common.json_files import read_json
+from experiments.shared.experiment_files import Sections, show_results, write_run_directory
+from experiments.shared.run_pool import PoolStopped, RunPool
+from experiments.shared.run_progress import Target, describe_cost, measured_speed, read_progress
+from experiments.shared.training_jobs import PoolOptions
+from experiments.trial.checkout import changed_files
+from experiments.trial.trial import FOLDER, SIDES, Trial, differing_keys
+from experiments.trial.trial_log import begin, finish, read_trials, rule_of
+from experiments.trial.trial_rule import VERDICTS, Judgement, seeds_of
+from experiments.trial.trial_table import SideRun, TrialTable, describe_rule
+from training.checkpoints.directory import STATE, checkpoints_of, name_of
+from training.checkpoints.run_record import RESOLVED
+from training.config.batch_plan import make_plan
+from training.config.train_config import PLUMBING_KEYS, load_run
+from training.data.locate_tokens import lengths_at_hand
+from training.telemetry.metrics_log import read_metrics
+
+SHORT_STEPS = 16
+
+
+def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> list[str]:
+    """Return rule and cost of a trial, of which nothing is done. Raises BadInput as `rule_of`."""
+    number, rule = rule_of(read_trials(FOLDER), trial.name, pairs)
+    run, most = load_run(trial.run, ()), 2 * rule.looks[-1]
+    plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train, None))
+    tokens, speed = most * plan.train_tokens, measured_speed(trial.run)
+    return [
+        f"{trial.output}: {len(changed_files(*trial.trees.values())):,} files differ",
+        f"first 1 and {SHORT_STEPS} steps of each; equal bits end the trial",
+        describe_rule(number, rule),
+        f"at most {most} runs, {tokens:,} tokens",
+        describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
+    ]
+
+
+def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
+    """Train what the verdict needs; return a function that shows it and returns its exit status. Raises as RunPool."""
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(trial.output / "code")  # the repository around it is another commit
+    sections = trial.check_out()
+    table = TrialTable(trial=trial, notes=trial.notes(sections))
+    try:
+        pool.reach(_targets(trial, "probe", sections, dict.fromkeys(SIDES, 1), whole=False))
+        plumbing = {key.partition(".")[2] for key in differing_keys(sections)} <= PLUMBING_KEYS
+        if plumbing and _same_state(trial, "probe", 1):
+            pool.reach(_targets(trial, "short", _shortened(trial, sections), dict.fromkeys(SIDES, SHORT_STEPS)))
+            if _same_state(trial, "short", SHORT_STEPS):
+                text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
+                return _end(trial, attrs.evolve(table, judgement=Judgement(verdict="same bits", text=text)))
+        number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
+        table = attrs.evolve(table, number=number, rule=rule)
+        steps = {side: read_json(trial.directory(side, "probe") / RESOLVED)["steps"] for side in SIDES}
+        for look in rule.looks:
+            seeds = list(islice(seeds_of(trial.name), look))
+            targets = [_targets(trial, f"seed-{seed}", _seeded(sections, seed), steps) for seed in seeds]
+            pool.reach([target for pair in targets for target in pair])
+            table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])
+            if (judgement := table.judge()) is not None:
+                return _end(trial, attrs.evolve(table, judgement=judgement))
+    except PoolStopped as stopped:
+        judgement = Judgement(verdict="cannot tell", text=f"cannot tell yet: {stopped}")
+        _show(trial, attrs.evolve(table, judgement=judgement))
+        raise
+    raise AssertionError("the last look has a verdict")
+
+
+def _targets(
+    trial: Trial, name: str, sections: dict[str, Sections], steps: Mapping[str, int], *, whole: bool = True
+) -> list[Target]:
+    """Write a run of each side, and return its target; not `whole`: the step is not the run's last one."""
+    for side in SIDES:
+        write_run_directory(trial.directory(side, name), sections[side])
+    return [trial.target(side, name, steps[side] + (not whole), steps[side]) for side in SIDES]
+
+
+def _shortened(trial: Trial, sections: dict[str, Sections]) -> dict[str, Sections]:
+    shorter = {}
+    for side in SIDES:
+        plan = read_json(trial.directory(side, "probe") / RESOLVED)
+        tokens = SHORT_STEPS * plan["global_batch_size"] * plan["model"]["context_length"]
+        shorter[side] = sections[side] | {"train": sections[side]["train"] | {"min_train_tokens": tokens}}
+    return shorter
+
+
+def _seeded(sections: dict[str, Sections], seed: int) -> dict[str, Sections]:
+    return {side: keys | {"train": keys["train"] | {"random_seed": seed}} for side, keys in sections.items()}
+
+
+def _same_state(trial: Trial, name: str, step: int) -> bool:
+    """Tell whether a run of both sides has the same weights, moments and validation losses after a step."""
+    runs = [trial.directory(side, name) for side in SIDES]
+    states = [read_json(checkpoints_of(run) / name_of(step) / STATE)["state_sha256"] for run in runs]
+    return states[0] == states[1] and read_progress(runs[0]).losses == read_progress(runs[1]).losses
+
+
+def _side_run(target: Target) -> SideRun:
+    """Return loss, time and memory of a run that has ended."""
+    records = read_metrics(target.directory)
+    tokens = sum(source["tokens"] for record in records if record.get("event") == "end" for source in record["sources"])
+    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
+    peaks = [record["peak_memory_bytes"] for record in records if record.get("peak_memory_bytes")]
+    return SideRun(
+        loss=read_progress(target.directory).loss_at(target.step),
+        step_seconds=tokens / target.step / statistics.median(speeds) if speeds else None,
+        memory_bytes=max(peaks, default=None),
+    )
+
+
+def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
+    finish(FOLDER, trial.name, table.judgement.verdict, table.judgement.text)
+    return partial(_show, trial, table)
+
+
+def _show(trial: Trial, table: TrialTable) -> int:
+    """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
+    show_results(table.text(), lambda: table.write(trial.output))
+    print(json.dumps(table.record()), flush=True)
+    return VERDICTS[table.judgement.verdict]
