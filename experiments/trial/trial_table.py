@@ -12,7 +12,7 @@ from tabulate import tabulate
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
 from experiments.shared.experiment_files import counted, write_results
 from experiments.trial.trial import SIDES, Trial
-from experiments.trial.trial_rule import VERDICTS, Judgement, TrialRule
+from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, Judgement, TrialRule
 
 NO_VERDICT = Judgement(verdict="cannot tell", text="cannot tell yet")
 
@@ -109,7 +109,13 @@ class TrialTable:
     def _rows(self) -> list[list[str]]:
         difference, time, memory = self._intervals()
         return [
-            self._row("validation loss", "loss", 1, 4, "" if difference is None else difference.text(LOSS_DIGITS, "+")),
+            self._row(
+                "validation loss",
+                "loss",
+                1,
+                LOSS_DIGITS,
+                "" if difference is None else difference.text(LOSS_DIGITS, "+"),
+            ),
             self._row("ms per step", "step_seconds", 1e-3, 1, "" if time is None else f"x {time.text(3)}"),
             self._row("peak memory, MB", "memory_bytes", 1e6, 1, "" if memory is None else f"x {memory.text(3)}"),
         ]
