@@ -21,18 +21,15 @@ def tree_of(revision: str) -> str:
 
     Raises BadInput for an unknown revision, and outside git.
     """
+    own = ROOT / _git("rev-parse", "--git-path", "index").decode().strip()
     if revision != WORKING_TREE:
-        try:
-            return _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{tree}}").decode().strip()
-        except BadInput as error:
-            if "not a git repository" in str(error):
-                raise
-            wanted = "wanted a commit, branch or tag, or . for the working tree"
-            raise BadInput(f"{quoted(revision)}: no such git revision; {wanted}") from error
+        advice = f"{quoted(revision)}: no such git revision; wanted a commit, branch or tag, or . for the working tree"
+        words = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{tree}}")
+        return _git(*words, problem=advice).decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"  # a copy: what the user has staged stays as it is
         with suppress(FileNotFoundError):  # before the first commit
-            shutil.copy2(ROOT / _git("rev-parse", "--git-path", "index").decode().strip(), index)
+            shutil.copy2(own, index)
         _git("add", "--all", index=index)
         return _git("write-tree", index=index).decode().strip()
 
@@ -56,7 +53,7 @@ def check_out(tree: str, folder: Path) -> None:
         partial.rename(folder)
 
 
-def _git(*arguments: str, index: Path | None = None) -> bytes:
+def _git(*arguments: str, index: Path | None = None, problem: str | None = None) -> bytes:
     environment = os.environ | ({} if index is None else {"GIT_INDEX_FILE": str(index)})
     try:
         result = subprocess.run(["git", "-C", str(ROOT), *arguments], env=environment, capture_output=True, check=False)
@@ -64,5 +61,5 @@ def _git(*arguments: str, index: Path | None = None) -> bytes:
         raise BadInput("git: not installed; experiment.py trial compares git revisions") from error
     if result.returncode:
         said = result.stderr.decode(errors="replace").strip() or f"exit status {result.returncode}"
-        raise BadInput(f"git {arguments[0]}: {said.splitlines()[0]}")
+        raise BadInput(problem or f"git {arguments[0]}: {said.splitlines()[0]}")
     return result.stdout

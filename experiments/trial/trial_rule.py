@@ -31,7 +31,7 @@ MOST_PAIRS = 1000
 GAMMA = 0.389  # 1 / (t x max(1, log t) ** 2) times this sums to 1
 LOOKS = (0.4, 0.7, 1.0)  # shares of the pairs
 SPENDING = 2.5  # exponent
-AIMED_POWER = 0.93  # POWER, and what the stops for futility lose
+AIMED_POWER = 0.95  # POWER, and what the stops for futility lose
 FUTILITY = 0.985  # one-sided confidence that a gain worth seeking is not there
 
 
@@ -46,7 +46,7 @@ def keep_level(number: int, kept: int) -> float:
     return ERROR * GAMMA * max(1, kept) / (number * max(1.0, math.log(number)) ** 2)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Judgement:
     """The verdict on a candidate."""
 
@@ -72,6 +72,11 @@ class TrialRule:
         looks = {max(3, math.ceil(share * enough)) for share in LOOKS}
         return cls(level=level, looks=tuple(sorted(looks)))
 
+    def describe(self, number: int) -> str:
+        """Return number, level and looks of a trial as text."""
+        looks = " and ".join(", ".join(map(str, self.looks)).rsplit(", ", 1))
+        return f"Trial {number:,}: a false gain has a probability of {self.level:.2g}; looks after {looks} pairs"
+
     def spent(self, pairs: int) -> float:
         """Return the level of one look, by a power of the share of pairs (Kim and DeMets, Biometrika 74, 1987)."""
         before = max((look for look in self.looks if look < pairs), default=0)
@@ -88,7 +93,7 @@ class TrialRule:
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
         if difference.apart:
             verdict, gain = ("better", -difference) if mean < 0 else ("worse", difference)
-            return Judgement(verdict=verdict, text=f"{verdict} by {gain.text(LOSS_DIGITS)}", difference=difference)
+            return Judgement(verdict, f"{verdict} by {gain.text(LOSS_DIGITS)}", difference)
         sought = _scaled(SOUGHT_DEVIATIONS) * deviation
         if pairs < self.looks[-1] and abs(mean) + student_quantile(FUTILITY, freedom) * error >= sought:
             return None
@@ -97,14 +102,14 @@ class TrialRule:
             f"no difference found: {difference.text(LOSS_DIGITS, '+')}; one of {found:.{LOSS_DIGITS}f} would have been "
             f"found with a probability of {POWER:.0%}"
         )
-        return Judgement(verdict="no difference found", text=text, difference=difference)
+        return Judgement("no difference found", text, difference)
 
     def _without_noise(self, differences: Sequence[float]) -> Judgement:
         if not any(differences):
-            return Judgement(verdict="no difference found", text="no difference found: all pairs have equal losses")
+            return Judgement("no difference found", "no difference found: all pairs have equal losses")
         why = "one pair tells no difference from luck" if len(differences) == 1 else "the seeds change no loss"
         value = f"{differences[0]:+.{LOSS_DIGITS}f}"
-        return Judgement(verdict="cannot tell", text=f"cannot tell: {why}; the difference is {value}")
+        return Judgement("cannot tell", f"cannot tell: {why}; the difference is {value}")
 
 
 @cache

@@ -22,7 +22,7 @@ from experiments.trial.checkout import changed_files
 from experiments.trial.trial import FOLDER, SIDES, Trial, differing_keys
 from experiments.trial.trial_log import begin, finish, read_trials, rule_of
 from experiments.trial.trial_rule import VERDICTS, Judgement, seeds_of
-from experiments.trial.trial_table import SideRun, TrialTable, describe_rule
+from experiments.trial.trial_table import SideRun, TrialTable
 from training.checkpoints.directory import STATE, checkpoints_of, name_of
 from training.checkpoints.run_record import RESOLVED
 from training.config.batch_plan import make_plan
@@ -42,7 +42,7 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     return [
         f"{trial.output}: {len(changed_files(*trial.trees.values())):,} files differ",
         f"first 1 and {SHORT_STEPS} steps of each; equal bits end the trial",
-        describe_rule(number, rule),
+        rule.describe(number),
         f"at most {most} runs, {tokens:,} tokens",
         describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
     ]
@@ -60,7 +60,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             pool.reach(_targets(trial, "short", _shortened(trial, sections), dict.fromkeys(SIDES, SHORT_STEPS)))
             if _same_state(trial, "short", SHORT_STEPS):
                 text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
-                return _end(trial, attrs.evolve(table, judgement=Judgement(verdict="same bits", text=text)))
+                return _end(trial, attrs.evolve(table, judgement=Judgement("same bits", text)))
         number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
         table = attrs.evolve(table, number=number, rule=rule)
         steps = {side: read_json(trial.directory(side, "probe") / RESOLVED)["steps"] for side in SIDES}
@@ -72,7 +72,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             if (judgement := table.judge()) is not None:
                 return _end(trial, attrs.evolve(table, judgement=judgement))
     except PoolStopped as stopped:
-        judgement = Judgement(verdict="cannot tell", text=f"cannot tell yet: {stopped}")
+        judgement = Judgement("cannot tell", f"cannot tell yet: {stopped}")
         _show(trial, attrs.evolve(table, judgement=judgement))
         raise
     raise AssertionError("the last look has a verdict")
@@ -113,11 +113,8 @@ def _side_run(target: Target) -> SideRun:
     tokens = sum(source["tokens"] for record in records if record.get("event") == "end" for source in record["sources"])
     speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
     peaks = [record["peak_memory_bytes"] for record in records if record.get("peak_memory_bytes")]
-    return SideRun(
-        loss=read_progress(target.directory).loss_at(target.step),
-        step_seconds=tokens / target.step / statistics.median(speeds) if speeds else None,
-        memory_bytes=max(peaks, default=None),
-    )
+    seconds = tokens / target.step / statistics.median(speeds) if speeds else None
+    return read_progress(target.directory).loss_at(target.step), seconds, max(peaks, default=None)
 
 
 def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:

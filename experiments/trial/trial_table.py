@@ -14,16 +14,15 @@ from experiments.shared.experiment_files import counted, write_results
 from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, Judgement, TrialRule
 
-NO_VERDICT = Judgement(verdict="cannot tell", text="cannot tell yet")
-
-
-@attrs.frozen(kw_only=True)
-class SideRun:
-    """Results of one run of a pair."""
-
-    loss: float | None  # final validation loss, nats per token; infinite: diverged
-    step_seconds: float | None  # median over the logged steps
-    memory_bytes: float | None  # peak
+RATIO_DIGITS = 3
+# Title, key in the record, number of a pair's value, unit, digits
+ROWS = (
+    ("validation loss", "loss_difference", 0, 1.0, LOSS_DIGITS),
+    ("ms per step", "step_time_ratio", 1, 1e-3, 1),
+    ("peak memory, MB", "memory_ratio", 2, 1e6, 1),
+)
+# Of a run: final loss in nats per token, infinite where it diverged; median seconds of a step; peak memory in bytes
+SideRun = tuple[float | None, float | None, float | None]
 
 
 @attrs.frozen(kw_only=True)
@@ -34,17 +33,17 @@ class TrialTable:
     notes: Sequence[str]
     number: int = 0  # among the project's; 0: no pair is needed
     rule: TrialRule | None = None
-    pairs: Sequence[Sequence[SideRun]] = ()  # base and candidate
-    judgement: Judgement = NO_VERDICT
+    pairs: Sequence[Sequence[SideRun]] = ()  # of base and candidate
+    judgement: Judgement = attrs.field(default=Judgement("cannot tell", "cannot tell yet"))
 
     def judge(self) -> Judgement | None:
         """Return the verdict on the pairs at a look; None: the rule wants more of them."""
         assert self.rule is not None
-        for verdict, side, name in zip(("cannot tell", "worse"), range(2), SIDES, strict=True):
-            if lost := sum(math.isinf(pair[side].loss or 0) for pair in self.pairs):
-                text = f"{verdict}: the {name} diverged in {lost} of {counted(len(self.pairs), 'seed')}"
-                return Judgement(verdict=verdict, text=text)
-        return self.rule.judge([candidate - base for base, candidate in self._values("loss")])
+        for side, verdict in enumerate(("cannot tell", "worse")):
+            if lost := sum(pair[side][0] == math.inf for pair in self.pairs):
+                of = counted(len(self.pairs), "seed")
+                return Judgement(verdict, f"{verdict}: the {SIDES[side]} diverged in {lost} of {of}")
+        return self.rule.judge([candidate - base for base, candidate in self._values(0)])
 
     def text(self, form: str = "simple") -> str:
         """Return the table, the rule and notes; `form`: of tabulate."""
@@ -52,8 +51,7 @@ class TrialTable:
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=("left", "right", "right", "left")), ""]
-            rule = describe_rule(self.number, self.rule)
-            lines.append(f"{rule[:1].upper()}{rule[1:]}; {counted(len(self.pairs), 'pair')} trained.")
+            lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             sure = 1 - 2 * self.rule.level
             lines.append(f"Intervals: {sure:.2%} of the loss, all looks together; {CONFIDENCE:.0%} of time and memory.")
         return "\n".join([*lines, *self.notes])
@@ -66,10 +64,10 @@ class TrialTable:
 
     def record(self) -> dict[str, Any]:
         """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
-        intervals = [_tuple(interval) for interval in self._intervals()]
-        means = np.mean(self._values("loss") or [(math.nan, math.nan)], axis=0).tolist()
-        names, verdicts = self.trial.revisions.values(), ("base", self.judgement.text)
-        rows = zip(names, means, verdicts, (None, intervals[0]), strict=True)
+        intervals = {key: list(attrs.astuple(found)) if found else None for key, found in self._intervals().items()}
+        means = np.mean(self._values(0), axis=0).tolist() if self.pairs else [None, None]
+        verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))
+        rows = zip(self.trial.revisions.values(), means, verdicts, strict=True)
         return {
             "verdict": self.judgement.verdict,
             "exit_status": VERDICTS[self.judgement.verdict],
@@ -80,57 +78,37 @@ class TrialTable:
             "number": self.number,
             "level": None if self.rule is None else self.rule.level,
             "pairs": len(self.pairs),
-            **dict(zip(("loss_difference", "step_time_ratio", "memory_ratio"), intervals, strict=True)),
+            **intervals,
             "notes": list(self.notes),
             "variants": [
-                {"name": name, "mean": None if math.isnan(mean) else mean, "verdict": verdict, "difference": difference}
-                for name, mean, verdict, difference in rows
+                {"name": name, "mean": mean, "verdict": verdict, "difference": difference}
+                for name, mean, (verdict, difference) in rows
             ],
         }
 
-    def _values(self, name: str) -> list[tuple[float, float]]:
+    def _values(self, number: int) -> list[tuple[float, float]]:
         """Return a value of base and candidate in each pair where both are known and finite."""
-        both = ((getattr(base, name), getattr(candidate, name)) for base, candidate in self.pairs)
+        both = ((base[number], candidate[number]) for base, candidate in self.pairs)
         return [(base, candidate) for base, candidate in both if base and candidate and math.isfinite(base + candidate)]
 
-    def _intervals(self) -> tuple[Interval | None, Interval | None, Interval | None]:
-        """Return the loss's difference, and geometric means of the ratios of time and memory."""
-        ratios = []
-        for name in ("step_seconds", "memory_bytes"):
-            logarithms = np.array([math.log(candidate / base) for base, candidate in self._values(name)])
-            ratio = None
-            if len(logarithms):
-                found = student_interval(*mean_and_error(logarithms), len(logarithms) - 1)
-                low, high = (None if bound is None else math.exp(bound) for bound in (found.low, found.high))
-                ratio = Interval(value=math.exp(found.value), low=low, high=high)
-            ratios.append(ratio)
-        return self.judgement.difference, ratios[0], ratios[1]
+    def _intervals(self) -> dict[str, Interval | None]:
+        """Return the loss's difference, and geometric means over the pairs of the ratios of time and memory."""
+        found: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
+        for _, key, number, *_ in ROWS[1:]:
+            found[key] = None
+            if values := self._values(number):
+                logarithms = np.array([math.log(candidate / base) for base, candidate in values])
+                ratio = student_interval(*mean_and_error(logarithms), len(values) - 1)
+                low, high = (None if bound is None else math.exp(bound) for bound in (ratio.low, ratio.high))
+                found[key] = Interval(value=math.exp(ratio.value), low=low, high=high)
+        return found
 
     def _rows(self) -> list[list[str]]:
-        difference, time, memory = self._intervals()
-        return [
-            self._row(
-                "validation loss",
-                "loss",
-                1,
-                LOSS_DIGITS,
-                "" if difference is None else difference.text(LOSS_DIGITS, "+"),
-            ),
-            self._row("ms per step", "step_seconds", 1e-3, 1, "" if time is None else f"x {time.text(3)}"),
-            self._row("peak memory, MB", "memory_bytes", 1e6, 1, "" if memory is None else f"x {memory.text(3)}"),
-        ]
-
-    def _row(self, title: str, name: str, unit: float, digits: int, compared: str) -> list[str]:
-        means = np.mean(self._values(name), axis=0) if self._values(name) else []
-        return [title, *([f"{mean / unit:.{digits}f}" for mean in means] or ["-", "-"]), compared]
-
-
-def describe_rule(number: int, rule: TrialRule) -> str:
-    """Return number, level and looks of a trial as text."""
-    *early, last = map(str, rule.looks)
-    looks = f"{', '.join(early)} and {last}" if early else last
-    return f"trial {number:,}: a false gain has a probability of {rule.level:.2g}; looks after {looks} pairs"
-
-
-def _tuple(interval: Interval | None) -> list[float | None] | None:
-    return None if interval is None else list(attrs.astuple(interval))
+        rows = []
+        for (title, _, number, unit, digits), interval in zip(ROWS, self._intervals().values(), strict=True):
+            means = np.mean(self._values(number), axis=0) / unit if self._values(number) else []
+            shown = [f"{mean:.{digits}f}" for mean in means] or ["-", "-"]
+            ratio = "" if interval is None or number == 0 else f"x {interval.text(RATIO_DIGITS)}"
+            compared = interval.text(digits, "+") if interval is not None and number == 0 else ratio
+            rows.append([title, *shown, compared])
+        return rows

@@ -1,0 +1,83 @@
+"""Rule of a trial: levels that add up to the stated error, looks, verdicts of planted and of equal losses."""
+
+import math
+
+import numpy as np
+import pytest
+
+from evaluation.shared.significance import ERROR
+from experiments.trial.trial_rule import TrialRule, detectable, keep_level, seeds_of
+
+LEVEL = 0.001
+
+
+@pytest.fixture
+def rule() -> TrialRule:
+    return TrialRule.of(LEVEL, None)
+
+
+def differences(mean: float, pairs: int, seed: int = 0) -> list[float]:
+    """Return differences with this mean and the deviation 1, exactly."""
+    drawn = np.random.default_rng(seed).standard_normal(pairs)
+    return list((drawn - drawn.mean()) / drawn.std(ddof=1) + mean)
+
+
+def test_levels_of_all_trials_sum_to_the_error_until_one_is_kept() -> None:
+    levels = [keep_level(number, 0) for number in range(1, 100_000)]
+    assert 0.95 * ERROR * (1 - 0.389 / math.log(100_000)) < sum(levels) < ERROR
+    assert levels == sorted(levels, reverse=True)
+    assert keep_level(7, 3) == 3 * keep_level(7, 1) == 3 * keep_level(7, 0)
+
+
+def test_looks_spend_the_level_and_a_stated_number_of_pairs_is_looked_at_once(rule: TrialRule) -> None:
+    assert sum(map(rule.spent, rule.looks)) == pytest.approx(LEVEL) and len(rule.looks) == 3
+    assert rule.spent(rule.looks[0]) < rule.spent(rule.looks[1]) < rule.spent(rule.looks[2])
+    assert TrialRule.of(LEVEL, 4).looks == (4,) and TrialRule.of(LEVEL, 4).spent(4) == LEVEL
+    assert TrialRule.of(1e-6, None).looks[-1] > rule.looks[-1]
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(-9.0, "better"), (9.0, "worse"), (0.1, "no difference found")])
+def test_a_large_difference_is_found_early_and_a_small_one_ends_early(
+    rule: TrialRule, mean: float, verdict: str
+) -> None:
+    judged = rule.judge(differences(mean, rule.looks[1]))
+    assert judged is not None and judged.verdict == verdict and judged.text.startswith(verdict)
+    assert judged.difference is not None and judged.difference.value == pytest.approx(mean)
+    assert judged.difference.apart == (verdict != "no difference found")
+
+
+def test_a_difference_between_goes_on_to_the_last_look_which_names_what_would_have_been_found(rule: TrialRule) -> None:
+    last = rule.looks[-1]
+    assert rule.judge(differences(-0.9, rule.looks[0])) is None
+    judged = rule.judge(differences(-0.3, last))
+    assert judged is not None and judged.verdict == "no difference found"
+    assert (
+        f"one of {detectable(rule.spent(last), last):.4f} would have been found with a probability of 90%"
+        in judged.text
+    )
+
+
+def test_nothing_is_told_from_one_pair_or_from_seeds_that_change_no_loss(rule: TrialRule) -> None:
+    judged = [
+        TrialRule.of(LEVEL, 1).judge([-0.5]),
+        rule.judge([-0.5] * rule.looks[0]),
+        rule.judge([0.0] * rule.looks[0]),
+    ]
+    assert [one.text for one in judged if one] == [
+        "cannot tell: one pair tells no difference from luck; the difference is -0.5000",
+        "cannot tell: the seeds change no loss; the difference is -0.5000",
+        "no difference found: all pairs have equal losses",
+    ]
+
+
+def test_found_with_the_stated_probability() -> None:
+    level, pairs = 0.001, 8
+    drawn = np.random.default_rng(1).standard_normal((4000, pairs)) - detectable(level, pairs)
+    judged = [TrialRule(level=level, looks=(pairs,)).judge(row.tolist()) for row in drawn]
+    better = [one is not None and one.verdict == "better" for one in judged]
+    assert 0.88 < np.mean(better) < 0.92  # four standard errors
+
+
+def test_a_trial_has_seeds_of_its_own_the_same_at_each_call() -> None:
+    one, again, other = ([*seeds_of(name)][:50] for name in ("run-1-2", "run-1-2", "run-1-3"))
+    assert one == again and not {*one} & {*other}
