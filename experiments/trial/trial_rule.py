@@ -47,7 +47,7 @@ def keep_level(number: int, kept: int) -> float:
 
 
 @attrs.frozen
-class Judgement:
+class TrialVerdict:
     """The verdict on a candidate."""
 
     verdict: str  # of VERDICTS
@@ -83,7 +83,7 @@ class TrialRule:
         share, last = (float(number) ** SPENDING for number in (pairs, self.looks[-1]))
         return self.level * (share - before**SPENDING) / last
 
-    def judge(self, differences: Sequence[float]) -> Judgement | None:
+    def judge(self, differences: Sequence[float]) -> TrialVerdict | None:
         """Return the verdict at a look; None: the next look's pairs are to be trained."""
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
@@ -93,7 +93,7 @@ class TrialRule:
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
         if difference.apart:
             verdict, gain = ("better", -difference) if mean < 0 else ("worse", difference)
-            return Judgement(verdict, f"{verdict} by {gain.text(LOSS_DIGITS)}", difference)
+            return TrialVerdict(verdict, f"{verdict} by {gain.text(LOSS_DIGITS)}", difference)
         sought = _scaled(SOUGHT_DEVIATIONS) * deviation
         if pairs < self.looks[-1] and abs(mean) + student_quantile(FUTILITY, freedom) * error >= sought:
             return None
@@ -102,14 +102,14 @@ class TrialRule:
             f"no difference found: {difference.text(LOSS_DIGITS, '+')}; one of {found:.{LOSS_DIGITS}f} would have been "
             f"found with a probability of {POWER:.0%}"
         )
-        return Judgement("no difference found", text, difference)
+        return TrialVerdict("no difference found", text, difference)
 
-    def _without_noise(self, differences: Sequence[float]) -> Judgement:
+    def _without_noise(self, differences: Sequence[float]) -> TrialVerdict:
         if not any(differences):
-            return Judgement("no difference found", "no difference found: all pairs have equal losses")
+            return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
         why = "one pair tells no difference from luck" if len(differences) == 1 else "the seeds change no loss"
         value = f"{differences[0]:+.{LOSS_DIGITS}f}"
-        return Judgement("cannot tell", f"cannot tell: {why}; the difference is {value}")
+        return TrialVerdict("cannot tell", f"cannot tell: {why}; the difference is {value}")
 
 
 @cache

@@ -21,7 +21,7 @@ from experiments.shared.training_jobs import PoolOptions
 from experiments.trial.checkout import changed_files
 from experiments.trial.trial import FOLDER, SIDES, Trial, differing_keys
 from experiments.trial.trial_log import begin, finish, read_trials, rule_of
-from experiments.trial.trial_rule import VERDICTS, Judgement, seeds_of
+from experiments.trial.trial_rule import VERDICTS, TrialVerdict, seeds_of
 from experiments.trial.trial_table import SideRun, TrialTable
 from training.checkpoints.directory import STATE, checkpoints_of, name_of
 from training.checkpoints.run_record import RESOLVED
@@ -60,7 +60,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             pool.reach(_targets(trial, "short", _shortened(trial, sections), dict.fromkeys(SIDES, SHORT_STEPS)))
             if _same_state(trial, "short", SHORT_STEPS):
                 text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
-                return _end(trial, attrs.evolve(table, judgement=Judgement("same bits", text)))
+                return _end(trial, attrs.evolve(table, judgement=TrialVerdict("same bits", text)))
         number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
         table = attrs.evolve(table, number=number, rule=rule)
         steps = {side: read_json(trial.directory(side, "probe") / RESOLVED)["steps"] for side in SIDES}
@@ -72,7 +72,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             if (judgement := table.judge()) is not None:
                 return _end(trial, attrs.evolve(table, judgement=judgement))
     except PoolStopped as stopped:
-        judgement = Judgement("cannot tell", f"cannot tell yet: {stopped}")
+        judgement = TrialVerdict("cannot tell", f"cannot tell yet: {stopped}")
         _show(trial, attrs.evolve(table, judgement=judgement))
         raise
     raise AssertionError("the last look has a verdict")

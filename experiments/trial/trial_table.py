@@ -12,7 +12,7 @@ from tabulate import tabulate
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
 from experiments.shared.experiment_files import counted, write_results
 from experiments.trial.trial import SIDES, Trial
-from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, Judgement, TrialRule
+from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, TrialVerdict, TrialRule
 
 RATIO_DIGITS = 3
 # Title, key in the record, number of a pair's value, unit, digits
@@ -34,15 +34,15 @@ class TrialTable:
     number: int = 0  # among the project's; 0: no pair is needed
     rule: TrialRule | None = None
     pairs: Sequence[Sequence[SideRun]] = ()  # of base and candidate
-    judgement: Judgement = attrs.field(default=Judgement("cannot tell", "cannot tell yet"))
+    judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell", "cannot tell yet"))
 
-    def judge(self) -> Judgement | None:
+    def judge(self) -> TrialVerdict | None:
         """Return the verdict on the pairs at a look; None: the rule wants more of them."""
         assert self.rule is not None
         for side, verdict in enumerate(("cannot tell", "worse")):
             if lost := sum(pair[side][0] == math.inf for pair in self.pairs):
                 of = counted(len(self.pairs), "seed")
-                return Judgement(verdict, f"{verdict}: the {SIDES[side]} diverged in {lost} of {of}")
+                return TrialVerdict(verdict, f"{verdict}: the {SIDES[side]} diverged in {lost} of {of}")
         return self.rule.judge([candidate - base for base, candidate in self._values(0)])
 
     def text(self, form: str = "simple") -> str:
