@@ -12,7 +12,7 @@ from tabulate import tabulate
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
 from experiments.shared.experiment_files import counted, write_results
 from experiments.trial.trial import SIDES, Trial
-from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, TrialVerdict, TrialRule
+from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, TrialRule, TrialVerdict
 
 RATIO_DIGITS = 3
 # Title, key in the record, number of a pair's value, unit, digits
