@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from scipy import optimize, special
 
+from common.errors import EXIT_STOPPED
 from evaluation.shared.significance import (
     ERROR,
     POWER,
@@ -25,7 +26,10 @@ from evaluation.shared.significance import (
 )
 
 # Exit status of experiment.py trial
-VERDICTS = {"better": 0, "same bits": 10, "no difference found": 11, "worse": 12, "cannot tell": 13}
+VERDICTS = {
+    **{"better": 0, "same bits": 10, "no difference found": 11, "worse": 12, "cannot tell": 13},
+    "cannot tell yet": EXIT_STOPPED,
+}
 LOSS_DIGITS = 4
 MOST_PAIRS = 1000
 GAMMA = 0.389  # 1 / (t x max(1, log t) ** 2) times this sums to 1

@@ -49,7 +49,7 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
 
 
 def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
-    """Train what the verdict needs; return a function that shows it and returns its exit status. Raises as RunPool."""
+    """Train what the verdict needs; return a function that shows it and returns its exit status. Raises BadInput."""
     os.environ["GIT_CEILING_DIRECTORIES"] = str(trial.output / "code")  # the repository around it is another commit
     sections = trial.check_out()
     table = TrialTable(trial=trial, notes=trial.notes(sections))
@@ -72,9 +72,8 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             if (judgement := table.judge()) is not None:
                 return _end(trial, attrs.evolve(table, judgement=judgement))
     except PoolStopped as stopped:
-        judgement = TrialVerdict("cannot tell", f"cannot tell yet: {stopped}")
-        _show(trial, attrs.evolve(table, judgement=judgement))
-        raise
+        judgement = TrialVerdict("cannot tell yet", f"cannot tell yet: {stopped}")
+        return partial(_show, trial, attrs.evolve(table, judgement=judgement))
     raise AssertionError("the last look has a verdict")
 
 

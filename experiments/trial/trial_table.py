@@ -34,7 +34,7 @@ class TrialTable:
     number: int = 0  # among the project's; 0: no pair is needed
     rule: TrialRule | None = None
     pairs: Sequence[Sequence[SideRun]] = ()  # of base and candidate
-    judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell", "cannot tell yet"))
+    judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:
         """Return the verdict on the pairs at a look; None: the rule wants more of them."""
