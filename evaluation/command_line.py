@@ -78,6 +78,10 @@ class SampleCommand(GenerationOptions):
     """Sample text of any length after a prompt."""
 
     samples: Annotated[int, option("number of texts", "N", check=COUNT)] = 1
+    trace: Annotated[bool, option("then print which parts of each text stand in the training data")] = False
+    against: Annotated[
+        tuple[Path, ...], option("of --trace: token directory; default: those the run was trained on", "DIR")
+    ] = ()
 
 
 @attrs.frozen(kw_only=True)

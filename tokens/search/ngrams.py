@@ -1,0 +1,151 @@
+"""N-grams of token sequences, numbered, and found in blocks: bit filter of hashes, then exact comparison.
+
+A block is not hashed at each of its tokens. An n-gram that begins at token p covers a multiple of `stride` in
+p .. p + stride - 1 and the `width` tokens from there on: stride + width - 1 <= n. So the hashes of `width` tokens at
+multiples of the stride are looked up among those of all runs of `width` tokens in the n-grams, packed as words of up to
+8 bytes; only around those found are n tokens hashed, looked up and compared. Bit filter: Bloom, CACM 13(7), 1970.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+WIDTH = 8  # most tokens of a strided hash: few texts share as many by chance
+WORD_BYTES = 8
+BITS_PER_HASH = 16  # of a filter, at least: each of two probes lets one in 8 others pass
+LEAST_BITS = 1 << 20  # stays in the cache of a core
+MIXER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
+
+
+class Ngrams:
+    """The n-grams of sequences of tokens: where each begins, and a number that equal ones share, from 0 on."""
+
+    def __init__(self, sequences: Sequence[np.ndarray], n: int):
+        """Take the n-grams of sequences (1-D, of any integer type); those of fewer than n tokens have none."""
+        self.n = n
+        self.tokens = np.concatenate([np.zeros(0, np.uint32), *sequences]).astype(np.uint32)
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+        counts = np.maximum(lengths - n + 1, 0)  # of n-grams
+        before = np.cumsum(lengths) - lengths - (np.cumsum(counts) - counts)
+        self.starts = np.arange(counts.sum()) + np.repeat(before, counts)  # of each n-gram, in `tokens`
+        self.sequences = np.repeat(np.arange(len(lengths)), counts)  # the sequence of each
+        columns = columns_of(self.tokens, n)
+        for self.seed in itertools.count():
+            hashes = hash_columns(columns, self.seed)[self.starts]
+            self.hashes, first, self.numbers = np.unique(hashes, return_index=True, return_inverse=True)  # by number
+            self.firsts = self.starts[first]  # of each number, in `tokens`
+            # Two of one hash would hide one another: other factors hash them apart.
+            if all((column[self.starts] == column[self.firsts][self.numbers]).all() for column in columns):
+                break
+
+    @property
+    def count(self) -> int:
+        """Number of distinct n-grams."""
+        return len(self.hashes)
+
+
+class NgramFinder:
+    """Finds n-grams in blocks of tokens of some types."""
+
+    def __init__(self, ngrams: Ngrams, dtypes: Iterable[np.dtype]):
+        self._ngrams = ngrams
+        self._filter = BitFilter(ngrams.hashes)
+        self._strides = {dtype: _Stride(ngrams.n, dtype) for dtype in dtypes}
+        self._strided = {dtype: BitFilter(stride.hashes_of(ngrams)) for dtype, stride in self._strides.items()}
+
+    def find(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where n-grams begin in a block (1-D), ascending, and the number of each, both int64, 1-D."""
+        ngrams, window = self._ngrams, np.arange(self._ngrams.n)
+        if len(block) < ngrams.n or not ngrams.count:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        stride = self._strides[block.dtype]
+        found = self._strided[block.dtype].held(stride.hashes(block)) * stride.tokens
+        places = (found[:, None] + np.arange(1 - stride.tokens, 1)).reshape(-1)
+        places = places[np.searchsorted(places, 0) : np.searchsorted(places, len(block) - ngrams.n, "right")]
+        rows = block[places[:, None] + window]
+        hashes = rows.astype(np.uint64) @ _factors(ngrams.n, ngrams.seed)
+        kept = self._filter.held(hashes)
+        numbers = np.minimum(np.searchsorted(ngrams.hashes, hashes[kept]), ngrams.count - 1)
+        exact = (rows[kept] == ngrams.tokens[ngrams.firsts[numbers][:, None] + window]).all(1)
+        return places[kept[exact]], numbers[exact]
+
+
+class BitFilter:
+    """A set of uint64 hashes as bits, two for each: holds all of them, and few others."""
+
+    def __init__(self, hashes: np.ndarray):
+        self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())
+        bits = np.zeros(1 << (64 - int(self._shift)), bool)
+        for each in (hashes, mixed(hashes)):
+            bits[each >> self._shift] = True
+        self._bytes = np.packbits(bits, bitorder="little")
+
+    def held(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the places, ascending, of the hashes (1-D) that may be in the set."""
+        first = np.flatnonzero(self._probe(hashes))
+        return first[self._probe(mixed(hashes[first]))]
+
+    def _probe(self, hashes: np.ndarray) -> np.ndarray:
+        bits = hashes >> self._shift
+        found = self._bytes.take((bits >> np.uint64(3)).view(np.int64))
+        found >>= bits.astype(np.uint8) & np.uint8(7)
+        found &= np.uint8(1)
+        return found.view(bool)
+
+
+class _Stride:
+    """Strided hashes of tokens of a type: of `words` words, each of some tokens, at multiples of `tokens`."""
+
+    def __init__(self, n: int, dtype: np.dtype):
+        self.dtype, self.per_word = dtype, WORD_BYTES // dtype.itemsize  # tokens of a word
+        while 2 * self.per_word - 1 > n:
+            self.per_word //= 2
+        wide = max(1, WIDTH // self.per_word)
+        self.tokens = max(1, (n + 1) // self.per_word - wide) * self.per_word
+        self.words = min(wide, (n + 1 - self.tokens) // self.per_word)
+
+    def hashes(self, block: np.ndarray) -> np.ndarray:
+        """Return the hashes of a block of n tokens or more, at 0, `tokens`, twice as many, ..."""
+        words = block[: len(block) // self.per_word * self.per_word].view(f"u{self.per_word * block.dtype.itemsize}")
+        count = (len(words) - self.words) * self.per_word // self.tokens + 1
+        return hash_columns([words[k :: self.tokens // self.per_word][:count] for k in range(self.words)])
+
+    def hashes_of(self, ngrams: Ngrams) -> np.ndarray:
+        """Return the hashes of all runs of as many tokens in the n-grams."""
+        width = self.words * self.per_word
+        begins = np.zeros(len(ngrams.tokens) + 1, bool)  # True where such a run of some n-gram begins
+        for offset in range(ngrams.n - width + 1):
+            begins[ngrams.starts + offset] = True
+        tokens = ngrams.tokens.astype(self.dtype).astype(np.uint64)  # an id that does not fit is compared at last
+        packed = np.zeros(max(0, len(tokens) - self.per_word + 1), np.uint64)
+        for k, column in enumerate(columns_of(tokens, self.per_word)):
+            packed |= column << np.uint64(8 * self.dtype.itemsize * k)
+        count = max(0, len(tokens) - width + 1)
+        return hash_columns([packed[k * self.per_word :][:count] for k in range(self.words)])[begins[:count]]
+
+
+def columns_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
+    """Return views of tokens (1-D): the first of each n-gram, the second, ..., the n-th."""
+    count = max(0, len(tokens) - n + 1)
+    return [tokens[k : k + count] for k in range(n)]
+
+
+def hash_columns(columns: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
+    """Return a hash of each row of columns (1-D, unsigned): their sum times random odd numbers, modulo 2^64."""
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    terms = np.empty_like(hashes)
+    for column, factor in zip(columns, _factors(len(columns), seed), strict=True):
+        hashes += np.multiply(column, factor, out=terms)
+    return hashes
+
+
+def mixed(hashes: np.ndarray) -> np.ndarray:
+    """Return uint64 hashes whose high bits depend on all bits of others."""
+    return (hashes ^ (hashes >> np.uint64(32))) * MIXER
+
+
+@lru_cache
+def _factors(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 63, count, np.uint64) * np.uint64(2) + np.uint64(1)
