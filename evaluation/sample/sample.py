@@ -51,14 +51,18 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, searche
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
     """Return lines on the longest runs of a generated text (ids, 1-D) that stand in streams, longest first."""
     runs = verbatim_runs(streams, text)
-    covered = len({place for run in runs for place in range(run.start, run.start + run.length)})
-    share = f"{covered:,} of {len(text):,} tokens stand in the training data, in {len(runs):,} runs of {GRAM} or more"
-    lines = [f"trace: {share}" + f"; the longest {SHOWN}:" * (len(runs) > SHOWN)]
-    for run in sorted(runs, key=lambda run: -run.length)[:SHOWN]:
-        copies = f"{run.copies:,} places, first " if run.copies > 1 else ""
-        found = excerpt(streams, run.place, run.length, trained.tokenizer)
-        lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{found}")
-    return lines
+    held, told = np.zeros(len(text), bool), np.zeros(len(text), bool)
+    lines: list[str] = []
+    for run in sorted(runs, key=lambda run: -run.length):
+        span = slice(run.start, run.start + run.length)
+        held[span] = True
+        if not told[span].any() and len(lines) < SHOWN:
+            told[span] = True
+            copies = f"{run.copies:,} places, first " if run.copies > 1 else ""
+            found = excerpt(streams, run.place, run.length, trained.tokenizer)
+            lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{found}")
+    share = f"{held.sum():,} of {len(text):,} new tokens stand in the training data"
+    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + "; the longest apart:" * bool(lines), *lines]
 
 
 def _kept(ids: Iterable[int], kept: list[int]) -> Iterator[int]:

@@ -77,10 +77,9 @@ class BitFilter:
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())
-        bits = np.zeros(1 << (64 - int(self._shift)), bool)
-        for each in (hashes, mixed(hashes)):
-            bits[each >> self._shift] = True
-        self._bytes = np.packbits(bits, bitorder="little")
+        self._bytes = np.zeros(1 << (61 - int(self._shift)), np.uint8)
+        for bits in (hashes >> self._shift, mixed(hashes) >> self._shift):
+            np.bitwise_or.at(self._bytes, bits >> np.uint64(3), np.uint8(1) << (bits.astype(np.uint8) & np.uint8(7)))
 
     def held(self, hashes: np.ndarray) -> np.ndarray:
         """Return the places, ascending, of the hashes (1-D) that may be in the set."""

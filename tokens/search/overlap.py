@@ -47,8 +47,9 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     places = np.full(len(items), NOWHERE)
     order = np.argsort(lengths, kind="stable")
     order = order[lengths[order] > 0]
-    passes = np.cumsum([sum(map(len, items[number])) for number in order.tolist()]) // PASS_TOKENS
-    for numbers in np.split(order, np.flatnonzero(np.diff(passes) | np.diff(lengths[order])) + 1):
+    tokens = np.array([sum(map(len, items[number])) for number in order.tolist()], np.int64)
+    kinds = np.diff(np.cumsum(tokens) // PASS_TOKENS) | np.diff(lengths[order])  # 0: in the same pass
+    for numbers in np.split(order, np.flatnonzero(kinds) + 1):
         sequences = [(number, sequence) for number in numbers.tolist() for sequence in items[number]]
         ngrams = Ngrams([sequence for _, sequence in sequences], int(lengths[numbers].max(initial=1)))
         finder, first = NgramFinder(ngrams, {stream.dtype for stream in streams}), np.full(ngrams.count, NOWHERE)
