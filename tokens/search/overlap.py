@@ -2,7 +2,7 @@
 
 An item is one or several sequences of tokens: fields of a record, forms of a text, or a document. n = 13 is the length
 of Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and of the studies after it. Of an item
-without so long a sequence, the longest one is searched for whole, if it has LEAST tokens.
+without so long a sequence, those of LEAST tokens or more are searched for whole.
 """
 
 import itertools
@@ -31,8 +31,8 @@ Item = Sequence[np.ndarray]  # of tokens, each 1-D
 class Overlap:
     """Which items share an n-gram with streams, and where it stands first."""
 
-    lengths: np.ndarray  # tokens searched for, int64 (items,): n, fewer of short items, 0 of too short ones
-    places: np.ndarray  # of the first n-gram among the tokens of all streams, int64 (items,), or NOWHERE
+    lengths: np.ndarray  # tokens searched for or found, int64 (items,): n, fewer of short items, 0 of too short ones
+    places: np.ndarray  # of the first found among the tokens of all streams, int64 (items,), or NOWHERE
 
     @property
     def touched(self) -> np.ndarray:
@@ -45,18 +45,20 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     longest = np.array([max(map(len, item), default=0) for item in items], np.int64)
     lengths = np.where(longest < min(n, LEAST), 0, np.minimum(longest, n))
     places = np.full(len(items), NOWHERE)
-    order = np.argsort(lengths, kind="stable")
-    order = order[lengths[order] > 0]
-    tokens = np.array([sum(map(len, items[number])) for number in order.tolist()], np.int64)
-    kinds = np.diff(np.cumsum(tokens) // PASS_TOKENS) | np.diff(lengths[order])  # 0: in the same pass
-    for numbers in np.split(order, np.flatnonzero(kinds) + 1):
-        sequences = [(number, sequence) for number in numbers.tolist() for sequence in items[number]]
-        ngrams = Ngrams([sequence for _, sequence in sequences], int(lengths[numbers].max(initial=1)))
+    least = np.where(longest < n, LEAST, n).tolist()
+    wanted = [(number, ids) for number, item in enumerate(items) for ids in item if len(ids) >= min(n, least[number])]
+    wanted.sort(key=lambda pair: min(n, len(pair[1])))
+    sizes = np.array([len(ids) for _, ids in wanted], np.int64)
+    kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))  # 0: in the same pass
+    for part in np.split(np.arange(len(wanted)), np.flatnonzero(kinds) + 1):
+        owners, sequences = zip(*(wanted[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
+        ngrams = Ngrams(sequences, min([n, *map(len, sequences)]))
         finder, first = NgramFinder(ngrams, {stream.dtype for stream in streams}), np.full(ngrams.count, NOWHERE)
         for at, (offsets, found) in in_blocks(streams, finder.find, ngrams.n - 1):
             np.minimum.at(first, found, offsets + at)
-        owners = np.array([number for number, _ in sequences], np.int64)[ngrams.sequences]
-        np.minimum.at(places, owners, first[ngrams.numbers])
+        before = places.copy()
+        np.minimum.at(places, np.array(owners, np.int64)[ngrams.sequences], first[ngrams.numbers])
+        lengths[places < before] = ngrams.n
     return Overlap(lengths, places)
 
 

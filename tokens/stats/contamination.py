@@ -27,9 +27,8 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
         share = f"{len(shared):,} of {len(items):,} {noun}s ({len(shared) / max(1, len(items)):.2%})"
         lines.append(f"  {label:20} {name}: {share} share {GRAM} tokens in a row with train")
         if whole or short:
-            lines.append(
-                f"{'':23}{whole:,} shorter than that searched for whole, {short:,} of less than {LEAST} not at all"
-            )
+            told = f"{whole:,} of less than {GRAM} were searched for whole, {short:,} of less than {LEAST} not at all"
+            lines.append(f"{'':23}{told}")
         for item in shared[:SHOWN].tolist():
             length = int(overlap.lengths[item])
             lines.append(f"    {noun} {item + 1:<12,} {excerpt([train], int(overlap.places[item]), length, tokenizer)}")

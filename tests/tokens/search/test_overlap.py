@@ -31,18 +31,20 @@ def test_items_and_first_places_are_those_of_a_plain_search(
         patch.setattr(overlap, "PASS_TOKENS", data.draw(st.integers(1, 100)))
         patch.setattr(overlap, "LEAST", least := data.draw(st.integers(1, 9)))
         found = find_overlap(opened, [[np.array(each) for each in item] for item in items], n)
+    starts = np.cumsum([0, *map(len, whole)]).tolist()
     for item, length, place in zip(items, found.lengths.tolist(), found.places.tolist(), strict=True):
         longest = max(map(len, item), default=0)
-        assert length == (0 if longest < min(n, least) else min(n, longest))
-        wanted = {gram for each in item for gram in grams(each, length)} if length else set()
+        assert (length == 0) == (longest < min(n, least)) and (length == n) == (longest >= n)
+        sought = [each for each in item if len(each) >= least] if longest < n else item
+        wanted = {gram for each in sought for gram in grams(each, n if longest >= n else len(each))}
         held = [
-            (stream, at)
-            for stream in (0, 1)[: len(whole)]
-            for at, gram in enumerate(grams(whole[stream], length))
+            start + at
+            for size in {len(gram) for gram in wanted}
+            for start, tokens in zip(starts, whole, strict=False)
+            for at, gram in enumerate(grams(tokens, size))
             if gram in wanted
         ]
-        starts = np.cumsum([0, *map(len, whole)]).tolist()
-        assert place == min((starts[stream] + at for stream, at in held), default=NOWHERE)
+        assert place == min(held, default=NOWHERE)
 
 
 def test_no_items_and_no_tokens_are_no_error(tmp_path: Path) -> None:
