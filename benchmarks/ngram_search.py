@@ -50,7 +50,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         save_file({"tokens": text}, Path(folder, "train.safetensors"))
         written = open_split(Path(folder), "train")
-        finder = NgramFinder(ngrams, {written.dtype})
+        finder = NgramFinder(ngrams, written.dtype)
         ways: dict[str, Callable[[], np.ndarray]] = {"plain numpy": partial(plain, PlainTable(ngrams), written)}
         ways |= {f"tokens/search, {count} cores": partial(searched, finder, written, count) for count in (1, 2)}
         seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -2,27 +2,24 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tokens.format.token_file import TokenStream
 from tokens.search.stream_blocks import locate
 from tokens.tokenizer.tokenizer import Tokenizer
 
 AROUND = 10  # tokens shown before and after
-SHOWN = 40  # tokens shown, at most
+SHOWN = 40  # tokens shown, at most: half of them from the beginning
 
 
 def excerpt(streams: Sequence[TokenStream], place: int, length: int, tokenizer: Tokenizer) -> str:
     """Return the file of a run of tokens, its position there, and its text in brackets. `place`: as of `locate`."""
     stream, at = locate(streams, place)
-    begin, end = max(0, at - AROUND), min(stream.length, at + length + AROUND)
-    run = shortened(stream.read(at, length), tokenizer)
-    before, after = (tokenizer.decode(stream.read(a, b - a).tolist()) for a, b in ((begin, at), (at + length, end)))
     path, token = stream.file_at(at)
+    end = at + length
+    edges = [at, end] if length <= SHOWN else [at, at + SHOWN // 2, end - SHOWN // 2, end]
+
+    def text(begin: int, end: int) -> str:
+        return tokenizer.decode(stream.read(begin, end - begin).tolist())
+
+    run = " ... ".join(text(*edges[k : k + 2]) for k in range(0, len(edges), 2))
+    before, after = text(max(0, at - AROUND), at), text(end, min(stream.length, end + AROUND))
     return f"{path}, token {token:,}: {before}[{run}]{after}"
-
-
-def shortened(ids: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Return the text of ids (1-D), without those in the middle of more than SHOWN."""
-    parts = [ids] if len(ids) <= SHOWN else [ids[: SHOWN // 2], ids[-SHOWN // 2 :]]
-    return " ... ".join(tokenizer.decode(part.tolist()) for part in parts)

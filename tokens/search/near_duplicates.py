@@ -68,7 +68,7 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield first tokens, lengths, and keys of bands, uint64 (documents, BANDS), of the documents of each block."""
     draw = np.random.default_rng(0).integers
-    masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)
+    masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of documents in a block, and the least hashes of the n-grams before and after each."""

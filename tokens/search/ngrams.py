@@ -7,7 +7,7 @@ multiples of the stride are looked up among those of all runs of `width` tokens 
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -47,22 +47,27 @@ class Ngrams:
 
 
 class NgramFinder:
-    """Finds n-grams in blocks of tokens of some types."""
+    """Finds n-grams in blocks of tokens of a type."""
 
-    def __init__(self, ngrams: Ngrams, dtypes: Iterable[np.dtype]):
-        self._ngrams = ngrams
-        self._filter = BitFilter(ngrams.hashes)
-        self._strides = {dtype: _Stride(ngrams.n, dtype) for dtype in dtypes}
-        self._strided = {dtype: BitFilter(stride.hashes_of(ngrams)) for dtype, stride in self._strides.items()}
+    def __init__(self, ngrams: Ngrams, dtype: np.dtype):
+        self._ngrams, self._dtype, per_word = ngrams, dtype, WORD_BYTES // dtype.itemsize
+        while 2 * per_word - 1 > ngrams.n:
+            per_word //= 2
+        self._per_word = per_word  # tokens of a word
+        self._stride = max(1, (ngrams.n + 1) // per_word - max(1, WIDTH // per_word)) * per_word  # in tokens
+        self._words = min(max(1, WIDTH // per_word), (ngrams.n + 1 - self._stride) // per_word)  # hashed together
+        self._filter, self._strided = BitFilter(ngrams.hashes), BitFilter(self._hashes_of_runs())
 
     def find(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where n-grams begin in a block (1-D), ascending, and the number of each, both int64, 1-D."""
         ngrams, window = self._ngrams, np.arange(self._ngrams.n)
         if len(block) < ngrams.n or not ngrams.count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        stride = self._strides[block.dtype]
-        found = self._strided[block.dtype].held(stride.hashes(block)) * stride.tokens
-        places = (found[:, None] + np.arange(1 - stride.tokens, 1)).reshape(-1)
+        block = block.astype(self._dtype, copy=False)
+        words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
+        count = (len(words) - self._words) * self._per_word // self._stride + 1
+        hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])
+        places = (self._strided.held(hashes)[:, None] * self._stride + np.arange(1 - self._stride, 1)).reshape(-1)
         places = places[np.searchsorted(places, 0) : np.searchsorted(places, len(block) - ngrams.n, "right")]
         rows = block[places[:, None] + window]
         hashes = rows.astype(np.uint64) @ _factors(ngrams.n, ngrams.seed)
@@ -70,6 +75,19 @@ class NgramFinder:
         numbers = np.minimum(np.searchsorted(ngrams.hashes, hashes[kept]), ngrams.count - 1)
         exact = (rows[kept] == ngrams.tokens[ngrams.firsts[numbers][:, None] + window]).all(1)
         return places[kept[exact]], numbers[exact]
+
+    def _hashes_of_runs(self) -> np.ndarray:
+        """Return the hashes of all runs in the n-grams of as many tokens as are hashed together."""
+        ngrams, width = self._ngrams, self._words * self._per_word
+        count = max(0, len(ngrams.tokens) - width + 1)
+        begins = np.zeros(count, bool)  # True where a run of some n-gram begins
+        for offset in range(ngrams.n - width + 1):
+            begins[ngrams.starts + offset] = True
+        tokens = ngrams.tokens.astype(self._dtype).astype(np.uint64)  # an id that does not fit is compared at last
+        packed = np.zeros(max(0, len(tokens) - self._per_word + 1), np.uint64)
+        for k, column in enumerate(columns_of(tokens, self._per_word)):
+            packed |= column << np.uint64(8 * self._dtype.itemsize * k)
+        return hash_columns([packed[k * self._per_word :][:count] for k in range(self._words)])[begins]
 
 
 class BitFilter:
@@ -92,37 +110,6 @@ class BitFilter:
         found >>= bits.astype(np.uint8) & np.uint8(7)
         found &= np.uint8(1)
         return found.view(bool)
-
-
-class _Stride:
-    """Strided hashes of tokens of a type: of `words` words, each of some tokens, at multiples of `tokens`."""
-
-    def __init__(self, n: int, dtype: np.dtype):
-        self.dtype, self.per_word = dtype, WORD_BYTES // dtype.itemsize  # tokens of a word
-        while 2 * self.per_word - 1 > n:
-            self.per_word //= 2
-        wide = max(1, WIDTH // self.per_word)
-        self.tokens = max(1, (n + 1) // self.per_word - wide) * self.per_word
-        self.words = min(wide, (n + 1 - self.tokens) // self.per_word)
-
-    def hashes(self, block: np.ndarray) -> np.ndarray:
-        """Return the hashes of a block of n tokens or more, at 0, `tokens`, twice as many, ..."""
-        words = block[: len(block) // self.per_word * self.per_word].view(f"u{self.per_word * block.dtype.itemsize}")
-        count = (len(words) - self.words) * self.per_word // self.tokens + 1
-        return hash_columns([words[k :: self.tokens // self.per_word][:count] for k in range(self.words)])
-
-    def hashes_of(self, ngrams: Ngrams) -> np.ndarray:
-        """Return the hashes of all runs of as many tokens in the n-grams."""
-        width = self.words * self.per_word
-        begins = np.zeros(len(ngrams.tokens) + 1, bool)  # True where such a run of some n-gram begins
-        for offset in range(ngrams.n - width + 1):
-            begins[ngrams.starts + offset] = True
-        tokens = ngrams.tokens.astype(self.dtype).astype(np.uint64)  # an id that does not fit is compared at last
-        packed = np.zeros(max(0, len(tokens) - self.per_word + 1), np.uint64)
-        for k, column in enumerate(columns_of(tokens, self.per_word)):
-            packed |= column << np.uint64(8 * self.dtype.itemsize * k)
-        count = max(0, len(tokens) - width + 1)
-        return hash_columns([packed[k * self.per_word :][:count] for k in range(self.words)])[begins[:count]]
 
 
 def columns_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:

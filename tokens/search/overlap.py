@@ -16,7 +16,7 @@ from common.errors import BadInput
 from tokens.format.manifest import open_listed, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.search.ngrams import NgramFinder, Ngrams
-from tokens.search.stream_blocks import in_blocks
+from tokens.search.stream_blocks import common_dtype, in_blocks
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 
 GRAM = 13
@@ -53,7 +53,7 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     for part in np.split(np.arange(len(wanted)), np.flatnonzero(kinds) + 1):
         owners, sequences = zip(*(wanted[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
         ngrams = Ngrams(sequences, min([n, *map(len, sequences)]))
-        finder, first = NgramFinder(ngrams, {stream.dtype for stream in streams}), np.full(ngrams.count, NOWHERE)
+        finder, first = NgramFinder(ngrams, common_dtype(streams)), np.full(ngrams.count, NOWHERE)
         for at, (offsets, found) in in_blocks(streams, finder.find, ngrams.n - 1):
             np.minimum.at(first, found, offsets + at)
         before = places.copy()

@@ -45,6 +45,11 @@ def in_blocks(
             yield at, future.result()
 
 
+def common_dtype(streams: Sequence[TokenStream]) -> np.dtype:
+    """Return the type that holds the tokens of all streams."""
+    return np.result_type(np.uint16, *(stream.dtype for stream in streams))
+
+
 def locate(streams: Sequence[TokenStream], place: int) -> tuple[TokenStream, int]:
     """Return the stream of a token, numbered among those of all streams, and its position there."""
     for stream in streams:

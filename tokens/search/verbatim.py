@@ -8,7 +8,7 @@ import numpy as np
 from tokens.format.token_file import TokenStream
 from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.overlap import GRAM, NOWHERE
-from tokens.search.stream_blocks import in_blocks, locate
+from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
 PAIRS = 1 << 22  # of a place in the streams and one in the text, looked at together
 
@@ -26,7 +26,7 @@ class VerbatimRun:
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
     """Return the runs of n tokens or more of a text (1-D) that none of them holds, in order. Raises as `in_blocks`."""
     ngrams = Ngrams([text], n)
-    finder = NgramFinder(ngrams, {stream.dtype for stream in streams})
+    finder = NgramFinder(ngrams, common_dtype(streams))
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
     for at, (offsets, numbers) in in_blocks(streams, finder.find, n - 1):
         for pairs in _pairs(ngrams, offsets + at, numbers):

@@ -7,10 +7,9 @@ import numpy as np
 from common.json_files import read_every_line, texts_in
 from tokens.format.manifest import SPLITS, has_split, read_manifest
 from tokens.format.token_file import TokenStream
-from tokens.search.excerpt import excerpt, shortened
+from tokens.search.excerpt import excerpt
 from tokens.search.near_duplicates import BANDS, ROWS, SHINGLE, SIMILARITY, near_duplicates
 from tokens.search.overlap import GRAM, LEAST, Item, documents, find_overlap, forms, open_comparable
-from tokens.search.stream_blocks import locate
 from tokens.tokenizer.tokenizer import Tokenizer
 
 SHOWN = 5  # places, or pairs
@@ -75,8 +74,5 @@ def likeness(streams: dict[str, TokenStream], tokenizer: Tokenizer, end_of_text_
     for similarity, *pair in found.pairs:
         lines.append(f"    similarity {similarity:.2f}")
         for number in pair:
-            stream, at = locate(splits, int(found.starts[number]))
-            path, token = stream.file_at(at)
-            text = shortened(stream.read(at, int(found.lengths[number])), tokenizer)
-            lines.append(f"      {path}, token {token:,}: {text}")
+            lines.append(f"      {excerpt(splits, int(found.starts[number]), int(found.lengths[number]), tokenizer)}")
     return [line for line in lines if line]

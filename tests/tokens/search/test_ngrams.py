@@ -15,8 +15,8 @@ def check(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> 
     ngrams = Ngrams([np.array(sequence, np.int64) for sequence in sequences], n)
     wanted = {gram for sequence in sequences for gram in grams(sequence, n)}
     assert ngrams.count == len(wanted)
-    tokens = np.array(block, dtype)
-    places, numbers = NgramFinder(ngrams, {tokens.dtype}).find(tokens)
+    tokens: np.ndarray = np.array(block, dtype)
+    places, numbers = NgramFinder(ngrams, tokens.dtype).find(tokens)
     assert places.tolist() == [at for at, gram in enumerate(grams(block, n)) if gram in wanted]
     for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
         start = int(ngrams.starts[ngrams.numbers == number][0])
