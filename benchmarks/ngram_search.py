@@ -46,11 +46,11 @@ def main(
     places = np.sort(draw.choice(tokens // GRAM, PLANTED, replace=False)) * GRAM
     text.reshape(-1)[places[:, None] + np.arange(GRAM)] = planted
     sequences = [ids for _, _, found in read_items(items, tokenizer) for item in found for ids in item]
-    ngrams = Ngrams([*sequences, *planted], GRAM)
+    ngrams = Ngrams([*sequences, *planted], GRAM, text.dtype)
     with tempfile.TemporaryDirectory() as folder:
         save_file({"tokens": text}, Path(folder, "train.safetensors"))
         written = open_split(Path(folder), "train")
-        finder = NgramFinder(ngrams, written.dtype)
+        finder = NgramFinder(ngrams)
         ways: dict[str, Callable[[], np.ndarray]] = {"plain numpy": partial(PlainPass(ngrams).places, written)}
         ways |= {f"tokens/search, {count} cores": partial(searched, finder, written, count) for count in (1, 2)}
         seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -15,7 +15,7 @@ from tokens.search.excerpt import excerpt
 from tokens.search.overlap import GRAM, open_comparable
 from tokens.search.verbatim import verbatim_runs
 
-SHOWN = 10  # runs
+SHOWN_RUNS = 10  # runs
 
 
 def run(command: SampleCommand) -> None:
@@ -56,7 +56,7 @@ def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) ->
     for run in sorted(runs, key=lambda run: -run.length):
         span = slice(run.start, run.start + run.length)
         held[span] = True
-        if not told[span].any() and len(lines) < SHOWN:
+        if not told[span].any() and len(lines) < SHOWN_RUNS:
             told[span] = True
             copies = f"{run.copies:,} places, first " if run.copies > 1 else ""
             found = excerpt(streams, run.place, run.length, trained.tokenizer)

@@ -7,7 +7,7 @@ from tokens.search.stream_blocks import locate
 from tokens.tokenizer.tokenizer import Tokenizer
 
 AROUND = 10  # tokens shown before and after
-SHOWN = 40  # tokens shown, at most: half of them from the beginning
+SHOWN_TOKENS = 40  # tokens shown, at most: half of them from the beginning
 
 
 def excerpt(streams: Sequence[TokenStream], place: int, length: int, tokenizer: Tokenizer) -> str:
@@ -15,7 +15,7 @@ def excerpt(streams: Sequence[TokenStream], place: int, length: int, tokenizer: 
     stream, at = locate(streams, place)
     path, token = stream.file_at(at)
     end = at + length
-    edges = [at, end] if length <= SHOWN else [at, at + SHOWN // 2, end - SHOWN // 2, end]
+    edges = [at, end] if length <= SHOWN_TOKENS else [at, at + SHOWN_TOKENS // 2, end - SHOWN_TOKENS // 2, end]
 
     def text(begin: int, end: int) -> str:
         return tokenizer.decode(stream.read(begin, end - begin).tolist())

@@ -13,13 +13,13 @@ import numpy as np
 
 from tokens.format.token_file import TokenStream
 from tokens.search import stream_blocks
-from tokens.search.ngrams import Ngrams, columns_of, hash_columns, mixed
-from tokens.search.stream_blocks import in_blocks, locate
+from tokens.search.ngrams import Ngrams, hash_columns, mixed, words_of_ngrams
+from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
 SHINGLE = 5  # tokens of an n-gram: of a template, short runs between the words filled in are all that copies share
 BANDS, ROWS = 20, 4
 SIMILARITY = 0.6  # least of near-duplicates: 94 % of the pairs at it become candidates, 99.997 % at 0.8
-PAIRS = 5  # kept, to be shown
+KEPT_PAIRS = 5  # kept, to be shown
 EMPTY = np.uint32((1 << 32) - 1)  # hash of no n-gram
 
 
@@ -60,22 +60,24 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
                 similarity = _similarity([_document(streams, int(starts[k]), int(lengths[k])) for k in (one, other)])
                 if similarity >= SIMILARITY:
                     like[roots.max()] = roots.min()
-                    if similarity < 1 and len(pairs) < PAIRS and all(one != pair[1] for pair in pairs):
+                    if similarity < 1 and len(pairs) < KEPT_PAIRS and all(one != pair[1] for pair in pairs):
                         pairs.append((similarity, one, other))
     return NearDuplicates(starts, lengths, _roots(like, like), pairs)
 
 
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield first tokens, lengths, and keys of bands, uint64 (documents, BANDS), of the documents of each block."""
-    draw = np.random.default_rng(0).integers
+    draw, dtype = np.random.default_rng(0).integers, common_dtype(streams)
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of documents in a block, and the least hashes of the n-grams before and after each."""
-        columns = columns_of(block, SHINGLE)
-        places = np.flatnonzero(np.logical_and.reduce([column != end for column in columns]))
-        hashes = (mixed(hash_columns(columns)) >> np.uint64(32)).astype(np.uint32)[places]
-        ends = np.flatnonzero(block[: stream_blocks.BLOCK_TOKENS] == end)
+        words, ends = words_of_ngrams(block.astype(dtype, copy=False), SHINGLE), np.flatnonzero(block == end)
+        whole = np.ones(len(block), bool)  # True where an n-gram without an end begins
+        whole[np.maximum(ends[:, None] - np.arange(SHINGLE), 0)] = whole[len(words[0]) :] = False
+        places = np.flatnonzero(whole)
+        hashes = (mixed(hash_columns(words)) >> np.uint64(32)).astype(np.uint32)[places]
+        ends = ends[ends < stream_blocks.SEARCHED_TOKENS]
         edges = np.array([0, *np.searchsorted(places, ends), len(places)])
         filled = np.flatnonzero(np.diff(edges))
         least = np.full((len(ends) + 1, BANDS * ROWS), EMPTY)
@@ -89,7 +91,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
         for at, (ends, least) in in_blocks([stream], least_hashes, SHINGLE - 1):
             least[0] = np.minimum(least[0], rest)
             rest, closed = least[-1], ends + at + done - stream.length
-            if at + stream_blocks.BLOCK_TOKENS >= stream.length:  # the last document may lack its end of text
+            if at + stream_blocks.SEARCHED_TOKENS >= stream.length:  # the last document may lack its end of text
                 closed = np.append(closed, done)
             starts = np.append(begin, closed + 1)[:-1]
             begin = int(np.append(begin, closed + 1)[-1])
@@ -102,7 +104,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
 
 def _similarity(documents: list[np.ndarray]) -> float:
     """Return the Jaccard similarity of two documents' sets of n-grams."""
-    ngrams = Ngrams(documents, SHINGLE)
+    ngrams = Ngrams(documents, SHINGLE, np.dtype(np.uint32))
     held = np.zeros((2, ngrams.count), bool)
     held[ngrams.sequences, ngrams.numbers] = True
     return float(held.all(0).sum() / held.any(0).sum())

@@ -52,8 +52,8 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))  # 0: in the same pass
     for part in np.split(np.arange(len(wanted)), np.flatnonzero(kinds) + 1):
         owners, sequences = zip(*(wanted[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
-        ngrams = Ngrams(sequences, min([n, *map(len, sequences)]))
-        finder, first = NgramFinder(ngrams, common_dtype(streams)), np.full(ngrams.count, NOWHERE)
+        ngrams = Ngrams(sequences, min([n, *map(len, sequences)]), common_dtype(streams))
+        finder, first = NgramFinder(ngrams), np.full(ngrams.count, NOWHERE)
         for at, (offsets, found) in in_blocks(streams, finder.find, ngrams.n - 1):
             np.minimum.at(first, found, offsets + at)
         before = places.copy()

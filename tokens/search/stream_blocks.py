@@ -10,7 +10,7 @@ import numpy as np
 
 from tokens.format.token_file import TokenStream
 
-BLOCK_TOKENS = 1 << 20  # large: threads wait for each other between numpy's loops
+SEARCHED_TOKENS = 1 << 20  # a block: large: threads wait for each other between numpy's loops
 AHEAD = 2  # blocks of a thread, finished or not
 Result = TypeVar("Result")
 
@@ -28,14 +28,14 @@ def in_blocks(
     """
 
     def read(stream: TokenStream, start: int) -> Result:
-        return work(stream.read(start, min(BLOCK_TOKENS + overlap, stream.length - start)))
+        return work(stream.read(start, min(SEARCHED_TOKENS + overlap, stream.length - start)))
 
     count = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pending: deque[tuple[int, Future[Result]]] = deque()
     begin = 0  # of the stream, among the tokens of all
     with ThreadPoolExecutor(count) as threads:
         for stream in streams:
-            for start in range(0, stream.length, BLOCK_TOKENS):
+            for start in range(0, stream.length, SEARCHED_TOKENS):
                 pending.append((begin + start, threads.submit(read, stream, start)))
                 if len(pending) > AHEAD * count:
                     at, future = pending.popleft()

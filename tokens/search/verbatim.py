@@ -10,7 +10,7 @@ from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.overlap import GRAM, NOWHERE
 from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
-PAIRS = 1 << 22  # of a place in the streams and one in the text, looked at together
+PAIRS_AT_ONCE = 1 << 22  # of a place in the streams and one in the text, looked at together
 
 
 @attrs.frozen
@@ -25,8 +25,8 @@ class VerbatimRun:
 
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
     """Return the runs of n tokens or more of a text (1-D) that none of them holds, in order. Raises as `in_blocks`."""
-    ngrams = Ngrams([text], n)
-    finder = NgramFinder(ngrams, common_dtype(streams))
+    ngrams = Ngrams([text], n, common_dtype(streams))
+    finder = NgramFinder(ngrams)
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
     for at, (offsets, numbers) in in_blocks(streams, finder.find, n - 1):
         for pairs in _pairs(ngrams, offsets + at, numbers):
@@ -44,15 +44,15 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 
 
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield places of n-grams in the streams, ascending, with each start of that n-gram in the text, about PAIRS."""
+    """Yield places of n-grams in the streams, ascending, with each start of that n-gram in the text."""
     by_number = np.argsort(ngrams.numbers, kind="stable")
     edges = np.searchsorted(ngrams.numbers[by_number], np.arange(ngrams.count + 1))
     counts = np.diff(edges)[numbers]
     before = np.cumsum(counts) - counts
-    for part in np.split(np.arange(len(places)), np.flatnonzero(np.diff(before // PAIRS)) + 1):
+    for part in np.split(np.arange(len(places)), np.flatnonzero(np.diff(before // PAIRS_AT_ONCE)) + 1):
         held = counts[part]
         within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
-        yield np.repeat(places[part], held), by_number[np.repeat(edges[numbers[part]], held) + within]
+        yield np.repeat(places[part], held), ngrams.starts[by_number[np.repeat(edges[numbers[part]], held) + within]]
 
 
 def _runs(

@@ -12,7 +12,7 @@ from tokens.search.near_duplicates import BANDS, ROWS, SHINGLE, SIMILARITY, near
 from tokens.search.overlap import GRAM, LEAST, Item, documents, find_overlap, forms, open_comparable
 from tokens.tokenizer.tokenizer import Tokenizer
 
-SHOWN = 5  # places, or pairs
+SHOWN_PLACES = 5
 
 
 def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ...]) -> list[str]:
@@ -28,7 +28,7 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
         if whole or short:
             told = f"{whole:,} of less than {GRAM} were searched for whole, {short:,} of less than {LEAST} not at all"
             lines.append(f"{'':23}{told}")
-        for item in shared[:SHOWN].tolist():
+        for item in shared[:SHOWN_PLACES].tolist():
             length = int(overlap.lengths[item])
             lines.append(f"    {noun} {item + 1:<12,} {excerpt([train], int(overlap.places[item]), length, tokenizer)}")
     return lines

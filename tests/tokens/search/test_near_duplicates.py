@@ -31,7 +31,7 @@ def similarity(one: list[int], other: list[int]) -> float:
 
 @pytest.mark.parametrize("block", [301, 7000, 1 << 20])
 def test_templates_with_other_words_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(stream_blocks, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", block)
     draw = np.random.default_rng(1)
     others = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
     documents = [*families(10, 0.01, 2), *others, [], [7, 8], [7, 8], others[3]]
@@ -45,7 +45,7 @@ def test_templates_with_other_words_are_found(tmp_path: Path, monkeypatch: pytes
     assert found.like.tolist() == [shuffled.index(kind) for kind in shuffled]
     for value, one, other in found.pairs:
         assert value == similarity(documents[order[one]], documents[order[other]]) >= SIMILARITY
-    assert len(found.pairs) == module.PAIRS
+    assert len(found.pairs) == module.KEPT_PAIRS
 
 
 def test_pairs_become_candidates_as_often_as_the_curve_says(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_memory_is_some_250_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_blocks, "BLOCK_TOKENS", 1 << 14)
+    monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", 1 << 14)
     peaks = []
     for count in (1 << 13, 1 << 16):
         tokens = np.full((count, 12), END)

@@ -12,11 +12,11 @@ from tokens.search.ngrams import BitFilter, NgramFinder, Ngrams
 
 def check(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> int:
     """Check the places found in a block against a plain search; return their number."""
-    ngrams = Ngrams([np.array(sequence, np.int64) for sequence in sequences], n)
+    ngrams = Ngrams([np.array(sequence, np.int64) for sequence in sequences], n, np.dtype(dtype))
     wanted = {gram for sequence in sequences for gram in grams(sequence, n)}
     assert ngrams.count == len(wanted)
     tokens: np.ndarray = np.array(block, dtype)
-    places, numbers = NgramFinder(ngrams, tokens.dtype).find(tokens)
+    places, numbers = NgramFinder(ngrams).find(tokens)
     assert places.tolist() == [at for at, gram in enumerate(grams(block, n)) if gram in wanted]
     for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
         start = int(ngrams.starts[ngrams.numbers == number][0])
@@ -43,17 +43,20 @@ def test_200_planted_n_grams_are_found_and_no_other(dtype: type) -> None:
 
 def test_equal_hashes_hide_no_n_gram_and_make_none(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = module._factors
-    zeros = {0: np.zeros, 1: np.ones}  # of seed 1: the sum of the tokens
+    zeros = {0: np.zeros, 1: np.ones}  # of seed 1: the sum of the words
     monkeypatch.setattr(
         module, "_factors", lambda n, seed: zeros.get(seed, lambda n, _: factors(n, seed))(n, np.uint64)
     )
-    assert check([[1, 2, 3], [3, 2, 2]], [3, 2, 1, 1, 2, 3, 2, 2], 3, np.uint16) == 2
-    assert Ngrams([np.array([1, 2, 3]), np.array([3, 2, 2])], 3).seed == 1
-    assert Ngrams([np.array([1, 2, 3]), np.array([3, 2, 1])], 3).seed == 2
+    for sequences, seed in (([[1, 2, 3], [3, 2, 2]], 1), ([[1, 2, 3], [0, 3, 2]], 2)):
+        assert Ngrams([*map(np.array, sequences)], 3, np.dtype(np.uint16)).seed == seed
+        assert check(sequences, [0, 3, 2, 2, 1, 2, 3, 1], 3, np.uint16) == 2
 
 
 def test_ids_that_a_block_cannot_hold_are_in_none() -> None:
-    assert check([[65_536 + token for token in range(13)]], [*range(13)], 13, np.uint16) == 0
+    ngrams = Ngrams([np.arange(65_536 - 14, 65_536 + 20), np.arange(65_536, 65_549)], 13, np.dtype(np.uint16))
+    assert (ngrams.count, ngrams.starts.tolist(), ngrams.sequences.tolist()) == (2, [0, 1], [0, 0])
+    block = np.concatenate([np.arange(13), np.arange(65_536 - 14, 65_536)]).astype(np.uint16)
+    assert NgramFinder(ngrams).find(block)[0].tolist() == [13, 14]
 
 
 def test_a_filter_holds_all_its_hashes_and_few_others() -> None:

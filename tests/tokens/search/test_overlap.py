@@ -27,7 +27,7 @@ def test_items_and_first_places_are_those_of_a_plain_search(
     n, whole = data.draw(st.integers(1, 20)), [joined(shards) for shards in streams]
     items += [[whole[0][5:40]], [whole[-1][:4], whole[-1][:n]]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_blocks, "BLOCK_TOKENS", data.draw(st.integers(1, 70)))
+        patch.setattr(stream_blocks, "SEARCHED_TOKENS", data.draw(st.integers(1, 70)))
         patch.setattr(overlap, "PASS_TOKENS", data.draw(st.integers(1, 100)))
         patch.setattr(overlap, "LEAST", least := data.draw(st.integers(1, 9)))
         found = find_overlap(opened, [[np.array(each) for each in item] for item in items], n)

@@ -46,7 +46,7 @@ def test_runs_are_those_of_a_plain_search(
     whole = [joined(shards) for shards in streams]
     text += whole[0][data.draw(st.integers(0, 40)) :][:50]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_blocks, "BLOCK_TOKENS", data.draw(st.integers(1, 70)))
-        patch.setattr(verbatim, "PAIRS", data.draw(st.integers(1, 60)))
+        patch.setattr(stream_blocks, "SEARCHED_TOKENS", data.draw(st.integers(1, 70)))
+        patch.setattr(verbatim, "PAIRS_AT_ONCE", data.draw(st.integers(1, 60)))
         runs = verbatim_runs(opened, np.array(text, np.int64), n)
     assert [(run.start, run.length, run.place, run.copies) for run in runs] == plain(whole, text, n)
