@@ -1,4 +1,4 @@
-"""Excerpts: tokens of a stream as text, with their file and position, and what stands around them."""
+"""Excerpts: tokens of a stream as text, with file, position and the text around them."""
 
 from collections.abc import Sequence
 

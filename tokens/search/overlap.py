@@ -1,4 +1,4 @@
-"""Items that share an n-gram with token streams: contamination of training data by what a model is measured on.
+"""Items that share an n-gram with token streams: contamination of training data by evaluation items.
 
 An item is one or several sequences of tokens: fields of a record, forms of a text, or a document. n = 13 is the length
 of Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and of the studies after it. Of an item

@@ -21,7 +21,7 @@ def in_blocks(
     overlap: int,
     cores: int | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the first token of each block and what `work` returns of it, in order; a stream begins where one ends.
+    """Yield the first token of each block and its result of `work`, in order; a stream begins where one ends.
 
     A block has `overlap` more tokens, with which the next one begins, as far as the stream has them. Memory: AHEAD + 1
     blocks a core (None: all that this process may use). Raises BadInput for a file that cannot be read any more.

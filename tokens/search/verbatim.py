@@ -15,7 +15,7 @@ PAIRS_AT_ONCE = 1 << 22  # of a place in the streams and one in the text, looked
 
 @attrs.frozen
 class VerbatimRun:
-    """Tokens of a text that stand in the streams. No longer run holds it: what stands around the copies differs."""
+    """Tokens of a text that stand in the streams, and in no longer run that does."""
 
     start: int  # in the text
     length: int  # tokens
