@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import BadInput, refusing
 from common.json_files import read_every_line, texts_in
 from tokens.format.manifest import SPLITS, has_split, read_manifest
 from tokens.format.token_file import TokenStream
@@ -40,14 +41,13 @@ def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[
     Of a directory without one, the items are the documents of its train split. Raises BadInput.
     """
     if not source.is_dir():
-        records = read_every_line(source, advice="wanted JSON Lines of texts, or a token directory")
-        return [
-            (
-                str(source),
-                "item",
-                [[ids for text in texts_in(row) for ids in forms(tokenizer, text)] for row in records],
-            )
-        ]
+        items: list[Item] = []
+        for record in read_every_line(source, advice="wanted JSON Lines of texts, or a token directory"):
+            with refusing(f"{source}: item {len(items) + 1}", kinds=(BadInput,)):
+                items.append([ids for text in texts_in(record) for ids in forms(tokenizer, text)])
+        if not items:
+            raise BadInput(f"{source}: holds no items; wanted JSON Lines of texts, or a token directory")
+        return [(str(source), "item", items)]
     splits = [split for split in SPLITS[1:] if has_split(source, split, read_manifest(source))] or ["train"]
     streams = [open_comparable(source, split, tokenizer) for split in splits]
     end = tokenizer.end_of_text_id

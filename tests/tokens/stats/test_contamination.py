@@ -13,7 +13,7 @@ from tests.tokens.stats.test_stats import save
 from tokens.command import Lines, parse_command_line
 from tokens.format.token_file import open_split
 from tokens.stats import stats
-from tokens.stats.contamination import contamination, likeness
+from tokens.stats.contamination import contamination, likeness, read_items
 from tokens.tokenizer.loading import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -72,6 +72,12 @@ def test_what_cannot_be_searched_is_one_line(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "broken.jsonl", "line 2"), (tmp_path / "none", "no such file")):
         with pytest.raises(BadInput, match=f"{path}: {problem}.*wanted JSON Lines of texts, or a token directory"):
             contamination(tmp_path / "out", BYTES, (path,))
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(BadInput, match=r"empty\.jsonl: holds no items; wanted JSON Lines"):
+        contamination(tmp_path / "out", BYTES, (tmp_path / "empty.jsonl",))
+    unknown = items(tmp_path / "unknown.jsonl", {"a": "a"}, {"a": "b"})
+    with pytest.raises(BadInput, match=r"unknown\.jsonl: item 2: tokenizer chars"):
+        read_items(unknown, load_tokenizer("chars: a"))
     with pytest.raises(BadInput, match="no train tokens"):
         contamination(save(tmp_path / "held", validation=[[1]]), BYTES, (tmp_path / "out",))
 
