@@ -129,6 +129,9 @@ class HellaSwagCommand(MeasureOptions):
         str, option("hellaswag_val.jsonl, or a dataset on the hub with a validation split", "FILE|OWNER/NAME")
     ] = "Rowan/hellaswag"
     count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=COUNT)] = None
+    against: Annotated[
+        Path | None, option("training data: measure also without the items whose text shares 13 tokens with it", "DIR")
+    ] = None
 
 
 @attrs.frozen(kw_only=True)
