@@ -148,6 +148,15 @@ def numbers_in(value: Any) -> Iterator[int | float]:
         yield value
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, at any depth; keys are none."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(item)
+    elif isinstance(value, str):
+        yield value
+
+
 def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
     """Return all objects of a JSON Lines input. Raises BadInput, with `advice`, for an unreadable line or file."""
     records = []

@@ -78,6 +78,10 @@ class SampleCommand(GenerationOptions):
     """Sample text of any length after a prompt."""
 
     samples: Annotated[int, option("number of texts", "N", check=COUNT)] = 1
+    trace: Annotated[bool, option("then print which parts of each text stand in the training data")] = False
+    against: Annotated[
+        tuple[Path, ...], option("of --trace: token directory; default: those the run was trained on", "DIR")
+    ] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -125,6 +129,9 @@ class HellaSwagCommand(MeasureOptions):
         str, option("hellaswag_val.jsonl, or a dataset on the hub with a validation split", "FILE|OWNER/NAME")
     ] = "Rowan/hellaswag"
     count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=COUNT)] = None
+    against: Annotated[
+        Path | None, option("training data: measure also without the items whose text shares 13 tokens with it", "DIR")
+    ] = None
 
 
 @attrs.frozen(kw_only=True)

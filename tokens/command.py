@@ -80,9 +80,15 @@ def stats_command(
     end_of_text: Annotated[
         int | None, option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1))
     ] = None,
+    against: Annotated[
+        tuple[Path, ...], option("JSON Lines, or the held-out splits of a token directory: is it in train?", "FILE|DIR")
+    ] = (),
+    near_duplicates: Annotated[bool, option("look for documents that are nearly alike")] = False,
 ) -> Lines:
     """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
-    return partial(_call, "tokens.stats.stats", "stats", Path(directory), end_of_text)
+    return partial(
+        _call, "tokens.stats.stats", "stats", Path(directory), end_of_text, against, near_duplicates=near_duplicates
+    )
 
 
 def push_command(

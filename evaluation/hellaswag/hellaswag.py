@@ -22,8 +22,9 @@ from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, plus_minus, student_interval
+from tokens.search.overlap import GRAM, Overlap, find_overlap, forms, open_comparable
 from tokens.tokenizer.tokenizer import Tokenizer
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import Ranks, from_coordinator
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
 ENDINGS = 4
@@ -95,7 +96,7 @@ COMPLETION = Measure(
 
 
 def run(command: HellaSwagCommand) -> None:
-    measure_each(command, "hellaswag", partial(_read, command), measure)
+    measure_each(command, "hellaswag", partial(_read, command), partial(measure, against=command.against))
 
 
 def read_items(source: str, count: int | None) -> Items:
@@ -113,8 +114,11 @@ def read_items(source: str, count: int | None) -> Items:
     return Items(file=name, sha256=sha256(path), items=items)
 
 
-def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
-    """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN."""
+def measure(trained: Trained, data: Items, ranks: Ranks, against: Path | None = None) -> tuple[dict[str, Any], str]:
+    """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN.
+
+    `against`: a token directory; without the items that share an n-gram with its train split, too.
+    """
     length = trained.network.config.context_length
     choices = [choice for item in data.items for choice in completion(item, trained.tokenizer)]
     cut = len({index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1})
@@ -122,10 +126,21 @@ def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any]
     likelihoods = log_likelihoods(trained, choices, ranks)
     if not np.isfinite(likelihoods).all():
         raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    found = accuracy(likelihoods, choices, [int(item.label) for item in data.items])
+    labels = [int(item.label) for item in data.items]
+    found = accuracy(likelihoods, choices, labels)
     source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
     told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
-    return {"data": source, **counts, "completion": attrs.asdict(found)}, told
+    values = {"data": source, **counts, "completion": attrs.asdict(found)}
+    if against is not None:
+        overlap = from_coordinator(ranks, lambda: _overlap(trained, data.items, against))
+        kept = np.flatnonzero(~overlap.touched)
+        rows = (kept[:, None] * ENDINGS + np.arange(ENDINGS)).reshape(-1)
+        some, short = [choices[row] for row in rows.tolist()], int(np.count_nonzero(overlap.lengths == 0))
+        clean = accuracy(likelihoods[rows], some, [labels[item] for item in kept.tolist()]) if len(kept) else None
+        there = {"against": str(against), "items": len(kept), "too_short": short}
+        values["untouched"] = {**there, "completion": None if clean is None else attrs.asdict(clean)}
+        told += f"; on the {len(kept):,} items without {GRAM} tokens of {against}: {clean or 'nothing to measure'}"
+    return values, told
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
@@ -176,6 +191,14 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         measurements=[Measurement(measure=COMPLETION, value=value, error=error, freedom=items - 1, sample=hits)],
     )
     return [result]
+
+
+def _overlap(trained: Trained, items: list[Item], against: Path) -> Overlap:
+    """Search a train split for the contexts of items with their true endings. Raises BadInput."""
+    texts = [f"{item.ctx} {item.endings[int(item.label)]}" for item in items]
+    return find_overlap(
+        [open_comparable(against, "train", trained.tokenizer)], [forms(trained.tokenizer, text) for text in texts]
+    )
 
 
 def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:

@@ -1,22 +1,71 @@
-"""Sampling: texts of any length after a prompt, streamed."""
+"""Sampling: texts of any length after a prompt, streamed; traced to the training data that holds parts of them."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
+import numpy as np
+
+from common.errors import BadInput, printable
 from evaluation.command_line import SampleCommand
 from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
 from evaluation.shared.load import Trained
+from tokens.format.token_file import TokenStream
+from tokens.search.excerpt import excerpt
+from tokens.search.overlap import GRAM, open_comparable
+from tokens.search.verbatim import verbatim_runs
+
+SHOWN_RUNS = 10  # runs
 
 
 def run(command: SampleCommand) -> None:
+    if command.against and not command.trace:
+        raise BadInput("--against: applies to --trace, which is not given")
     prompt = read_prompt(command.prompt)
-    print_samples(load_for_generation(command), command, prompt)
+    trained = load_for_generation(command)
+    print_samples(trained, command, prompt, training_data(trained, command.against) if command.trace else [])
 
 
-def print_samples(trained: Trained, command: SampleCommand, prompt: str) -> None:
-    """Print samples as they are generated, until the reader is gone. Raises BadInput."""
+def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenStream]:
+    """Open the train splits of token directories, of none those of the model's run. Raises BadInput."""
+    recorded = trained.place.record.get("token_files", [])
+    found = directories or [Path(name) for name in ([recorded] if isinstance(recorded, str) else recorded)]
+    if not found:
+        raise BadInput(f"{trained.place.path}: names no token directory; pass --against DIR")
+    return [open_comparable(directory, "train", trained.tokenizer) for directory in found]
+
+
+def print_samples(trained: Trained, command: SampleCommand, prompt: str, searched: Sequence[TokenStream] = ()) -> None:
+    """Print samples as they are generated, until the reader is gone, each traced in streams. Raises BadInput."""
     ids = trained.encode(prompt)
     for number in range(command.samples):
         print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
-        new = trained.generate(ids, command.tokens, sampling_of(command, number))
-        if not show(chain([prompt], whole_characters(trained, new))):
+        new: list[int] = []
+        drawn = _kept(trained.generate(ids, command.tokens, sampling_of(command, number)), new)
+        if not show(chain([prompt], whole_characters(trained, drawn))):
             return
+        if searched:
+            print("\n".join(map(printable, trace(trained, searched, np.array(new)))))
+
+
+def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
+    """Return lines on the longest runs of a generated text (ids, 1-D) that stand in streams, longest first."""
+    runs = verbatim_runs(streams, text)
+    held, told = np.zeros(len(text), bool), np.zeros(len(text), bool)
+    lines: list[str] = []
+    for run in sorted(runs, key=lambda run: -run.length):
+        span = slice(run.start, run.start + run.length)
+        held[span] = True
+        if not told[span].any() and len(lines) < SHOWN_RUNS:
+            told[span] = True
+            copies = f"{run.copies:,} places, first " if run.copies > 1 else ""
+            found = excerpt(streams, run.place, run.length, trained.tokenizer)
+            lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{found}")
+    share = f"{held.sum():,} of {len(text):,} new tokens stand in the training data"
+    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + "; the longest apart:" * bool(lines), *lines]
+
+
+def _kept(ids: Iterable[int], kept: list[int]) -> Iterator[int]:
+    for token in ids:
+        kept.append(token)
+        yield token

@@ -94,11 +94,16 @@ class TokenStream:
                 bad = int(np.argmax(ids >= vocabulary_size))
                 raise BadInput(self.bad_id(at + bad, ids[bad], vocabulary_size))
 
+    def file_at(self, position: int) -> tuple[Path, int]:
+        """Return the file that holds a token, and the token's position in it."""
+        number = bisect.bisect_right(self._starts, position) - 1
+        return self.files[number].path, position - self._starts[number]
+
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
         """Return the problem of an id that is not below the vocabulary size, with its file and offset."""
-        first = bisect.bisect_right(self._starts, position) - 1
+        path, offset = self.file_at(position)
         return (
-            f"{self.files[first].path}: token {position - self._starts[first]}: got id {token}, wanted less than "
+            f"{path}: token {offset}: got id {token}, wanted less than "
             f"vocab_size {vocabulary_size}; these tokens were made with another tokenizer, or the file is damaged"
         )
 

@@ -14,6 +14,7 @@ from common.files import replace_file
 from common.line_chart import Line, LineChart, VerticalMark, png
 from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
+from tokens.stats.contamination import contamination, likeness
 from tokens.tokenizer.known import recognized
 from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
 
@@ -36,8 +37,13 @@ class SplitStats:
     hashes: np.ndarray  # uint64, one a document, ascending
 
 
-def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
-    """Return the statistics of a token directory as lines; draw a chart. Raises BadInput without tokens."""
+def stats(
+    directory: Path, end_of_text_id: int | None = None, against: tuple[Path, ...] = (), *, near_duplicates: bool = False
+) -> list[str]:
+    """Return the statistics of a token directory as lines; draw a chart. Raises BadInput without tokens.
+
+    `against`: files of texts and token directories to search the train split for. `near_duplicates`: look for them.
+    """
     manifest = read_manifest(directory)
     streams = _streams(directory, manifest)
     if end_of_text_id is None:
@@ -65,7 +71,12 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
         lines.append(
             f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} {noun}s"
         )
-    lines += [*_copies(splits, noun), "", *_histogram(values, counts, noun), ""]
+    lines += _copies(splits, noun)
+    if against or near_duplicates:
+        tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")
+        lines += contamination(directory, tokenizer, against) if against else []
+        lines += likeness(streams, tokenizer, end_of_text_id) if near_duplicates else []
+    lines += ["", *_histogram(values, counts, noun), ""]
     try:
         draw_chart(directory, values, counts, noun)
         lines.append(f"drawn in {directory / CHART}")

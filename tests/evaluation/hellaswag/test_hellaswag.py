@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from common.files import sha256
@@ -23,6 +24,7 @@ from tests.evaluation.comparison.stored import refused, results, rows_of, said
 from tests.evaluation.hellaswag.written_items import ITEM, write_items
 from tests.hub_server import environment as at_hub
 from tests.hub_server import serve
+from tokens.search.overlap import forms, open_comparable, touched
 from tokens.tokenizer.loading import load_tokenizer
 
 CONTEXT = 96
@@ -81,6 +83,27 @@ def test_hits_are_those_of_single_endings_on_any_number_of_ranks(trained: Path, 
     assert f"; {cut} items were cut to the context" in done
     assert "GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042" in done
     assert f": acc {first['completion']['acc']:.4f} ± " in done
+
+
+def test_items_that_the_training_data_holds_are_left_out_of_a_second_accuracy(trained: Path, tmp_path: Path) -> None:
+    rows = write_items(tmp_path / "items.jsonl")
+    texts = [f"{row['ctx']} {row['endings'][row['label']]}" for row in rows]
+    data = np.frombuffer(f"he said: {texts[0]} {texts[5]} {texts[36]}".encode(), np.uint8).astype(np.uint16)
+    save_file({"tokens": data}, tmp_path / "train.safetensors")
+    words: list[str | Path] = [trained, "--data", tmp_path / "items.jsonl"]
+    done = [hellaswag(*words, "--against", tmp_path, ranks=ranks) for ranks in (1, 2)]
+    hellaswag(*words)
+    *twice, plain = results(trained)[-3:]
+    found = twice[0].pop("untouched")
+    assert found == twice[1].pop("untouched") and "untouched" not in plain
+    assert {**twice[0], "time": ""} == {**plain, "time": ""}
+    model = load(locate(str(trained), None), None, torch.device("cpu"))
+    items = [forms(model.tokenizer, text) for text in texts]
+    overlap = touched([open_comparable(tmp_path, "train", model.tokenizer)], items)
+    hits = np.unpackbits(np.frombuffer(bytes.fromhex(plain["completion"]["hits"]), np.uint8))[: len(rows)]
+    assert overlap[[0, 5, 36]].all() and found["items"] == len(rows) - overlap.sum() > 0
+    assert found["completion"]["acc"] == hits[~overlap].mean()
+    assert f"items without 13 tokens of {tmp_path}: acc {found['completion']['acc']:.4f}" in done[0]
 
 
 def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path) -> None:

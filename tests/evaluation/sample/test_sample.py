@@ -1,16 +1,20 @@
 """`evaluate.py sample` streams a text of any length after a prompt from anywhere."""
 
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.command_line import SampleCommand
-from evaluation.sample.sample import print_samples
+from evaluation.sample.sample import print_samples, trace, training_data
+from evaluation.shared.generation import sampling_of
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT
@@ -39,6 +43,28 @@ def test_samples_are_those_of_their_seeds(finished: Path, capsys: pytest.Capture
     trained.network.token_embedding.weight.data[0] = torch.nan
     with pytest.raises(BadInput, match="logits are not finite"):
         printed("", 5)
+
+
+def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = load(locate(str(finished), None), None, torch.device("cpu"))
+    command = SampleCommand(model="", tokens=70, temperature=3, seed=5, trace=True)
+    new = [*trained.generate(trained.encode("def "), 70, sampling_of(command, 0))]
+    tokens = np.array([1, 2, *new[:30], 3, *b"<\x1b>", *new[20:60], 4, *new[:30]], np.uint16)
+    save_file({"tokens": tokens}, tmp_path / "train.safetensors")
+    print_samples(trained, command, "def ", training_data(trained, [tmp_path]))
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert lines[0] == (
+        "trace: 60 of 70 new tokens stand in the training data, in 2 runs of 13 or more; the longest apart:"
+    )
+    assert lines[1].startswith(f"  40 tokens from 20 on: {tmp_path}/train.safetensors, token 36: ")
+    assert "<\\x1b>[" in lines[1]
+    own = trace(trained, training_data(trained, []), np.array(new))
+    assert re.match(r"trace: \d+ of 70 new tokens stand in the training data", own[0])
+    words = ["sample", str(finished), "--device=cpu", "--prompt=x", "--tokens=2"]
+    assert "trace: 0 of 2 new tokens" in launch.run(ROOT / "evaluate.py", *words, "--trace").stdout
+    assert "which is not given" in launch.run(ROOT / "evaluate.py", *words, "--against", str(tmp_path)).stderr
 
 
 def test_a_reader_that_leaves_ends_the_sample(finished: Path) -> None:

@@ -1,0 +1,76 @@
+"""Items that share an n-gram with streams are those of a plain search, over borders of files and blocks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import BadInput
+from tests.tokens.format.token_directory import prepared
+from tests.tokens.gpt2 import tiktokens
+from tests.tokens.search.streams import DTYPES, FEW, SHARDS, grams, joined, write_streams
+from tokens.search import overlap, stream_blocks
+from tokens.search.overlap import NOWHERE, documents, find_overlap, forms, open_comparable, touched
+from tokens.tokenizer.loading import load_tokenizer
+
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@quick
+@given(st.lists(SHARDS, min_size=1, max_size=2), st.lists(st.lists(FEW, max_size=3), max_size=6), st.data())
+def test_items_and_first_places_are_those_of_a_plain_search(
+    tmp_path: Path, streams: list[list[list[int]]], items: list[list[list[int]]], data: st.DataObject
+) -> None:
+    opened = write_streams(tmp_path, streams, data.draw(st.tuples(DTYPES, DTYPES)))
+    n, whole = data.draw(st.integers(1, 20)), [joined(shards) for shards in streams]
+    items += [[whole[0][5:40]], [whole[-1][:4], whole[-1][:n]]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_blocks, "SEARCHED_TOKENS", data.draw(st.integers(1, 70)))
+        patch.setattr(overlap, "PASS_TOKENS", data.draw(st.integers(1, 100)))
+        patch.setattr(overlap, "LEAST", least := data.draw(st.integers(1, 9)))
+        found = find_overlap(opened, [[np.array(each) for each in item] for item in items], n)
+    starts = np.cumsum([0, *map(len, whole)]).tolist()
+    for item, length, place in zip(items, found.lengths.tolist(), found.places.tolist(), strict=True):
+        longest = max(map(len, item), default=0)
+        assert (length == 0) == (longest < min(n, least)) and (length == n) == (longest >= n)
+        sought = [each for each in item if len(each) >= least] if longest < n else item
+        wanted = {gram for each in sought for gram in grams(each, n if longest >= n else len(each))}
+        held = [
+            start + at
+            for size in {len(gram) for gram in wanted}
+            for start, tokens in zip(starts, whole, strict=False)
+            for at, gram in enumerate(grams(tokens, size))
+            if gram in wanted
+        ]
+        assert place == min(held, default=NOWHERE)
+
+
+def test_no_items_and_no_tokens_are_no_error(tmp_path: Path) -> None:
+    opened = write_streams(tmp_path, [[[]], [[1, 2, 3]]], [np.uint16, np.uint16])
+    assert touched(opened, []).tolist() == []
+    assert touched([], [[np.arange(20)]]).tolist() == [False]
+    assert touched(opened, [[], [np.zeros(0, np.uint16)], [np.arange(12)]]).tolist() == [False] * 3
+
+
+def test_documents_of_a_range_end_where_it_ends(tmp_path: Path) -> None:
+    [stream] = write_streams(tmp_path, [[[9, 1, 2, 9, 9, 3], [4, 9, 5]]], [np.uint32])
+    assert [document.tolist() for [document] in documents(stream, 9)] == [[1, 2], [3, 4], [5]]
+    assert [document.tolist() for [document] in documents(stream, 9, 2, 4)] == [[2], [3]]
+
+
+def test_a_text_in_the_middle_of_a_sentence_has_the_ids_of_its_second_form() -> None:
+    tokenizer = tiktokens()
+    text, inside = "walls of the old town", tokenizer.encode("The walls of the old town are high.").tolist()
+    first, second = (ids.tolist() for ids in forms(tokenizer, text))
+    assert tuple(second) in grams(inside, len(second)) and tuple(first) not in grams(inside, len(first))
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    assert open_comparable(tmp_path, "train", load_tokenizer("bytes")).length == 30_000
+    record = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(record.replace('"name": "bytes"', '"name": "bytes", "fingerprint": "0"'))
+    with pytest.raises(BadInput, match=r"got ids of tokenizer bytes, wanted those of bytes"):
+        open_comparable(tmp_path, "train", load_tokenizer("bytes"))

@@ -1,0 +1,52 @@
+"""Verbatim runs of a text are those of a plain search along every diagonal."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.tokens.search.streams import DTYPES, FEW, SHARDS, joined, write_streams
+from tokens.search import stream_blocks, verbatim
+from tokens.search.verbatim import verbatim_runs
+
+Run = tuple[int, int, int, int]  # start, length, place, copies
+
+
+def plain(streams: list[list[int]], text: list[int], n: int) -> list[Run]:
+    found: dict[int, list[int]] = {}
+    begin = 0
+    for tokens in streams:
+        for start in range(len(text)):
+            for at in range(len(tokens)):
+                if start and at and tokens[at - 1] == text[start - 1]:
+                    continue  # not where the run begins
+                same = [one == other for one, other in zip(text[start:], tokens[at:], strict=False)]
+                length = [*same, False].index(False)
+                if length >= max(n, found.get(start, [0])[0] + 1):
+                    found[start] = [length, begin + at, 0]
+                if length >= n:
+                    found[start][2] += length == found[start][0]
+        begin += len(tokens)
+    runs = [(start, *found[start]) for start in sorted(found)]
+    return [run for run in runs if all(run is other or not within(run, other) for other in runs)]  # type: ignore[arg-type,misc]
+
+
+def within(run: Run, other: Run) -> bool:
+    return other[0] <= run[0] and run[0] + run[1] <= other[0] + other[1]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SHARDS, min_size=1, max_size=2), FEW, st.data())
+def test_runs_are_those_of_a_plain_search(
+    tmp_path: Path, streams: list[list[list[int]]], text: list[int], data: st.DataObject
+) -> None:
+    opened, n = write_streams(tmp_path, streams, data.draw(st.tuples(DTYPES, DTYPES))), data.draw(st.integers(1, 14))
+    whole = [joined(shards) for shards in streams]
+    text += whole[0][data.draw(st.integers(0, 40)) :][:50]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_blocks, "SEARCHED_TOKENS", data.draw(st.integers(1, 70)))
+        patch.setattr(verbatim, "PAIRS_AT_ONCE", data.draw(st.integers(1, 60)))
+        runs = verbatim_runs(opened, np.array(text, np.int64), n)
+    assert [(run.start, run.length, run.place, run.copies) for run in runs] == plain(whole, text, n)

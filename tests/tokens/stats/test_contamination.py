@@ -1,0 +1,95 @@
+"""Items and held-out documents that stand in a train split are counted and shown with their places; none is dropped."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.preparing import jsonl, write
+from tests.tokens.stats.test_stats import save
+from tokens.command import Lines, parse_command_line
+from tokens.format.token_file import open_split
+from tokens.stats import stats
+from tokens.stats.contamination import contamination, likeness, read_items
+from tokens.tokenizer.loading import load_tokenizer
+
+BYTES = load_tokenizer("bytes")
+TEXTS = [f"document {number}: {chr(97 + number % 26) * 40} \x1b[31m" for number in range(100)]
+
+
+def items(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_items_are_searched_for_by_every_text_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
+    path = items(
+        tmp_path / "items.jsonl",
+        {"question": "not there", "choices": ["nowhere, and long enough", {"deep": "document 7: hhhh"}], "label": 3},
+        {"text": "neither is this one of them"},
+        {"text": "ument 33:"},  # shorter than 13, whole in the tokens
+        {"text": "ument 333"},
+        {"text": "ument 7"},  # shorter than 8, and longer after a space
+        {"text": "ument"},
+        {"label": 3},
+    )
+    lines = contamination(tmp_path / "out", BYTES, (path,))
+    assert lines[0] == f"  CONTAMINATION        {path}: 2 of 7 items (28.57%) share 13 tokens in a row with train"
+    assert lines[1].strip() == "3 of less than 13 were searched for whole, 2 of less than 8 not at all"
+    where = rf"{tmp_path}/out/train.safetensors, token [\d,]+: "
+    assert re.fullmatch(rf"    item 1 +{where}.*\x1b\[31m<\|endoftext\|>\[document 7: h\]hhhhhhhhhh", lines[2])
+    assert re.fullmatch(rf"    item 3 +{where}.*doc\[ument 33:\] hhhhhhhhh", lines[3])
+    monkeypatch.setattr(stats, "_compare_with_gpt2", lambda *_: [])  # which may look for a download
+    words = ["stats", str(tmp_path / "out"), "--against", str(path), "--against", str(path), "--near-duplicates"]
+    printed = cast(Lines, parse_command_line(words))()
+    assert [line for line in printed if line in lines] == lines * 2
+    assert any(line.startswith("  near-duplicates ") for line in printed)
+
+
+def test_documents_of_held_out_splits_are_items(tmp_path: Path) -> None:
+    train = [[*range(300 + at, 340 + at)] for at in range(0, 900, 40)]
+    held = [[*range(14)], [*range(310, 323)], [1] * 9]
+    save(tmp_path / "a", end=256, train=train)
+    save(tmp_path / "b", end=256, train=[[5] * 20], validation=held, test=[train[3][2:16]])
+    found = contamination_of(tmp_path / "a", tmp_path / "b", tmp_path / "a")
+    assert found == {"b validation": "1 of 3 documents", "b test": "1 of 1 documents", "a train": "23 of 23 documents"}
+    assert contamination_of(tmp_path / "b", tmp_path / "a") == {"a train": "0 of 23 documents"}
+
+
+def contamination_of(directory: Path, *others: Path) -> dict[str, str]:
+    lines = contamination(directory, load_tokenizer("bytes"), others)
+    told = [re.search(r"(\w+ \w+): (\d+ of \d+ \w+) \(", line) for line in lines]
+    return {match[1]: match[2] for match in told if match}
+
+
+def test_what_cannot_be_searched_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
+    (tmp_path / "broken.jsonl").write_text('{"a": "b"}\n{"a": \n')
+    for path, problem in ((tmp_path / "broken.jsonl", "line 2"), (tmp_path / "none", "no such file")):
+        with pytest.raises(BadInput, match=f"{path}: {problem}.*wanted JSON Lines of texts, or a token directory"):
+            contamination(tmp_path / "out", BYTES, (path,))
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(BadInput, match=r"empty\.jsonl: holds no items; wanted JSON Lines"):
+        contamination(tmp_path / "out", BYTES, (tmp_path / "empty.jsonl",))
+    unknown = items(tmp_path / "unknown.jsonl", {"a": "a"}, {"a": "b"})
+    with pytest.raises(BadInput, match=r"unknown\.jsonl: item 2: tokenizer chars"):
+        read_items(unknown, load_tokenizer("chars: a"))
+    with pytest.raises(BadInput, match="no train tokens"):
+        contamination(save(tmp_path / "held", validation=[[1]]), BYTES, (tmp_path / "out",))
+
+
+def test_a_template_with_other_words_is_a_near_duplicate(tmp_path: Path) -> None:
+    madlib = "Dear {}, thank you for your order of {}. It leaves our house this morning. Yours sincerely, the {} team"
+    words = ["Ann", "Bob", "tea", "oil", "red", "old"]
+    texts = [madlib.format(words[at], words[(at + 2) % 6], words[at - 1]) for at in range(6)] + TEXTS[:26] + ["abc"]
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts))
+    lines = likeness({"train": open_split(tmp_path / "out", "train")}, BYTES, 256)
+    assert lines[0] == "  near-duplicates      5 documents of train (15.15%) resemble an earlier one"
+    assert "93.772% of pairs at 0.6" in lines[1]
+    assert lines[2].strip() == "1 documents of less than 5 tokens are compared with none"
+    assert re.match(r" +similarity 0\.[6-9]\d$", lines[3])
+    assert all("Dear " in line for line in lines[4:6])
