@@ -128,6 +128,17 @@ class HellaSwagCommand(MeasureOptions):
 
 
 @attrs.frozen(kw_only=True)
+class CoreCommand(MeasureOptions):
+    """CORE: 22 few-shot tasks as nanochat measures them, and bits per byte of the gold answers."""
+
+    bundle: Annotated[
+        Path | None, option("nanochat's eval_bundle.zip, or its folder; default: downloaded to runs/", "FILE|DIR")
+    ] = None
+    tasks: Annotated[str | None, option("names, with commas; default: all", "TASKS")] = None
+    count: Annotated[int | None, option("items of each task at most; default: all", "N", check=COUNT)] = None
+
+
+@attrs.frozen(kw_only=True)
 class FineTuneSettings:
     """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
 
@@ -231,6 +242,7 @@ COMMANDS = {  # in the order of the comparison's columns
     "hellaswag": RegisteredCommand(
         HellaSwagCommand, "evaluation.hellaswag.hellaswag", measures="evaluation.hellaswag.hellaswag"
     ),
+    "core": RegisteredCommand(CoreCommand, "evaluation.core.core", "evaluation.core.core_scores"),
     "instruct": RegisteredCommand(
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
     ),

@@ -8,8 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from common.checks import structured
 from common.errors import BadInput, printable, quoted, refusing
@@ -17,9 +15,9 @@ from common.files import sha256
 from common.hub_client import download_snapshot
 from common.json_files import check_text, read_every_line
 from evaluation.command_line import HellaSwagCommand
-from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
+from evaluation.loss.choice_losses import Choice, choice_losses, measure_items
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.measuring import measure_each
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, plus_minus, student_interval
 from tokens.tokenizer.tokenizer import Tokenizer
@@ -43,12 +41,6 @@ class Items:
     file: str
     sha256: str
     items: list[Item]
-
-
-@attrs.frozen
-class Choice:
-    tokens: np.ndarray  # of context and ending, 1-D
-    scored: int  # number of them, at the end, whose loss counts
 
 
 @attrs.frozen(kw_only=True)
@@ -115,14 +107,9 @@ def read_items(source: str, count: int | None) -> Items:
 
 def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
     """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN."""
-    length = trained.network.config.context_length
-    choices = [choice for item in data.items for choice in completion(item, trained.tokenizer)]
-    cut = len({index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1})
-    choices = [Choice(choice.tokens[-(length + 1) :], min(choice.scored, length)) for choice in choices]
-    likelihoods = log_likelihoods(trained, choices, ranks)
-    if not np.isfinite(likelihoods).all():
-        raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    found = accuracy(likelihoods, choices, [int(item.label) for item in data.items])
+    work = partial(answers, trained)
+    hits, hits_norm, longer = np.array(measure_items(ranks, data.items, lambda item: len(item.ctx), work)).T
+    found, cut = accuracy(hits > 0, hits_norm > 0), int(longer.sum())
     source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
     told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
     return {"data": source, **counts, "completion": attrs.asdict(found)}, told
@@ -135,32 +122,26 @@ def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
     return [Choice(np.concatenate([context, ending]), len(ending)) for ending in endings]
 
 
-def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np.ndarray:
-    """Return the log-probability of each ending behind its context, nats, fp64 (choices,), on every rank."""
-    order = sorted(range(len(choices)), key=lambda index: -len(choices[index].tokens))
-    batches = []
-    while order:
-        size = max(1, BATCH_TOKENS // len(choices[order[0]].tokens))
-        batches.append(order[:size])
-        order = order[size:]
-    found = share(ranks, batches, lambda batch: _batch(trained, [choices[index] for index in batch]))
-    likelihoods = np.empty(len(choices))
-    likelihoods[[index for batch in batches for index in batch]] = np.concatenate(found)
-    return likelihoods
+def answers(trained: Trained, items: list[Item]) -> list[tuple[bool, bool, bool]]:
+    """Return for items: whether the true ending is the likeliest, in total and by its length; whether one is cut.
+
+    Of equal ones the first counts. Raises BadInput for a loss that is not finite.
+    """
+    most, asked = trained.network.config.context_length + 1, [completion(item, trained.tokenizer) for item in items]
+    losses, found = choice_losses(trained, [[choice.within(most) for choice in four] for four in asked]), []
+    for item, four, endings in zip(items, asked, losses, strict=True):
+        best = [int(np.argmin([mean(nats) for nats, _ in endings])) for mean in (np.sum, np.mean)]
+        cut = any(len(choice.tokens) > most for choice in four)
+        found.append((best[0] == int(item.label), best[1] == int(item.label), cut))
+    return found
 
 
-def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) -> Accuracy:
-    """Return how often the true one of four choices is the likeliest; of equal ones the first counts."""
-    means = likelihoods / np.array([choice.scored for choice in choices])
-    hits, hits_norm = (values.reshape(-1, ENDINGS).argmax(1) == labels for values in (likelihoods, means))
-    return Accuracy(
-        acc=float(hits.mean()),
-        acc_error=mean_and_error(hits)[1],
-        acc_norm=float(hits_norm.mean()),
-        acc_norm_error=mean_and_error(hits_norm)[1],
-        hits=np.packbits(hits).tobytes().hex(),
-        hits_norm=np.packbits(hits_norm).tobytes().hex(),
-    )
+def accuracy(hits: np.ndarray, hits_norm: np.ndarray) -> Accuracy:
+    """Return the accuracies, with standard errors, of hits in total and by length, both bool (items,)."""
+    (acc, acc_error), (acc_norm, acc_norm_error) = mean_and_error(hits), mean_and_error(hits_norm)
+    bits = [np.packbits(each).tobytes().hex() for each in (hits, hits_norm)]
+    errors = {"acc_error": acc_error, "acc_norm_error": acc_norm_error}
+    return Accuracy(acc=acc, acc_norm=acc_norm, hits=bits[0], hits_norm=bits[1], **errors)
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
@@ -183,14 +164,6 @@ def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
     print(printable(f"{data.file}: {len(data.items):,} items"))
     print("GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042, by build-nanogpt's hellaswag.py")
     return data
-
-
-def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
-    """Return the log-probabilities of the endings, fp64 (B,). Padding after the end of a row has no effect."""
-    tokens = [torch.from_numpy(choice.tokens.astype(np.int64)) for choice in choices]
-    losses = prediction_losses(trained.network, pad_sequence(tokens, batch_first=True)).double().cpu()
-    ended = [row[: len(choice.tokens) - 1] for row, choice in zip(losses, choices, strict=True)]
-    return np.array([-float(row[-choice.scored :].sum()) for row, choice in zip(ended, choices, strict=True)])
 
 
 def _item(row: dict[str, Any], where: str) -> Item:

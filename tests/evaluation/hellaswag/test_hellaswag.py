@@ -15,7 +15,8 @@ import torch
 from common.errors import BadInput
 from common.files import sha256
 from evaluation.comparison.compare import compare
-from evaluation.hellaswag.hellaswag import Choice, Item, accuracy, completion, read_items
+from evaluation.hellaswag.hellaswag import Item, accuracy, completion, read_items
+from evaluation.loss.choice_losses import Choice
 from evaluation.shared.load import load, locate
 from tests.conftest import complete, shared, write_run
 from tests.evaluation.comparison.stored import hellaswag as stored

@@ -1,0 +1,106 @@
+"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks as karpathy/nanochat measures them.
+
+The same pass measures bits per byte of the gold answers, which improve before the accuracy of a small model does.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from common.errors import printable
+from evaluation.command_line import CoreCommand
+from evaluation.core.bundle import Bundle, CoreTask, read_bundle
+from evaluation.core.core_scores import CORE, TASKS, over_tasks, sum_of_means, task_score
+from evaluation.loss.choice_losses import Choice, choice_losses, measure_items
+from evaluation.loss.held_out_loss import byte_lengths
+from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.measuring import measure_each
+from evaluation.shared.significance import plus_minus
+from training.parallel.process_group import Ranks
+
+HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
+Answer = tuple[bool, float, bool]  # whether it is right, bits per byte of the gold one, whether a prompt was cut
+COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
+
+
+def run(command: CoreCommand) -> None:
+    measure_each(command, "core", partial(_read, command), measure)
+
+
+def measure(trained: Trained, bundle: Bundle, ranks: Ranks) -> tuple[dict[str, Any], str]:
+    """Return a model's scores, to store and as text; call it on every rank. Raises BadInput for NaN."""
+    tasks, cut, lengths = dict[str, dict[str, Any]](), 0, byte_lengths(trained.tokenizer)
+    for task in bundle.tasks:
+        numbers, work = range(len(task.questions)), partial(answers, trained, task, lengths)
+        hits, bits, longer = np.array(measure_items(ranks, numbers, task.characters, work)).T
+        cut += int(longer.sum())
+        tasks[task.entry.label] = task_score(task.entry.dataset_uri, task.baseline, hits > 0, bits)
+    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(tasks))
+    rows = [[label, *(values[key] for key in COLUMNS)] for label, values in tasks.items()]
+    told = "CORE" if len(tasks) == TASKS else f"centered, mean of {len(tasks)} tasks:"
+    told += f" {plus_minus(core, core_error, 4)}; gold answers {plus_minus(gold, gold_error, 4)} bits per byte"
+    told += "" if bundle.count is None else f"; at most {bundle.count:,} items of a task"
+    told += f"; {cut:,} items were cut to the context" if cut else ""
+    result = {
+        "data": {"file": bundle.file, "sha256": bundle.sha256},
+        **{"count": bundle.count, "cut": cut, "core": core, "core_error": core_error},
+        **{"gold_bits_per_byte": gold, "gold_bits_per_byte_error": gold_error, "tasks": tasks},
+    }
+    return result, f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{told}"
+
+
+def answers(trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]) -> list[Answer]:
+    """Return a model's answers to questions. `lengths`: bytes of each token (V,). Raises BadInput for NaN."""
+    most, found = trained.network.config.context_length, list[Answer]()
+    asked = [choices_of(trained, task, lengths, number) for number in numbers]
+    measured = choice_losses(trained, [[choice.within(most) for choice in choices] for choices, _, _ in asked])
+    for number, (choices, compared, held), each in zip(numbers, asked, measured, strict=True):
+        gold = task.questions[number].gold
+        nats, likeliest = (values[-held:] for values in each[gold])
+        bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
+        # A choice that is the beginning of another has no token of its own, and no mean. nanochat takes it where it is
+        # the first, and never else; of equal ones the first.
+        means = [
+            float(one[-count:].mean()) if count else math.nan for (one, _), count in zip(each, compared, strict=True)
+        ]
+        best = min(range(len(means)), key=means.__getitem__)
+        right = bool(likeliest.all()) if task.entry.icl_task_type == "language_modeling" else best == gold
+        found.append((right, bits, any(len(choice.tokens) > most for choice in choices)))
+    return found
+
+
+def choices_of(
+    trained: Trained, task: CoreTask, lengths: np.ndarray, number: int
+) -> tuple[list[Choice], list[int], int]:
+    """Return a question's choices, the tokens at the end of each that are compared, and those of the gold answer.
+
+    As in nanochat, tokens after the common prefix of choices with one context are compared, or the common suffix of
+    those with one continuation. The gold answer is its whole continuation with the white space before it: the fewest
+    tokens that hold these bytes.
+    """
+    prompts, gold = task.prompts(number), task.questions[number].gold
+    rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
+    answer = "".join(prompts[gold])[len(prompts[gold][0].rstrip()) :]
+    held = 1 + int(np.searchsorted(lengths[rows[gold][::-1]].cumsum(), len(answer.encode())))
+    compared = [len(row) - _common(rows) for row in rows]
+    if task.entry.icl_task_type == "schema":
+        compared = [_common([row[::-1] for row in rows])] * len(rows)
+    scored = [min(max(count, held), len(row) - 1) for row, count in zip(rows, compared, strict=True)]
+    return [Choice(np.array(row), count) for row, count in zip(rows, scored, strict=True)], compared, held
+
+
+def _common(rows: list[list[int]]) -> int:
+    """Return the length of the longest common prefix."""
+    together = enumerate(zip(*rows, strict=False))
+    return next((at for at, ids in together if len(set(ids)) > 1), min(map(len, rows)))
+
+
+def _read(command: CoreCommand, _: list[ModelLocation]) -> Bundle:
+    bundle = read_bundle(command)
+    print(printable(f"{bundle.file}: {sum(len(task.questions) for task in bundle.tasks):,} items"))
+    if CORE.published is not None:
+        print("; ".join(f"{model} {value}" for model, value in CORE.published.values.items()), CORE.published.source)
+    return bundle
