@@ -150,14 +150,9 @@ def numbers_in(value: Any) -> Iterator[int | float]:
 
 def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
     """Return all objects of a JSON Lines input. Raises BadInput, with `advice`, for an unreadable line or file."""
-    return every_line(_content(path, LINES_BYTES, advice), str(path), advice=advice)
-
-
-def every_line(content: bytes, where: str, *, advice: str = "") -> list[dict[str, Any]]:
-    """Return all objects of JSON Lines. Raises BadInput, with `advice`, for an unreadable line."""
     records = []
-    for number, line in _lines(content):
-        with refusing(f"{where}: line {number}", advice):
+    for number, line in _lines(_content(path, LINES_BYTES, advice)):
+        with refusing(f"{path}: line {number}", advice):
             records.append(parse_json(line))
     return records
 

@@ -7,6 +7,7 @@ import random
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import attrs
 import yaml
@@ -14,9 +15,8 @@ import yaml
 from common.checks import structured
 from common.errors import BadInput, nearest, quoted, refusing
 from common.files import replace_file, sha256, writing
-from common.json_files import LINES_BYTES, check_text, every_line, open_regular, read_regular
+from common.json_files import LINES_BYTES, check_text, open_regular, parse_json, read_regular
 from common.remote_files import open_remote
-from evaluation.command_line import CoreCommand
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")
@@ -49,7 +49,7 @@ class Question:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Contexts with their continuations: one of either has several of the other."""
+        """Contexts with their continuations: there is one of either."""
         return [(context, continuation) for context in self.contexts for continuation in self.continuations]
 
 
@@ -70,26 +70,21 @@ class CoreTask:
         shown = "".join(f"{delimiter.join(example.pairs[example.gold])}\n\n" for example in examples)
         return [(shown + context + delimiter, continuation) for context, continuation in self.questions[number].pairs]
 
-    def characters(self, number: int) -> int:
-        """Return the length of all before the first continuation."""
-        return len(self.prompts(number)[0][0])
 
+def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tuple[list[CoreTask], dict[str, Any]]:
+    """Return the wanted tasks, at most `count` items of each, in nanochat's order, and what identifies them, to store.
 
-@attrs.frozen(kw_only=True)
-class Bundle:
-    file: str
-    sha256: str  # of the content that was read, from a folder or its archive
-    tasks: list[CoreTask]
-    count: int | None  # most items of a task; None: all
-
-
-def read_bundle(command: CoreCommand) -> Bundle:
-    """Return the wanted tasks. Raises BadInput naming a damaged file, or an item that cannot be scored."""
-    path, digest, tasks = command.bundle or _downloaded(), hashlib.sha256(), []
+    `path`: archive or folder, None: downloaded; `wanted`: names with commas. Raises BadInput naming a file or an item.
+    """
+    path, digest, tasks = path or _downloaded(), hashlib.sha256(), []  # of all content that is read
 
     def read(name: str) -> bytes:
         with refusing(f"{path}: {name}: cannot be read", "wanted nanochat's eval_bundle.zip, or its folder", DAMAGED):
-            content = _content(path, name)
+            if path.is_dir():
+                content = read_regular(path / name, LINES_BYTES)
+            else:
+                with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+                    content = archive.read(f"eval_bundle/{name}")
         digest.update(content)
         return content
 
@@ -97,7 +92,7 @@ def read_bundle(command: CoreCommand) -> Bundle:
     with refusing(f"{path}: core.yaml", kinds=DAMAGED):
         rows = yaml.safe_load(listed)["icl_tasks"]
         known = {entry.label: entry for entry in (structured(row, TaskEntry, unknown_keys=True) for row in rows)}
-    for label in known if command.tasks is None else dict.fromkeys(command.tasks.split(",")):
+    for label in known if wanted is None else dict.fromkeys(wanted.split(",")):
         if (entry := known.get(label)) is None:
             raise BadInput(f"--tasks: got {quoted(label)}{nearest(label, known)}")
         with refusing(f"{path}: {label}: wanted a kind, of {', '.join(KINDS)}, and a baseline", kinds=DAMAGED):
@@ -105,15 +100,15 @@ def read_bundle(command: CoreCommand) -> Bundle:
             baseline = [float(row["Random baseline"]) for row in table if row["Eval Task"] == label][-1] / 100
             keys, shots = KINDS[entry.icl_task_type], entry.num_fewshot[0]
         name = f"eval_data/{entry.dataset_uri}"
-        lines = enumerate(every_line(read(name), f"{path}: {name}"), 1)
-        questions = [_question(row, keys, f"{path}: {name}: item {number}") for number, row in lines]
+        lines = enumerate(filter(None, read(name).splitlines()), 1)
+        questions = [_question(line, keys, f"{path}: {name}: item {number}") for number, line in lines]
         random.Random(ORDER_SEED).shuffle(questions)
-        questions = questions[: command.count]
+        questions = questions[:count]
         if not (len(questions) > shots >= 0 and 0 <= baseline < 1):
             got = f"{len(questions)} items, {shots} examples before each, baseline {baseline:g}"
             raise BadInput(f"{path}: {label}: got {got}; wanted more items than examples: pass a larger --count")
         tasks.append(CoreTask(entry=entry, baseline=baseline, questions=questions))
-    return Bundle(file=str(path), sha256=digest.hexdigest(), tasks=tasks, count=command.count)
+    return tasks, {"file": str(path), "sha256": digest.hexdigest(), "count": count}
 
 
 def _downloaded() -> Path:
@@ -129,27 +124,20 @@ def _downloaded() -> Path:
         if not recorded.exists():
             replace_file(recorded, line, durable=True)
         if read_regular(recorded) != line:
-            raise BadInput(
-                f"{DOWNLOADED}: its sha256 is not the one in {recorded.name}; delete it to download it again"
-            )
+            raise BadInput(f"{DOWNLOADED}: its sha256 is not that of {recorded.name}; delete it to download it again")
     return DOWNLOADED
 
 
-def _content(path: Path, name: str) -> bytes:
-    if path.is_dir():
-        return read_regular(path / name, LINES_BYTES)
-    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        return archive.read(f"eval_bundle/{name}")
-
-
-def _question(row: dict[str, object], keys: tuple[str, str], where: str) -> Question:
-    """Return an item of a task. nanochat trims the only context of language modeling, no others."""
-    contexts, continuations = ([value] if not isinstance(value := row.get(key), list) else value for key in keys)
+def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
+    """Return an item of a task. nanochat trims the context of language modeling, and no other."""
     with refusing(f"{where}: {', '.join(keys)}, gold"):
-        values = {"contexts": contexts, "continuations": continuations, "gold": row.get("gold", 0)}
+        row, trims = parse_json(line), "context" in keys
+        contexts, continuations = ([value] if not isinstance(value := row.get(key), list) else value for key in keys)
+        values = {"contexts": contexts, "continuations": continuations, "gold": 0 if trims else row.get("gold")}
         found = structured(values, Question)
-        if not 0 <= found.gold < len(found.pairs):
-            raise ValueError(f"got gold {found.gold}, wanted the number of one of {len(found.pairs)} choices")
-    for text in (*found.contexts, *found.continuations):
+        several = len(found.contexts) > 1 and len(found.continuations) > 1
+        if several or not 0 <= found.gold < len(found.pairs) or not all(map("".join, found.pairs)):
+            raise ValueError(f"got gold {found.gold}, wanted the number of one of {len(found.pairs)} texts")
+    for text in (*contexts, *continuations):
         check_text(text, where)
-    return attrs.evolve(found, contexts=[text.strip() for text in found.contexts]) if "context" in keys else found
+    return attrs.evolve(found, contexts=[text.strip() for text in contexts]) if trims else found

@@ -12,8 +12,8 @@ from tabulate import tabulate
 
 from common.errors import printable
 from evaluation.command_line import CoreCommand
-from evaluation.core.bundle import Bundle, CoreTask, read_bundle
-from evaluation.core.core_scores import CORE, TASKS, over_tasks, sum_of_means, task_score
+from evaluation.core.bundle import CoreTask, read_bundle
+from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
 from evaluation.loss.choice_losses import Choice, choice_losses, measure_items
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
@@ -30,26 +30,26 @@ def run(command: CoreCommand) -> None:
     measure_each(command, "core", partial(_read, command), measure)
 
 
-def measure(trained: Trained, bundle: Bundle, ranks: Ranks) -> tuple[dict[str, Any], str]:
+def measure(
+    trained: Trained, bundle: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks
+) -> tuple[dict[str, Any], str]:
     """Return a model's scores, to store and as text; call it on every rank. Raises BadInput for NaN."""
     tasks, cut, lengths = dict[str, dict[str, Any]](), 0, byte_lengths(trained.tokenizer)
-    for task in bundle.tasks:
+    for task in bundle[0]:
         numbers, work = range(len(task.questions)), partial(answers, trained, task, lengths)
-        hits, bits, longer = np.array(measure_items(ranks, numbers, task.characters, work)).T
+        sizes = [len(task.prompts(number)[0][0]) for number in numbers]
+        hits, bits, longer = np.array(measure_items(ranks, numbers, sizes, work)).T
         cut += int(longer.sum())
         tasks[task.entry.label] = task_score(task.entry.dataset_uri, task.baseline, hits > 0, bits)
     (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(tasks))
     rows = [[label, *(values[key] for key in COLUMNS)] for label, values in tasks.items()]
     told = "CORE" if len(tasks) == TASKS else f"centered, mean of {len(tasks)} tasks:"
     told += f" {plus_minus(core, core_error, 4)}; gold answers {plus_minus(gold, gold_error, 4)} bits per byte"
-    told += "" if bundle.count is None else f"; at most {bundle.count:,} items of a task"
+    told += "" if bundle[1]["count"] is None else f"; at most {bundle[1]['count']:,} items of a task"
     told += f"; {cut:,} items were cut to the context" if cut else ""
-    result = {
-        "data": {"file": bundle.file, "sha256": bundle.sha256},
-        **{"count": bundle.count, "cut": cut, "core": core, "core_error": core_error},
-        **{"gold_bits_per_byte": gold, "gold_bits_per_byte_error": gold_error, "tasks": tasks},
-    }
-    return result, f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{told}"
+    means = {"core": core, "core_error": core_error, "gold_bits_per_byte": gold, "gold_bits_per_byte_error": gold_error}
+    table = tabulate(rows, HEADS, floatfmt=".4f", intfmt=",")
+    return {"data": bundle[1], "cut": cut, **means, "tasks": tasks}, f"\n{table}\n{told}"
 
 
 def answers(trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]) -> list[Answer]:
@@ -98,9 +98,8 @@ def _common(rows: list[list[int]]) -> int:
     return next((at for at, ids in together if len(set(ids)) > 1), min(map(len, rows)))
 
 
-def _read(command: CoreCommand, _: list[ModelLocation]) -> Bundle:
-    bundle = read_bundle(command)
-    print(printable(f"{bundle.file}: {sum(len(task.questions) for task in bundle.tasks):,} items"))
-    if CORE.published is not None:
-        print("; ".join(f"{model} {value}" for model, value in CORE.published.values.items()), CORE.published.source)
-    return bundle
+def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
+    tasks, data = read_bundle(command.bundle, command.tasks, command.count)
+    print(printable(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks"))
+    print(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
+    return tasks, data

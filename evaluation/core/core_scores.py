@@ -11,6 +11,8 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, combined_error, mean_and_error, student_interval
 
 TASKS = 22  # of CORE
+PUBLISHED = {"GPT-2 small": "0.1139", "GPT-2 medium": "0.1849", "GPT-2 large": "0.2146", "GPT-2 XL": "0.2565"}
+SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
 Parts = Mapping[str, np.ndarray]  # by file of items: what each of them adds to the mean over tasks, float64 (items,)
 
 
@@ -69,34 +71,25 @@ CORE = Measure(
     name="CORE",
     unit="of the centered score",
     difference=core_difference,
-    published=Published(
-        values={
-            "OpenAI GPT-2 small": "0.1139",
-            "OpenAI GPT-2 medium": "0.1849",
-            "OpenAI GPT-2 large": "0.2146",
-            "OpenAI GPT-2 XL": "0.2565",
-        },
-        source="karpathy/nanochat, dev/estimate_gpt3_core.ipynb: CORE of all items",
-    ),
+    published=Published(values={f"OpenAI {model}": value for model, value in PUBLISHED.items()}, source=SOURCE),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result: that of all items of all tasks, or of a part, which has columns of its own."""
-    data, count, tasks = record["data"], record["count"], record["tasks"]
-    whole, labels = count is None and len(tasks) == TASKS, ", ".join(tasks)
-    measurements = []
+    data, tasks, measurements = record["data"], record["tasks"], []
+    whole, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
     for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
         value, error, freedom = sum_of_means(parts)
         shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
         measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=parts))
-    items = f"{sum(task['items'] for task in tasks.values()):,} items of {len(tasks)} tasks of {data['file']}"
+    items = sum(len(task["gold_bits"]) for task in tasks.values())
     result = EvaluationResult.of(
         record,
         evaluation="core" if whole else "core part",
-        subject=f"{data['sha256']} {count} {labels}",
-        description=items + ("" if whole else f", {labels}") + "; ± is a standard error over items",
+        subject=f"{data['sha256']} {data['count']} {labels}",
+        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
         measurements=measurements,
     )
     return [result]

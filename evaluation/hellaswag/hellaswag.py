@@ -107,8 +107,8 @@ def read_items(source: str, count: int | None) -> Items:
 
 def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
     """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN."""
-    work = partial(answers, trained)
-    hits, hits_norm, longer = np.array(measure_items(ranks, data.items, lambda item: len(item.ctx), work)).T
+    sizes = [len(item.ctx) for item in data.items]
+    hits, hits_norm, longer = np.array(measure_items(ranks, data.items, sizes, partial(answers, trained))).T
     found, cut = accuracy(hits > 0, hits_norm > 0), int(longer.sum())
     source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
     told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")

@@ -33,9 +33,9 @@ class Choice:
         return Choice(self.tokens[-most:], min(self.scored, most - 1))
 
 
-def measure_items(ranks: Ranks, items: Sequence[Item], size: Callable[[Item], int], work: Work) -> list[Result]:
-    """Return the results of items, in their order, on every rank. `work`: of items of similar `size`, a result each."""
-    order = sorted(range(len(items)), key=lambda number: -size(items[number]))
+def measure_items(ranks: Ranks, items: Sequence[Item], sizes: Sequence[int], work: Work) -> list[Result]:
+    """Return the results of items, in their order, on every rank. `work`: of items of similar size, a result each."""
+    order = sorted(range(len(items)), key=lambda number: -sizes[number])
     pieces = [order[at : at + ITEMS_AT_ONCE] for at in range(0, len(order), ITEMS_AT_ONCE)]
     found = share(ranks, pieces, lambda piece: work([items[number] for number in piece]))
     results = dict(zip(order, chain.from_iterable(found), strict=True))
