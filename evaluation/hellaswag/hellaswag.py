@@ -123,17 +123,19 @@ def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
 
 
 def answers(trained: Trained, items: list[Item]) -> list[tuple[bool, bool, bool]]:
-    """Return for items: whether the true ending is the likeliest, in total and by its length; whether one is cut.
-
-    Of equal ones the first counts. Raises BadInput for a loss that is not finite.
-    """
+    """Return of items: whether the true ending is the likeliest, in total and by its length; whether one is cut."""
     most, asked = trained.network.config.context_length + 1, [completion(item, trained.tokenizer) for item in items]
     losses, found = choice_losses(trained, [[choice.within(most) for choice in four] for four in asked]), []
     for item, four, endings in zip(items, asked, losses, strict=True):
-        best = [int(np.argmin([mean(nats) for nats, _ in endings])) for mean in (np.sum, np.mean)]
+        best, best_norm = likeliest([nats for nats, _ in endings])
         cut = any(len(choice.tokens) > most for choice in four)
-        found.append((best[0] == int(item.label), best[1] == int(item.label), cut))
+        found.append((best == int(item.label), best_norm == int(item.label), cut))
     return found
+
+
+def likeliest(endings: list[np.ndarray]) -> tuple[int, int]:
+    """Return the number of the likeliest ending, in total and by its length, of equal ones the first."""
+    return int(np.argmin([nats.sum() for nats in endings])), int(np.argmin([nats.mean() for nats in endings]))
 
 
 def accuracy(hits: np.ndarray, hits_norm: np.ndarray) -> Accuracy:

@@ -15,7 +15,7 @@ import torch
 from common.errors import BadInput
 from common.files import sha256
 from evaluation.comparison.compare import compare
-from evaluation.hellaswag.hellaswag import Item, accuracy, completion, read_items
+from evaluation.hellaswag.hellaswag import Accuracy, Item, accuracy, completion, likeliest, read_items
 from evaluation.loss.choice_losses import Choice
 from evaluation.shared.load import load, locate
 from tests.conftest import complete, shared, write_run
@@ -108,10 +108,12 @@ def test_what_is_encoded_is_what_others_publish_and_of_equal_choices_the_first_c
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     spoken = [tokenizer.decode(choice.tokens.tolist()) for choice in completion(item(), tokenizer)]
     assert spoken[1] == "A man is on a roof. he sings."
-    choices = [Choice(np.zeros(9), scored) for scored in (1, 2, 4, 1)]
-    found = accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), choices, [2])
-    assert (found.acc, found.acc_norm, found.acc_error) == (0.0, 1.0, None)
-    assert accuracy(np.array([-4.0, -4.0, -4.0, -9.0]), choices, [0]).acc == 1.0
+    assert likeliest([np.array(nats) for nats in ([4.0], [1.5, 1.5], [1.0] * 4, [9.0])]) == (1, 2)
+    assert likeliest([np.array(nats) for nats in ([4.0], [4.0], [4.0, 4.0], [9.0])]) == (0, 0)
+    hit = np.array([True])
+    assert accuracy(hit, ~hit) == Accuracy(
+        acc=1.0, acc_error=None, acc_norm=0.0, acc_norm_error=None, hits="80", hits_norm="00"
+    )
 
 
 def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
