@@ -88,7 +88,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     result = EvaluationResult.of(
         record,
         evaluation="core" if whole else "core part",
-        subject=f"{data['sha256']} {data['count']} {labels}",
+        subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(each)) for file, each in parts.items()]}",
         description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
         measurements=measurements,
     )

@@ -15,14 +15,14 @@ from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import CoreTask, read_bundle
 from evaluation.core.core import answers, measure
-from evaluation.core.core_scores import task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
 from model.generate import Sampling, generate
 from model.gpt import GPT, initialize
 from tests.conftest import complete, write_run
-from tests.evaluation.comparison.stored import losses_on, refused, results, rows_of, said, write
+from tests.evaluation.comparison.stored import core as scored
+from tests.evaluation.comparison.stored import losses_on, refused, results, rows_of, said
 from tests.evaluation.core.written_bundle import TASKS, items, write_bundle
 from tests.loopback import serve_files
 from tokens.tokenizer.loading import load_tokenizer
@@ -144,13 +144,6 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     assert line.startswith(f"core         {first['core']:.4f} ± ") and ", mean of 6 tasks: run " in line
     told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
     assert "--tasks: got 'choice_00'; did you mean 'choice_0'?" in told
-
-
-def scored(home: Path, right: int, bits: float, *, tasks: int = 22, **data: Any) -> Path:
-    """Store a result of 200 items of each task; the first two tasks share a file."""
-    hits, each = np.arange(200) < right, bits + np.arange(200) / 1000
-    found = {f"t{number}": task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}
-    return write(home, "core", data={"file": "b.zip", "sha256": "b", "count": None} | data, tasks=found)
 
 
 def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:
