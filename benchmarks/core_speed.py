@@ -23,13 +23,14 @@ from model.gpt import GPT, initialize
 from tokens.tokenizer.loading import load_tokenizer
 from training.parallel.process_group import start, stop
 
+ROUNDS = 3
 BATCH_SIZE = 16  # requests of the harness at a time
 
 
-def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int = 16, rounds: int = 3) -> None:
-    """Print items per second of each task, for a network of random weights with GPT-2's context."""
+def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int = 16, layers: int = 4) -> None:
+    """Print items per second of each task, for a network of random weights in GPT-2's form: of 12 layers, its size."""
     known = load_tokenizer(tokenizer)
-    config = attrs.evolve(GPT2_SIZES["124M"], n_layers=4, emb_dim=256, n_heads=4)
+    config = attrs.evolve(GPT2_SIZES["124M"], n_layers=layers, emb_dim=64 * layers, n_heads=layers)
     network = GPT(attrs.evolve(config, vocab_size=known.vocabulary_size))
     initialize(network, 0)
     trained = Trained(network.eval(), known, ModelLocation(Path("random"), None, Path("random")))
@@ -41,7 +42,7 @@ def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int =
     for task in chosen:
         requests = _requests(task)
         seconds: list[list[float]] = []
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             begun = time.perf_counter()
             measure(trained, ([task], data), ranks)
             between = time.perf_counter()

@@ -22,7 +22,6 @@ from evaluation.shared.significance import plus_minus
 from training.parallel.process_group import Ranks
 
 HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
-Answer = tuple[bool, float, bool]  # whether it is right, bits per byte of the gold one, whether a prompt was cut
 COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
 
 
@@ -31,41 +30,45 @@ def run(command: CoreCommand) -> None:
 
 
 def measure(
-    trained: Trained, bundle: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks
+    trained: Trained, wanted: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks
 ) -> tuple[dict[str, Any], str]:
     """Return a model's scores, to store and as text; call it on every rank. Raises BadInput for NaN."""
-    tasks, cut, lengths = dict[str, dict[str, Any]](), 0, byte_lengths(trained.tokenizer)
-    for task in bundle[0]:
+    scores, cut, lengths, (tasks, data) = dict[str, dict[str, Any]](), 0, byte_lengths(trained.tokenizer), wanted
+    for task in tasks:
         numbers, work = range(len(task.questions)), partial(answers, trained, task, lengths)
         sizes = [len(task.prompts(number)[0][0]) for number in numbers]
         hits, bits, longer = np.array(measure_items(ranks, numbers, sizes, work)).T
         cut += int(longer.sum())
-        tasks[task.entry.label] = task_score(task.entry.dataset_uri, task.baseline, hits > 0, bits)
-    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(tasks))
-    rows = [[label, *(values[key] for key in COLUMNS)] for label, values in tasks.items()]
-    told = "CORE" if len(tasks) == TASKS else f"centered, mean of {len(tasks)} tasks:"
+        scores[task.entry.label] = task_score(task.entry.dataset_uri, task.baseline, hits > 0, bits)
+    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(scores))
+    rows = [[label, *(score[key] for key in COLUMNS)] for label, score in scores.items()]
+    told = "CORE" if len(scores) == TASKS else f"centered, mean of {len(scores)} tasks:"
     told += f" {plus_minus(core, core_error, 4)}; gold answers {plus_minus(gold, gold_error, 4)} bits per byte"
-    told += "" if bundle[1]["count"] is None else f"; at most {bundle[1]['count']:,} items of a task"
+    told += f"; at most {data['count']:,} items of a task" if data["count"] else ""
     told += f"; {cut:,} items were cut to the context" if cut else ""
     means = {"core": core, "core_error": core_error, "gold_bits_per_byte": gold, "gold_bits_per_byte_error": gold_error}
     table = tabulate(rows, HEADS, floatfmt=".4f", intfmt=",")
-    return {"data": bundle[1], "cut": cut, **means, "tasks": tasks}, f"\n{table}\n{told}"
+    return {"data": data, "cut": cut, **means, "tasks": scores}, f"\n{table}\n{told}"
 
 
-def answers(trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]) -> list[Answer]:
-    """Return a model's answers to questions. `lengths`: bytes of each token (V,). Raises BadInput for NaN."""
-    most, found = trained.network.config.context_length, list[Answer]()
+def answers(
+    trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
+) -> list[tuple[bool, float, bool]]:
+    """Return of questions: whether the model is right, bits per byte of the gold answer, whether a prompt is cut.
+
+    `lengths`: bytes of each token (V,). Raises BadInput for a loss that is not finite.
+    """
+    most, found = trained.network.config.context_length, []
     asked = [choices_of(trained, task, lengths, number) for number in numbers]
     measured = choice_losses(trained, [[choice.within(most) for choice in choices] for choices, _, _ in asked])
-    for number, (choices, compared, held), each in zip(numbers, asked, measured, strict=True):
+    for number, (choices, compared, held), losses in zip(numbers, asked, measured, strict=True):
         gold = task.questions[number].gold
-        nats, likeliest = (values[-held:] for values in each[gold])
+        nats, likeliest = (values[-held:] for values in losses[gold])
         bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
         # A choice that is the beginning of another has no token of its own, and no mean. nanochat takes it where it is
         # the first, and never else; of equal ones the first.
-        means = [
-            float(one[-count:].mean()) if count else math.nan for (one, _), count in zip(each, compared, strict=True)
-        ]
+        ends = [one[-count:] if count else one[:0] for (one, _), count in zip(losses, compared, strict=True)]
+        means = [float(end.mean()) if len(end) else math.nan for end in ends]
         best = min(range(len(means)), key=means.__getitem__)
         right = bool(likeliest.all()) if task.entry.icl_task_type == "language_modeling" else best == gold
         found.append((right, bits, any(len(choice.tokens) > most for choice in choices)))
