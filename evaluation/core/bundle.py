@@ -137,7 +137,7 @@ def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
         found = structured(values, Question)
         several = len(found.contexts) > 1 and len(found.continuations) > 1
         if several or not 0 <= found.gold < len(found.pairs) or not all(map("".join, found.pairs)):
-            raise ValueError(f"got gold {found.gold}, wanted the number of one of {len(found.pairs)} texts")
+            raise ValueError(f"got gold {found.gold}, wanted the number of one of {len(found.pairs)} texts, none empty")
     for text in (*contexts, *continuations):
         check_text(text, where)
     return attrs.evolve(found, contexts=[text.strip() for text in contexts]) if trims else found
