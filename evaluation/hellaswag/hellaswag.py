@@ -36,29 +36,6 @@ class Item:
     label: str  # number of the true one; Parquet has it as text, JSON Lines as a number
 
 
-@attrs.frozen(kw_only=True)
-class Items:
-    file: str
-    sha256: str
-    items: list[Item]
-
-
-@attrs.frozen(kw_only=True)
-class Accuracy:
-    """Share of items whose true ending is the likeliest: in total (acc), and by its length (acc_norm)."""
-
-    acc: float
-    acc_error: float | None  # standard error, binomial; None where there is one item
-    acc_norm: float
-    acc_norm_error: float | None
-    hits: str  # a bit for each item, in order, in hexadecimal: for paired comparison
-    hits_norm: str
-
-    def __str__(self) -> str:
-        acc, acc_norm = plus_minus(self.acc, self.acc_error, 4), plus_minus(self.acc_norm, self.acc_norm_error, 4)
-        return f"acc {acc}, acc_norm {acc_norm}"
-
-
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
     """Return the difference of accuracies, paired by item (McNemar, Psychometrika 12, 1947).
 
@@ -90,8 +67,11 @@ def run(command: HellaSwagCommand) -> None:
     measure_each(command, "hellaswag", partial(_read, command), measure)
 
 
-def read_items(source: str, count: int | None) -> Items:
-    """Return the first `count` items, or all, of JSON Lines, Parquet, or OWNER/NAME on the hub. Raises BadInput."""
+def read_items(source: str, count: int | None) -> tuple[list[Item], dict[str, str]]:
+    """Return the first `count` items, or all, of JSON Lines, Parquet, or OWNER/NAME on the hub, and what to store.
+
+    Raises BadInput.
+    """
     path, name = Path(source), source
     if not path.is_file():
         path = _download(source)
@@ -102,17 +82,18 @@ def read_items(source: str, count: int | None) -> Items:
     if count is not None and count > len(rows):
         raise BadInput(f"--count: got {count:,}, but {path} has {len(rows):,} items")
     items = [_item(row, f"{path}: item {number}") for number, row in enumerate(rows[:count], 1)]
-    return Items(file=name, sha256=sha256(path), items=items)
+    return items, {"file": name, "sha256": sha256(path)}
 
 
-def measure(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
+def measure(trained: Trained, read: tuple[list[Item], dict[str, str]], ranks: Ranks) -> tuple[dict[str, Any], str]:
     """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN."""
-    sizes = [len(item.ctx) for item in data.items]
-    hits, hits_norm, longer = np.array(measure_items(ranks, data.items, sizes, partial(answers, trained))).T
+    items, data = read
+    work = partial(answers, trained)
+    hits, hits_norm, longer = np.array(measure_items(ranks, items, [len(item.ctx) for item in items], work)).T
     found, cut = accuracy(hits > 0, hits_norm > 0), int(longer.sum())
-    source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
-    told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
-    return {"data": source, **counts, "completion": attrs.asdict(found)}, told
+    told = ", ".join(f"{key} {plus_minus(found[key], found[f'{key}_error'], 4)}" for key in ("acc", "acc_norm"))
+    told += f"; {cut:,} items were cut to the context" if cut else ""
+    return {"data": data, "items": len(items), "cut": cut, "completion": found}, f" {told}"
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
@@ -138,12 +119,16 @@ def likeliest(endings: list[np.ndarray]) -> tuple[int, int]:
     return int(np.argmin([nats.sum() for nats in endings])), int(np.argmin([nats.mean() for nats in endings]))
 
 
-def accuracy(hits: np.ndarray, hits_norm: np.ndarray) -> Accuracy:
-    """Return the accuracies, with standard errors, of hits in total and by length, both bool (items,)."""
-    (acc, acc_error), (acc_norm, acc_norm_error) = mean_and_error(hits), mean_and_error(hits_norm)
-    bits = [np.packbits(each).tobytes().hex() for each in (hits, hits_norm)]
-    errors = {"acc_error": acc_error, "acc_norm_error": acc_norm_error}
-    return Accuracy(acc=acc, acc_norm=acc_norm, hits=bits[0], hits_norm=bits[1], **errors)
+def accuracy(hits: np.ndarray, hits_norm: np.ndarray) -> dict[str, Any]:
+    """Return the share of items, both bool (items,), whose true ending is the likeliest, in total and by its length.
+
+    Errors are standard errors, binomial, None of one item; hits a bit for each item, in hexadecimal, for pairs.
+    """
+    found: dict[str, Any] = {}
+    for suffix, values in (("", hits), ("_norm", hits_norm)):
+        found[f"acc{suffix}"], found[f"acc{suffix}_error"] = mean_and_error(values)
+        found[f"hits{suffix}"] = np.packbits(values).tobytes().hex()
+    return found
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
@@ -161,11 +146,11 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     return [result]
 
 
-def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
-    data = read_items(command.data, command.count)
-    print(printable(f"{data.file}: {len(data.items):,} items"))
+def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> tuple[list[Item], dict[str, str]]:
+    items, data = read_items(command.data, command.count)
+    print(printable(f"{data['file']}: {len(items):,} items"))
     print("GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042, by build-nanogpt's hellaswag.py")
-    return data
+    return items, data
 
 
 def _item(row: dict[str, Any], where: str) -> Item:

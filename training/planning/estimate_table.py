@@ -144,12 +144,11 @@ def describe_forecast_file(run: Run) -> list[str]:
 
 
 def describe_core(run: Run) -> list[str]:
-    """Return the newest CORE that evaluate.py stored of a run as a line, none without one."""
+    """Return the newest CORE, of all tasks or some, that evaluate.py stored of a run, as a line; none without one."""
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
-        core, error, tasks = (record.get(key) for key in ("core", "core_error", "tasks"))
-        if record.get("evaluation") == "core" and is_number(core) and isinstance(tasks, dict):
-            shown = f"{core:.4f}" + (f" ± {error:.4f}" if is_number(error) else "")
-            return [f"core         {shown}, mean of {len(tasks)} tasks: {record.get('model')}, {record.get('time')}"]
+        if record.get("evaluation") == "core" and is_number(core := record.get("core")):
+            shown = f"{core:.4f}" + (f" ± {error:.4f}" if is_number(error := record.get("core_error")) else "")
+            return [f"core         {shown}, {record.get('model')}, {record.get('time')}; see evaluate.py compare"]
     return []
 
 

@@ -141,7 +141,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     assert first == other  # every bit
     assert "bundle: 120 items of 6 tasks" in done and "GPT-2 XL 0.2565" in done and "gold answers" in done
     [line] = describe_core(load_run(run, []))
-    assert line.startswith(f"core         {first['core']:.4f} ± ") and ", mean of 6 tasks: run " in line
+    assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
     told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
     assert "--tasks: got 'choice_00'; did you mean 'choice_0'?" in told
 
