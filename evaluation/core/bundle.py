@@ -72,7 +72,7 @@ class CoreTask:
 
 
 def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tuple[list[CoreTask], dict[str, Any]]:
-    """Return the wanted tasks, at most `count` items of each, in nanochat's order, and what identifies them, to store.
+    """Return the wanted tasks, at most `count` items of each, in nanochat's order, and their source, to store.
 
     `path`: archive or folder, None: downloaded; `wanted`: names with commas. Raises BadInput naming a file or an item.
     """

@@ -68,10 +68,7 @@ def run(command: HellaSwagCommand) -> None:
 
 
 def read_items(source: str, count: int | None) -> tuple[list[Item], dict[str, str]]:
-    """Return the first `count` items, or all, of JSON Lines, Parquet, or OWNER/NAME on the hub, and what to store.
-
-    Raises BadInput.
-    """
+    """Return the first `count` items, or all, and their source: JSON Lines, Parquet, or OWNER/NAME. Raises BadInput."""
     path, name = Path(source), source
     if not path.is_file():
         path = _download(source)
