@@ -80,7 +80,8 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
     if command is None or command.measures is None:
         return []
     try:
-        found = import_module(command.measures).read_results(record)
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            found = import_module(command.measures).read_results(record)
     except UNREADABLE:
         return None
     return list(filter(_is_whole, found)) or (None if found else [])

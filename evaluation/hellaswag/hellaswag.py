@@ -8,8 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from common.checks import structured
 from common.errors import BadInput, printable, quoted, refusing
@@ -17,14 +15,14 @@ from common.files import sha256
 from common.hub_client import download_snapshot
 from common.json_files import check_text, read_every_line
 from evaluation.command_line import HellaSwagCommand
-from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
+from evaluation.loss.choice_losses import Choice, choice_losses, measure_items, untouched
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.measuring import measure_each
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, plus_minus, student_interval
-from tokens.search.overlap import GRAM, Overlap, find_overlap, forms, open_comparable
+from tokens.search.overlap import GRAM
 from tokens.tokenizer.tokenizer import Tokenizer
-from training.parallel.process_group import Ranks, from_coordinator
+from training.parallel.process_group import Ranks
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
 ENDINGS = 4
@@ -37,35 +35,6 @@ class Item:
     ctx: str
     endings: list[str]
     label: str  # number of the true one; Parquet has it as text, JSON Lines as a number
-
-
-@attrs.frozen(kw_only=True)
-class Items:
-    file: str
-    sha256: str
-    items: list[Item]
-
-
-@attrs.frozen
-class Choice:
-    tokens: np.ndarray  # of context and ending, 1-D
-    scored: int  # number of them, at the end, whose loss counts
-
-
-@attrs.frozen(kw_only=True)
-class Accuracy:
-    """Share of items whose true ending is the likeliest: in total (acc), and by its length (acc_norm)."""
-
-    acc: float
-    acc_error: float | None  # standard error, binomial; None where there is one item
-    acc_norm: float
-    acc_norm_error: float | None
-    hits: str  # a bit for each item, in order, in hexadecimal: for paired comparison
-    hits_norm: str
-
-    def __str__(self) -> str:
-        acc, acc_norm = plus_minus(self.acc, self.acc_error, 4), plus_minus(self.acc_norm, self.acc_norm_error, 4)
-        return f"acc {acc}, acc_norm {acc_norm}"
 
 
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
@@ -99,8 +68,8 @@ def run(command: HellaSwagCommand) -> None:
     measure_each(command, "hellaswag", partial(_read, command), partial(measure, against=command.against))
 
 
-def read_items(source: str, count: int | None) -> Items:
-    """Return the first `count` items, or all, of JSON Lines, Parquet, or OWNER/NAME on the hub. Raises BadInput."""
+def read_items(source: str, count: int | None) -> tuple[list[Item], dict[str, str]]:
+    """Return the first `count` items, or all, and their source: JSON Lines, Parquet, or OWNER/NAME. Raises BadInput."""
     path, name = Path(source), source
     if not path.is_file():
         path = _download(source)
@@ -111,36 +80,37 @@ def read_items(source: str, count: int | None) -> Items:
     if count is not None and count > len(rows):
         raise BadInput(f"--count: got {count:,}, but {path} has {len(rows):,} items")
     items = [_item(row, f"{path}: item {number}") for number, row in enumerate(rows[:count], 1)]
-    return Items(file=name, sha256=sha256(path), items=items)
+    return items, {"file": name, "sha256": sha256(path)}
 
 
-def measure(trained: Trained, data: Items, ranks: Ranks, against: Path | None = None) -> tuple[dict[str, Any], str]:
+def measure(
+    trained: Trained, read: tuple[list[Item], dict[str, str]], ranks: Ranks, against: Path | None = None
+) -> tuple[dict[str, Any], str]:
     """Return a model's accuracy, to store and as text; call it on every rank. Raises BadInput for NaN.
 
     `against`: a token directory; without the items that share an n-gram with its train split, too.
     """
-    length = trained.network.config.context_length
-    choices = [choice for item in data.items for choice in completion(item, trained.tokenizer)]
-    cut = len({index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1})
-    choices = [Choice(choice.tokens[-(length + 1) :], min(choice.scored, length)) for choice in choices]
-    likelihoods = log_likelihoods(trained, choices, ranks)
-    if not np.isfinite(likelihoods).all():
-        raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
-    labels = [int(item.label) for item in data.items]
-    found = accuracy(likelihoods, choices, labels)
-    source, counts = {"file": data.file, "sha256": data.sha256}, {"items": len(data.items), "cut": cut}
-    told = f" {found}" + (f"; {cut:,} items were cut to the context" if cut else "")
-    values = {"data": source, **counts, "completion": attrs.asdict(found)}
+    items, data = read
+    work = partial(answers, trained)
+    hits, hits_norm, longer = np.array(measure_items(ranks, items, [len(item.ctx) for item in items], work)).T
+    found, cut = accuracy(hits > 0, hits_norm > 0), int(longer.sum())
+    told = f" {describe(found)}" + (f"; {cut:,} items were cut to the context" if cut else "")
+    values = {"data": data, "items": len(items), "cut": cut, "completion": found}
     if against is not None:
-        overlap = from_coordinator(ranks, lambda: _overlap(trained, data.items, against))
-        kept = np.flatnonzero(~overlap.touched)
-        rows = (kept[:, None] * ENDINGS + np.arange(ENDINGS)).reshape(-1)
-        some, short = [choices[row] for row in rows.tolist()], int(np.count_nonzero(overlap.lengths == 0))
-        clean = accuracy(likelihoods[rows], some, [labels[item] for item in kept.tolist()]) if len(kept) else None
-        there = {"against": str(against), "items": len(kept), "too_short": short}
-        values["untouched"] = {**there, "completion": None if clean is None else attrs.asdict(clean)}
-        told += f"; on the {len(kept):,} items without {GRAM} tokens of {against}: {clean or 'nothing to measure'}"
+        kept, short = untouched(
+            ranks, trained, [f"{item.ctx} {item.endings[int(item.label)]}" for item in items], against
+        )
+        clean = accuracy(hits[kept] > 0, hits_norm[kept] > 0) if kept.any() else None
+        count = int(kept.sum())
+        values["untouched"] = {"against": str(against), "items": count, "too_short": short, "completion": clean}
+        rest = "nothing to measure" if clean is None else describe(clean)
+        told += f"; on the {count:,} items without {GRAM} tokens of {against}: {rest}"
     return values, told
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Return both accuracies, with their errors, as text."""
+    return ", ".join(f"{key} {plus_minus(found[key], found[f'{key}_error'], 4)}" for key in ("acc", "acc_norm"))
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
@@ -150,32 +120,32 @@ def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
     return [Choice(np.concatenate([context, ending]), len(ending)) for ending in endings]
 
 
-def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np.ndarray:
-    """Return the log-probability of each ending behind its context, nats, fp64 (choices,), on every rank."""
-    order = sorted(range(len(choices)), key=lambda index: -len(choices[index].tokens))
-    batches = []
-    while order:
-        size = max(1, BATCH_TOKENS // len(choices[order[0]].tokens))
-        batches.append(order[:size])
-        order = order[size:]
-    found = share(ranks, batches, lambda batch: _batch(trained, [choices[index] for index in batch]))
-    likelihoods = np.empty(len(choices))
-    likelihoods[[index for batch in batches for index in batch]] = np.concatenate(found)
-    return likelihoods
+def answers(trained: Trained, items: list[Item]) -> list[tuple[bool, bool, bool]]:
+    """Return of items: whether the true ending is the likeliest, in total and by its length; whether one is cut."""
+    most, asked = trained.network.config.context_length + 1, [completion(item, trained.tokenizer) for item in items]
+    losses, found = choice_losses(trained, [[choice.within(most) for choice in four] for four in asked]), []
+    for item, four, endings in zip(items, asked, losses, strict=True):
+        best, best_norm = likeliest([nats for nats, _ in endings])
+        cut = any(len(choice.tokens) > most for choice in four)
+        found.append((best == int(item.label), best_norm == int(item.label), cut))
+    return found
 
 
-def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) -> Accuracy:
-    """Return how often the true one of four choices is the likeliest; of equal ones the first counts."""
-    means = likelihoods / np.array([choice.scored for choice in choices])
-    hits, hits_norm = (values.reshape(-1, ENDINGS).argmax(1) == labels for values in (likelihoods, means))
-    return Accuracy(
-        acc=float(hits.mean()),
-        acc_error=mean_and_error(hits)[1],
-        acc_norm=float(hits_norm.mean()),
-        acc_norm_error=mean_and_error(hits_norm)[1],
-        hits=np.packbits(hits).tobytes().hex(),
-        hits_norm=np.packbits(hits_norm).tobytes().hex(),
-    )
+def likeliest(endings: list[np.ndarray]) -> tuple[int, int]:
+    """Return the number of the likeliest ending, in total and by its length, of equal ones the first."""
+    return int(np.argmin([nats.sum() for nats in endings])), int(np.argmin([nats.mean() for nats in endings]))
+
+
+def accuracy(hits: np.ndarray, hits_norm: np.ndarray) -> dict[str, Any]:
+    """Return the share of items, both bool (items,), whose true ending is the likeliest, in total and by its length.
+
+    Errors are standard errors, binomial, None of one item; hits a bit for each item, in hexadecimal, for pairs.
+    """
+    found: dict[str, Any] = {}
+    for suffix, values in (("", hits), ("_norm", hits_norm)):
+        found[f"acc{suffix}"], found[f"acc{suffix}_error"] = mean_and_error(values)
+        found[f"hits{suffix}"] = np.packbits(values).tobytes().hex()
+    return found
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
@@ -193,27 +163,11 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     return [result]
 
 
-def _overlap(trained: Trained, items: list[Item], against: Path) -> Overlap:
-    """Search a train split for the contexts of items with their true endings. Raises BadInput."""
-    texts = [f"{item.ctx} {item.endings[int(item.label)]}" for item in items]
-    return find_overlap(
-        [open_comparable(against, "train", trained.tokenizer)], [forms(trained.tokenizer, text) for text in texts]
-    )
-
-
-def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
-    data = read_items(command.data, command.count)
-    print(printable(f"{data.file}: {len(data.items):,} items"))
+def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> tuple[list[Item], dict[str, str]]:
+    items, data = read_items(command.data, command.count)
+    print(printable(f"{data['file']}: {len(items):,} items"))
     print("GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042, by build-nanogpt's hellaswag.py")
-    return data
-
-
-def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
-    """Return the log-probabilities of the endings, fp64 (B,). Padding after the end of a row has no effect."""
-    tokens = [torch.from_numpy(choice.tokens.astype(np.int64)) for choice in choices]
-    losses = prediction_losses(trained.network, pad_sequence(tokens, batch_first=True)).double().cpu()
-    ended = [row[: len(choice.tokens) - 1] for row, choice in zip(losses, choices, strict=True)]
-    return np.array([-float(row[-choice.scored :].sum()) for row, choice in zip(ended, choices, strict=True)])
+    return items, data
 
 
 def _item(row: dict[str, Any], where: str) -> Item:

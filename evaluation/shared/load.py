@@ -106,10 +106,15 @@ class Trained:
         ends = self.end_ids | {self.tokenizer.end_of_text_id}
         return ends if self.template is None else ends.union(self.template.ends(self.tokenizer))
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt; an empty one is the end-of-text id, or 0 where the network has none."""
+    @property
+    def begin_id(self) -> int:
+        """The id before a text: the end of the one before, or 0 where the network has no such id."""
         end = self.tokenizer.end_of_text_id
-        return self.tokenizer.encode(prompt).tolist() or [end if end < self.network.config.vocab_size else 0]
+        return end if end < self.network.config.vocab_size else 0
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the ids of a prompt; an empty one is `begin_id`."""
+        return self.tokenizer.encode(prompt).tolist() or [self.begin_id]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ids; those beyond the tokenizer's vocabulary have none."""

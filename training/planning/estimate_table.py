@@ -15,7 +15,7 @@ import attrs
 from tabulate import tabulate
 
 from common.errors import printable, quoted, refusing
-from common.json_files import read_json
+from common.json_files import is_number, read_json, read_json_lines
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
@@ -29,6 +29,7 @@ from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
+from training.telemetry.metrics_log import EVALUATIONS
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
@@ -69,7 +70,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
         network = Network(nodes=command.nodes, link=command.node_link or math.inf)
         estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
-        lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run)])
+        lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run), *describe_core(run)])
     print("\n".join(map(printable, [*wrapped(run.notices), *lines])))
 
 
@@ -140,6 +141,15 @@ def describe_forecast_file(run: Run) -> list[str]:
             f"             ladder of {points} runs, {record['date']}, commit {record['commit']}: its largest size, "
             f"held out, was missed by {missed:.1f} % on average",
         ]
+
+
+def describe_core(run: Run) -> list[str]:
+    """Return the newest CORE, of all tasks or some, that evaluate.py stored of a run, as a line; none without one."""
+    for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
+        if record.get("evaluation") == "core" and is_number(core := record.get("core")):
+            shown = f"{core:.4f}" + (f" ± {error:.4f}" if is_number(error := record.get("core_error")) else "")
+            return [f"core         {shown}, {record.get('model')}, {record.get('time')}; see evaluate.py compare"]
+    return []
 
 
 def _table(rows: list[list[str]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.comparison.rows import Row, read_rows
+from evaluation.core.core_scores import task_score
 from evaluation.shared.results import EvaluationResult, Measurement, append_result
 from tests import launch
 from tests.conftest import ROOT, one_line
@@ -82,6 +83,13 @@ def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
     style = {**score, "hits_norm": hits}
     data = {"file": "hellaswag_val.jsonl", "sha256": "h"}
     return write(home, "hellaswag", data=data, items=items, cut=0, completion=style, lm_eval=style)
+
+
+def core(home: Path, right: int, bits: float, *, tasks: int = 22, **data: Any) -> Path:
+    """Append CORE of a model that hits these first items, of 200; the first two tasks share a file."""
+    hits, each = np.arange(200) < right, bits + np.arange(200) / 1000
+    found = {f"t{number}": task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}
+    return write(home, "core", data={"file": "b.zip", "sha256": "b", "count": None} | data, tasks=found)
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from common.errors import BadInput
 from common.files import sha256
 from evaluation.comparison.compare import compare
-from evaluation.hellaswag.hellaswag import Choice, Item, accuracy, completion, read_items
+from evaluation.hellaswag.hellaswag import Item, accuracy, completion, likeliest, read_items
+from evaluation.loss.choice_losses import Choice
 from evaluation.shared.load import load, locate
 from tests.conftest import complete, shared, write_run
 from tests.evaluation.comparison.stored import hellaswag as stored
@@ -130,10 +131,11 @@ def test_what_is_encoded_is_what_others_publish_and_of_equal_choices_the_first_c
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     spoken = [tokenizer.decode(choice.tokens.tolist()) for choice in completion(item(), tokenizer)]
     assert spoken[1] == "A man is on a roof. he sings."
-    choices = [Choice(np.zeros(9), scored) for scored in (1, 2, 4, 1)]
-    found = accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), choices, [2])
-    assert (found.acc, found.acc_norm, found.acc_error) == (0.0, 1.0, None)
-    assert accuracy(np.array([-4.0, -4.0, -4.0, -9.0]), choices, [0]).acc == 1.0
+    assert likeliest([np.array(nats) for nats in ([4.0], [1.5, 1.5], [1.0] * 4, [9.0])]) == (1, 2)
+    assert likeliest([np.array(nats) for nats in ([4.0], [4.0], [4.0, 4.0], [9.0])]) == (0, 0)
+    hit = np.array([True])
+    none = {"acc_error": None, "acc_norm_error": None}
+    assert accuracy(hit, ~hit) == {"acc": 1.0, "acc_norm": 0.0, "hits": "80", "hits_norm": "00", **none}
 
 
 def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
@@ -155,12 +157,12 @@ def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
 def test_items_are_those_of_the_file_up_to_a_count(tmp_path: Path) -> None:
     data = tmp_path / "items.jsonl"
     rows = write_items(data)
-    found = read_items(str(data), 9)
-    assert [(item.ctx, item.label) for item in found.items] == [(row["ctx"], str(row["label"])) for row in rows[:9]]
-    assert (found.file, found.sha256) == (str(data), sha256(data))
+    items, source = read_items(str(data), 9)
+    assert [(item.ctx, item.label) for item in items] == [(row["ctx"], str(row["label"])) for row in rows[:9]]
+    assert source == {"file": str(data), "sha256": sha256(data)}
     table = pyarrow.Table.from_pylist([{**row, "label": str(row["label"])} for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "items.parquet")
-    assert read_items(str(tmp_path / "items.parquet"), 9).items == found.items
+    assert read_items(str(tmp_path / "items.parquet"), 9)[0] == items
 
 
 @pytest.mark.parametrize(

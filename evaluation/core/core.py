@@ -1,0 +1,137 @@
+"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks as karpathy/nanochat measures them.
+
+The same pass measures bits per byte of the gold answers, which improve before the accuracy of a small model does.
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from common.errors import printable
+from evaluation.command_line import CoreCommand
+from evaluation.core.bundle import CoreTask, read_bundle
+from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
+from evaluation.loss.choice_losses import Choice, choice_losses, measure_items, untouched
+from evaluation.loss.held_out_loss import byte_lengths
+from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.measuring import measure_each
+from evaluation.shared.significance import plus_minus
+from tokens.search.overlap import GRAM
+from training.parallel.process_group import Ranks
+
+HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
+COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
+
+
+def run(command: CoreCommand) -> None:
+    measure_each(command, "core", partial(_read, command), partial(measure, against=command.against))
+
+
+def measure(
+    trained: Trained, wanted: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks, against: Path | None = None
+) -> tuple[dict[str, Any], str]:
+    """Return a model's scores, to store and as text; call it on every rank. Raises BadInput for NaN.
+
+    `against`: a token directory; without the items that share an n-gram with its train split, too.
+    """
+    scores, clean, cut = dict[str, dict[str, Any]](), dict[str, dict[str, Any]](), 0
+    lengths, (tasks, data) = byte_lengths(trained.tokenizer), wanted
+    for task in tasks:
+        numbers, work = range(len(task.questions)), partial(answers, trained, task, lengths)
+        sizes = [len(task.prompts(number)[0][0]) for number in numbers]
+        hits, bits, longer = np.array(measure_items(ranks, numbers, sizes, work)).T
+        cut += int(longer.sum())
+        score = partial(task_score, task.entry.dataset_uri, task.baseline)
+        scores[task.entry.label] = score(hits > 0, bits)
+        if against is not None:
+            texts = [task.entry.continuation_delimiter.join(one.pairs[one.gold]) for one in task.questions]
+            kept, _ = untouched(ranks, trained, texts, against)
+            if kept.any():
+                clean[task.entry.label] = score(hits[kept] > 0, bits[kept])
+    rows = [[label, *(score[key] for key in COLUMNS)] for label, score in scores.items()]
+    told = f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{describe(scores)}"
+    told += f"; at most {data['count']:,} items of a task" if data["count"] else ""
+    told += f"; {cut:,} items were cut to the context" if cut else ""
+    values = {"data": data, "cut": cut, **means_of(scores), "tasks": scores}
+    if against is not None:
+        items = {label: score["items"] for label, score in clean.items()}
+        values["untouched"] = {"against": str(against), "items": items, **(means_of(clean) if clean else {})}
+        told += f"\nwithout items that share {GRAM} tokens with {against}, {sum(items.values()):,} are left: "
+        told += describe(clean) if clean else "nothing to measure"
+    return values, told
+
+
+def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return the means over tasks, and their standard errors, to store."""
+    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(scores))
+    errors = {"core_error": core_error, "gold_bits_per_byte_error": gold_error}
+    return {"core": core, "gold_bits_per_byte": gold, **errors}
+
+
+def describe(scores: dict[str, dict[str, Any]]) -> str:
+    """Return the means over tasks as text."""
+    means = means_of(scores)
+    name = "CORE" if len(scores) == TASKS else f"centered, mean of {len(scores)} tasks:"
+    core, gold = (plus_minus(means[key] or 0.0, means[f"{key}_error"], 4) for key in ("core", "gold_bits_per_byte"))
+    return f"{name} {core}; gold answers {gold} bits per byte"
+
+
+def answers(
+    trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
+) -> list[tuple[bool, float, bool]]:
+    """Return of questions: whether the model is right, bits per byte of the gold answer, whether a prompt is cut.
+
+    `lengths`: bytes of each token (V,). Raises BadInput for a loss that is not finite.
+    """
+    most, found = trained.network.config.context_length, []
+    asked = [choices_of(trained, task, lengths, number) for number in numbers]
+    measured = choice_losses(trained, [[choice.within(most) for choice in choices] for choices, _, _ in asked])
+    for number, (choices, compared, held), losses in zip(numbers, asked, measured, strict=True):
+        gold = task.questions[number].gold
+        nats, likeliest = (values[-held:] for values in losses[gold])
+        bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
+        # A choice that is the beginning of another has no token of its own, and no mean. nanochat takes it where it is
+        # the first, and never else; of equal ones the first.
+        ends = [one[-count:] if count else one[:0] for (one, _), count in zip(losses, compared, strict=True)]
+        means = [float(end.mean()) if len(end) else math.nan for end in ends]
+        best = min(range(len(means)), key=means.__getitem__)
+        right = bool(likeliest.all()) if task.entry.icl_task_type == "language_modeling" else best == gold
+        found.append((right, bits, any(len(choice.tokens) > most for choice in choices)))
+    return found
+
+
+def choices_of(
+    trained: Trained, task: CoreTask, lengths: np.ndarray, number: int
+) -> tuple[list[Choice], list[int], int]:
+    """Return a question's choices, the tokens at the end of each that are compared, and those of the gold answer.
+
+    As in nanochat, tokens after the common prefix of choices with one context are compared, or the common suffix of
+    those with one continuation. The gold answer is its whole continuation with the white space before it: the fewest
+    tokens that hold these bytes.
+    """
+    prompts, gold = task.prompts(number), task.questions[number].gold
+    rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
+    answer = "".join(prompts[gold])[len(prompts[gold][0].rstrip()) :]
+    held = 1 + int(np.searchsorted(lengths[rows[gold][::-1]].cumsum(), len(answer.encode())))
+    compared = [len(row) - _common(rows) for row in rows]
+    if task.entry.icl_task_type == "schema":
+        compared = [_common([row[::-1] for row in rows])] * len(rows)
+    scored = [min(max(count, held), len(row) - 1) for row, count in zip(rows, compared, strict=True)]
+    return [Choice(np.array(row), count) for row, count in zip(rows, scored, strict=True)], compared, held
+
+
+def _common(rows: list[list[int]]) -> int:
+    """Return the length of the longest common prefix."""
+    together = enumerate(zip(*rows, strict=False))
+    return next((at for at, ids in together if len(set(ids)) > 1), min(map(len, rows)))
+
+
+def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
+    tasks, data = read_bundle(command.bundle, command.tasks, command.count)
+    print(printable(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks"))
+    print(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
+    return tasks, data

@@ -1,0 +1,95 @@
+"""Scores of CORE: accuracy centered on chance, and bits per byte of the gold answers; paired by item."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.significance import Interval, combined_error, mean_and_error, student_interval
+
+TASKS = 22  # of CORE
+PUBLISHED = {"GPT-2 small": "0.1139", "GPT-2 medium": "0.1849", "GPT-2 large": "0.2146", "GPT-2 XL": "0.2565"}
+SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
+Parts = Mapping[str, np.ndarray]  # by file of items: what each of them adds to the mean over tasks, float64 (items,)
+
+
+def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
+    """Return a task's score to store: means and their errors over items, and each item, for subsets and pairs.
+
+    `dataset`: file of the items; `baseline`: accuracy by chance; `hits` bool, `bits` float64 (items,): whether an item
+    is answered, and the bits per byte of its gold answer, in the order in which they were measured.
+    """
+    (accuracy, error), (gold, gold_error) = mean_and_error(hits), mean_and_error(bits)
+    return {
+        "dataset": dataset,
+        "baseline": baseline,
+        "items": len(hits),
+        "accuracy": accuracy,
+        "centered": (accuracy - baseline) / (1 - baseline),
+        "centered_error": None if error is None else error / (1 - baseline),
+        "gold_bits_per_byte": gold,
+        "gold_bits_per_byte_error": gold_error,
+        "hits": np.packbits(hits).tobytes().hex(),
+        "gold_bits": np.round(bits, 4).tolist(),
+    }
+
+
+def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
+    """Return centered scores and gold bits per byte as parts of their means over tasks. Raises ValueError.
+
+    Tasks that share a file share its order: they are one part, since their errors are correlated.
+    """
+    parts: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = {}, {}
+    for task in tasks.values():
+        hits = np.unpackbits(np.frombuffer(bytes.fromhex(task["hits"]), np.uint8))[: task["items"]]
+        centered = (hits - task["baseline"]) / (1 - task["baseline"])
+        for part, values in zip(parts, (centered, np.array(task["gold_bits"], np.float64)), strict=True):
+            if not 0 < task["items"] == len(values):
+                raise ValueError(f"{task['items']} items, but values of {len(values)}")
+            part[task["dataset"]] = part.get(task["dataset"], 0.0) + values / len(tasks)
+    return parts
+
+
+def sum_of_means(parts: Parts) -> tuple[float, float | None, float]:
+    """Return the sum of the means of independent parts, its standard error, None of one unit, and its freedom."""
+    found = [(*mean_and_error(values), len(values) - 1) for values in parts.values()]
+    errors = [(error, freedom) for _, error, freedom in found if error is not None]
+    error, freedom = combined_error(*errors) if len(errors) == len(found) else (None, math.inf)
+    return math.fsum(mean for mean, _, _ in found), error, freedom
+
+
+def core_difference(a: list[Parts], b: list[Parts], confidence: float) -> Interval:
+    """Return the difference of two means over tasks, paired by item: its difficulty, common to both, cancels."""
+    sides = [{file: np.mean([one[file] for one in side], axis=0) for file in side[0]} for side in (a, b)]
+    return student_interval(*sum_of_means({file: sides[0][file] - sides[1][file] for file in sides[0]}), confidence)
+
+
+CORE = Measure(
+    name="CORE",
+    unit="of the centered score",
+    difference=core_difference,
+    published=Published(values={f"OpenAI {model}": value for model, value in PUBLISHED.items()}, source=SOURCE),
+)
+GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)
+
+
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return a stored result: that of all items of all tasks, or of a part, which has columns of its own."""
+    data, tasks, measurements = record["data"], record["tasks"], []
+    whole, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
+    for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
+        value, error, freedom = sum_of_means(parts)
+        shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
+        measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=parts))
+    items = sum(len(task["gold_bits"]) for task in tasks.values())
+    result = EvaluationResult.of(
+        record,
+        evaluation="core" if whole else "core part",
+        subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(each)) for file, each in parts.items()]}",
+        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
+        measurements=measurements,
+    )
+    return [result]

@@ -1,0 +1,219 @@
+"""CORE: prompts and comparisons are nanochat's, calculated item by item; results are paired; files are checked."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import BadInput
+from evaluation.comparison.compare import compare
+from evaluation.core import bundle
+from evaluation.core.bundle import CoreTask, read_bundle
+from evaluation.core.core import answers, measure
+from evaluation.loss.held_out_loss import byte_lengths
+from evaluation.shared.load import ModelLocation, Trained
+from model.config import ModelConfig
+from model.generate import Sampling, generate
+from model.gpt import GPT, initialize
+from tests.conftest import complete, write_run
+from tests.evaluation.comparison.stored import core as scored
+from tests.evaluation.comparison.stored import losses_on, refused, results, rows_of, said
+from tests.evaluation.core.written_bundle import TASKS, items, write_bundle
+from tests.loopback import serve_files
+from tokens.tokenizer.loading import load_tokenizer
+from training.config.train_config import load_run
+from training.parallel.process_group import Ranks
+from training.planning.estimate_table import describe_core
+
+CONTEXT = 128
+
+
+def untrained(context: int = CONTEXT, *, head: bool = True) -> Trained:
+    """Return a network of random weights that knows bytes; without a head all tokens are as likely."""
+    tokenizer = load_tokenizer("bytes")
+    keys = {"context_length": context, "emb_dim": 32, "n_heads": 2, "n_layers": 2, "drop_rate": 0.0, "qkv_bias": True}
+    network = GPT(ModelConfig(vocab_size=tokenizer.vocabulary_size, tie_weights=False, **keys))
+    initialize(network, 0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.2)
+        assert network.head is not None
+        network.head.weight.mul_(float(head))
+    return Trained(network.eval(), tokenizer, ModelLocation(Path("x"), None, Path("x")))
+
+
+def tasks_of(folder: Path, names: str | None = None, count: int | None = None) -> dict[str, CoreTask]:
+    return {task.entry.label: task for task in read_bundle(folder, names, count)[0]}
+
+
+def spoken(row: dict[str, Any], delimiter: str) -> tuple[list[str], int]:
+    """Return an item's texts, and the number of the gold one."""
+    if "choices" in row:
+        return [row["query"] + delimiter + choice for choice in row["choices"]], row["gold"]
+    if "context_options" in row:
+        return [option + delimiter + row["continuation"] for option in row["context_options"]], row["gold"]
+    return [row["context"].strip() + delimiter + row["continuation"]], 0
+
+
+@torch.no_grad()
+def single(trained: Trained, row: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Return the loss of each token but the first, and the likeliest tokens, of a row alone."""
+    tokens = torch.tensor([row])
+    logits = trained.network(tokens)[0, :-1].double()
+    return -logits.log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0].numpy(), logits.argmax(1).tolist()
+
+
+def expected(trained: Trained, texts: list[str], gold: int, kind: str, before: str) -> tuple[bool, float]:
+    """Return what nanochat's rule says of a prompt, calculated one row at a time, and the gold bits per byte."""
+    end = trained.tokenizer.end_of_text_id
+    rows = [[end, *text.encode()] for text in texts]
+    if kind == "schema":
+        common = next(n for n in range(1, 999) if len({tuple(row[-n - 1 :]) for row in rows}) > 1)
+        counts = [common] * len(rows)
+    else:
+        common = next((n for n in range(min(map(len, rows))) if len({row[n] for row in rows}) > 1), None)
+        counts = [len(row) - (min(map(len, rows)) if common is None else common) for row in rows]
+    found = [single(trained, row[-CONTEXT:]) for row in rows]
+    size = len(texts[gold].encode()) - len(before.rstrip().encode())
+    bits = float(found[gold][0][-size:].sum()) / math.log(2) / min(size, CONTEXT - 1)
+    if kind == "language_modeling":
+        return found[0][1][-size:] == rows[0][-CONTEXT:][-size:], bits
+    means = [float(nats[-n:].mean()) if n else math.nan for (nats, _), n in zip(found, counts, strict=True)]
+    return means.index(min(means)) == gold, bits
+
+
+def test_each_item_is_asked_and_answered_as_nanochat_does_alone(tmp_path: Path) -> None:
+    trained, cut = untrained(), 0
+    lengths, rows = byte_lengths(trained.tokenizer), items(23)
+    found = tasks_of(write_bundle(tmp_path / "bundle"))
+    for label, kind, shots, delimiter in TASKS:
+        task, data = found[label], [*rows[kind]]
+        random.Random(1337).shuffle(data)
+        measured = answers(trained, task, lengths, list(range(len(data))))
+        for number, row in enumerate(data):
+            others = [other for other in range(len(data)) if other != number]
+            drawn = random.Random(1234 + number).sample(others, shots)
+            examples = [spoken(data[other], delimiter) for other in drawn]
+            shown = "".join(f"{texts[gold]}\n\n" for texts, gold in examples)
+            texts, gold = spoken(row, delimiter)
+            assert ["".join(prompt) for prompt in task.prompts(number)] == [shown + text for text in texts]
+            before = task.prompts(number)[gold][0]
+            right, bits = expected(trained, [shown + text for text in texts], gold, task.entry.icl_task_type, before)
+            assert measured[number][:2] == (right, pytest.approx(bits, rel=1e-5))
+        cut += sum(each[2] for each in measured)
+    assert 0 < cut < 23 * len(TASKS)
+
+
+def test_a_continuation_that_the_network_generates_is_a_hit(tmp_path: Path) -> None:
+    trained, rows = untrained(), []
+    for text in ("the first one", "another", "a third", "the last of these"):
+        prompt = [trained.begin_id, *text.encode()]
+        ids = [*generate(trained.network, prompt, 40, Sampling(temperature=0))]
+        size = next((n for n, byte in enumerate(ids) if not 33 <= byte < 127), 0)
+        spelled = trained.decode(ids[:size])
+        rows += [{"context": text, "continuation": spelled + more} for more in ("", "\x00") if spelled]
+    task = tasks_of(write_bundle(tmp_path / "bundle", language=rows), "language_0")["language_0"]
+    hits = [hit for hit, _, _ in answers(trained, task, byte_lengths(trained.tokenizer), list(range(len(rows))))]
+    assert rows and hits == [not question.continuations[0].endswith("\x00") for question in task.questions]
+
+
+def test_a_network_that_knows_nothing_scores_0_within_its_error(tmp_path: Path, alone: Ranks) -> None:
+    tasks, data = read_bundle(write_bundle(tmp_path / "bundle", 200), "choice_0,schema_0,language_0", None)
+    record, text = measure(untrained(64, head=False), (tasks, data), alone)
+    assert 0 < record["core_error"] < 0.05
+    assert abs(record["core"]) < 3 * record["core_error"]
+    assert record["gold_bits_per_byte"] == pytest.approx(math.log2(257), rel=1e-5)
+    assert "centered, mean of 3 tasks: " in text and "choice_0" in text
+
+
+@pytest.mark.slow
+def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", write_bundle(tmp_path / "bundle")
+    complete(write_run(run, token_files, {"context_length": CONTEXT}, validation_sequences=2), "--max-steps", "2")
+    for ranks in (1, 2):
+        done = said("core", run, "--bundle", folder, "--count", "20", "--device", "cpu", ranks=ranks)
+    first, other = ({**result, "time": ""} for result in results(run))
+    assert first == other  # every bit
+    assert "bundle: 120 items of 6 tasks" in done and "GPT-2 XL 0.2565" in done and "gold answers" in done
+    [line] = describe_core(load_run(run, []))
+    assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
+    told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
+    assert "--tasks: got 'choice_00'; did you mean 'choice_0'?" in told
+
+
+def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:
+    a, b = scored(tmp_path / "a", 120, 1.0), scored(tmp_path / "b", 130, 1.01)
+    found = compare(rows_of(a, b))
+    assert found.columns == ["model", "CORE", "gold bits/byte"]
+    # of 10 in 200 items, each 4/3; 20 files of one task and one of two: sqrt(20 + 4) / 22 of a file's error
+    difference, error = 0.05 / 0.75, math.sqrt(0.05 * 0.95 / 199) / 0.75 * math.sqrt(24) / 22
+    bounds = f"{difference:.4f} [{difference - 1.96 * error:.4f}, {difference + 1.96 * error:.4f}]"
+    assert any(line.startswith(f"CORE: a is below b by {bounds} of the centered score") for line in found.statements)
+    assert any(line.startswith("gold bits/byte: a is below b by 0.0100 [0.0100,") for line in found.statements)
+    assert [row[0].text for row in found.rows[2:]] == [
+        f"OpenAI GPT-2 {size}, published" for size in ("small", "medium", "large", "XL")
+    ]
+    part = compare(rows_of(scored(tmp_path / "c", 90, 1.0, count=200), scored(tmp_path / "d", 90, 1.0, count=200)))
+    assert part.columns == ["model", "CORE, part", "gold bits/byte, part"] and len(part.rows) == 2
+    assert (
+        compare(rows_of(losses_on(a), losses_on(scored(tmp_path / "e", 9, 1.0, sha256="c")))).notes[0].startswith("l")
+    )
+
+
+def test_a_download_is_recorded_and_checked_and_equals_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    with serve_files(tmp_path) as server:
+        monkeypatch.setattr(bundle, "URL", f"{server.url}/eval_bundle.zip")
+        there, data = read_bundle(None, None, 9)
+    here, other = read_bundle(folder, None, 9)
+    assert there == here and data == other | {"file": "runs/eval_bundle.zip"}
+    assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # no server any more
+    with Path("runs/eval_bundle.zip").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(BadInput, match="its sha256 is not that of eval_bundle"):
+        read_bundle(None, None, None)
+
+
+BROKEN = [
+    ("core.yaml", "icl_tasks: [", "core.yaml: while parsing"),
+    ("core.yaml", "icl_tasks: [{label: x}]", "core.yaml: icl_task_type: missing"),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,x\n", "choice_0: wanted a kind"),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,100\n", "baseline 1; wanted"),
+    ("eval_data/some/choice.jsonl", '{"query": "a"', "choice.jsonl: item 1: query, choices, gold: not JSON"),
+    ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"]}', "gold: gold: got None, wanted an integer"),
+    ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"], "gold": 1}', "got gold 1, wanted the number of"),
+    ("eval_data/some/choice.jsonl", '{"query": 5, "choices": ["b"], "gold": 0}', "got 5, wanted a string"),
+    ("eval_data/some/choice.jsonl", r'{"query": "\ud800", "choices": ["b"], "gold": 0}', "half a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN, ids=map(str, range(len(BROKEN))))
+def test_a_broken_bundle_is_refused_by_file_and_item(tmp_path: Path, name: str, content: str, message: str) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    (folder / name).write_text(content)
+    with pytest.raises(BadInput) as raised:
+        read_bundle(folder, None, None)
+    assert message in str(raised.value) and str(raised.value).isprintable()
+
+
+def test_files_that_are_no_bundle_and_too_few_items_are_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    (folder / "eval_data/some/schema.jsonl").unlink()
+    (tmp_path / "other.zip").write_text(json.dumps({}))
+    for path, count, message in (
+        (folder, None, "eval_data/some/schema.jsonl: cannot be read: No such file"),
+        (tmp_path / "other.zip", None, "core.yaml: cannot be read: File is not a zip file"),
+        (tmp_path / "absent", None, "core.yaml: cannot be read: No such file"),
+        (folder, 2, "choice_2: got 2 items, 2 examples before each, baseline 0.25; wanted more items than examples"),
+    ):
+        with pytest.raises(BadInput) as raised:
+            read_bundle(path, None, count)
+        assert message in str(raised.value)
