@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.comparison.compare import compare
@@ -129,6 +130,23 @@ def test_a_network_that_knows_nothing_scores_0_within_its_error(tmp_path: Path, 
     assert abs(record["core"]) < 3 * record["core_error"]
     assert record["gold_bits_per_byte"] == pytest.approx(math.log2(257), rel=1e-5)
     assert "centered, mean of 3 tasks: " in text and "choice_0" in text
+
+
+def test_items_that_the_training_data_holds_are_left_out_of_second_scores(tmp_path: Path, alone: Ranks) -> None:
+    draw = random.Random(0)
+    names = [f"{draw.getrandbits(128):x}" for _ in range(20)]
+    choice = [{"query": name[:16], "choices": [name[16:], "no"], "gold": 0} for name in names[:10]]
+    language = [{"context": name[:16], "continuation": name[16:]} for name in names[10:]]
+    folder = write_bundle(tmp_path / "bundle", choice=choice, language=language)
+    wanted, trained = read_bundle(folder, "choice_0,language_0", None), untrained(64)
+    trained_on = "".join([*(f"{name[:16]} {name[16:]}" for name in names[:4]), *names[10:]])
+    (folder := tmp_path / "train").mkdir()
+    save_file({"tokens": np.frombuffer(trained_on.encode(), np.uint8).astype(np.uint16)}, folder / "train.safetensors")
+    plain, _ = measure(trained, wanted, alone)
+    record, text = measure(trained, wanted, alone, folder)
+    clean = record.pop("untouched")
+    assert record == plain and clean["items"] == {"choice_0": 6} and 0 < clean["gold_bits_per_byte"] < 20
+    assert f"without items that share 13 tokens with {folder}, 6 are left: centered, mean of 1 tasks:" in text
 
 
 @pytest.mark.slow
