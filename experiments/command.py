@@ -80,13 +80,13 @@ class SweepCommand(FileCommand):
         from training.hardware.usable_gpus import choose_device
 
         sweep, output = read_sweep(self.file), output_of(self.file, self.output)
-        check_results(output, "sweep")
-        missing = missing_tokens(sweep.file, sweep.variants[0].run.train)
+        check_results(output, "sweep" if sweep.mixture is None else "mixture")
+        missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
         runs = variant_runs.runs_of(sweep, output, self.pool.ranks)
         if self.collect:
             if not output.is_dir():
                 raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
-            variant_runs.show_sweep(sweep, runs, output)
+            variant_runs.show_sweep(sweep, runs, output, choose_device(self.pool.device))
             return None
         variant_runs.check_rungs(sweep, runs)
         variant_runs.check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
@@ -96,7 +96,8 @@ class SweepCommand(FileCommand):
             print("\n".join(commands))
             return None
         plan = variant_runs.describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
-        train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output)
+        device = choose_device(self.pool.device)
+        train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output, device=device)
         return self.execute(output, plan, missing, train)
 
 

@@ -16,7 +16,7 @@ FLOPS = 6  # of a token and a weight in a matrix product, both passes
 def experiment_results(directory: Path) -> str | None:
     """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
     template = "reporting/templates/experiment_results.html"
-    for name in ("sweep", "trial", "ladder"):
+    for name in ("sweep", "mixture", "trial", "ladder"):
         if (directory / f"{name}.json").exists():
             record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
             return render(template, chart=law_chart(record).svg() if name == "ladder" else None, text=text, **record)

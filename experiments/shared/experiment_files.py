@@ -19,6 +19,7 @@ RESULTS = {
     "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},
     "ladder": {"md": b"# Ladder for ", "json": b'"held_out": '},
     "trial": {"md": b"# Trial of ", "json": b'"candidate": '},
+    "mixture": {"md": b"# Mixture for ", "json": b'"domains": '},
 }
 
 

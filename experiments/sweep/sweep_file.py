@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from evaluation.shared.significance import default_seeds
+from experiments.mixture.mixture_file import Mixture, read_mixture
 from experiments.shared.experiment_files import BUCKET, Changes, changed_run, read_experiment, read_seeds
+from experiments.sweep.measured_loss import Measure, read_measure
 from training.config.train_config import KEYS, Run, resolve_key
 
 BASE = "base"
@@ -26,7 +28,10 @@ FIXED = (
     "model.context_length",
     "train.dataset",
 )
-NO_LEVER = "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs"
+NO_LEVER = (
+    "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs, or "
+    "in a file with 'measure'"
+)
 REFUSED = {
     f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the disk",
     "train.random_seed": "the seeds of a sweep are its key 'seeds'",
@@ -42,13 +47,18 @@ class Variant:
     run: Run  # with the changes, and with those of all runs
 
 
-def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[Variant, ...]:
-    """Return the base, then each lever's other values; `shared`: changes of all runs. Raises BadInput for a lever."""
+def read_variants(
+    file: Path, levers: Any, base: Run, shared: Changes, fixed: Collection[str] = FIXED
+) -> tuple[Variant, ...]:
+    """Return the base, then each lever's other values; `shared`: changes of all runs. Raises BadInput for a lever.
+
+    `fixed`: keys that are no lever.
+    """
     if not isinstance(levers, dict) or not levers:
         raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
     variants = {BASE: Variant(name=BASE, changes={}, run=base)}
     for lever, values in levers.items():
-        for name, changes in _choices(file, lever, values):
+        for name, changes in _choices(file, lever, values, fixed):
             run = changed_run(str(file), base.directory, shared | changes)
             if _keys(run) == _keys(base):
                 continue
@@ -60,32 +70,32 @@ def read_variants(file: Path, levers: Any, base: Run, shared: Changes) -> tuple[
     return tuple(variants.values())
 
 
-def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Changes:
-    """Return "SECTION.KEY" and values of a lever, or of `set`, spelled as for --set. Raises BadInput."""
-    if not isinstance(values, dict) or (lever and not values):
+def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | None = None) -> Changes:
+    """Return "SECTION.KEY" and values of a lever, None: of `set`, spelled as for --set. Raises BadInput."""
+    if not isinstance(values, dict) or (fixed is not None and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
     known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
     changes = {".".join(resolve_key(name)): value for name, value in values.items()}
     for key in changes:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
-        reason = REFUSED.get(key) or (NO_LEVER if lever and key in FIXED else None)
+        reason = REFUSED.get(key) or (NO_LEVER if key in (fixed or ()) else None)
         if reason is not None:
             raise BadInput(f"{file}: {where}: {key}: {reason}")
     return changes
 
 
-def _choices(file: Path, name: str, lever: Any) -> Iterator[tuple[str, Changes]]:
+def _choices(file: Path, name: str, lever: Any, fixed: Collection[str]) -> Iterator[tuple[str, Changes]]:
     """Yield name and changes of each value of a lever: of one key, or the keys of a named one."""
     if isinstance(lever, dict):
         if not re.fullmatch(r"[\w.+-]{1,80}", name) or name.startswith("."):
             raise BadInput(f"{file}: levers: {quoted(name)}: wanted a name of letters, digits and _ . + -")
-        yield name, read_changes(file, f"levers: {name}", lever, lever=True)
+        yield name, read_changes(file, f"levers: {name}", lever, fixed)
         return
     if not isinstance(lever, list) or not lever:
         raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, wanted a list of values, or an object of keys")
     for value in lever:
-        changes = read_changes(file, "levers", {name: value}, lever=True)
+        changes = read_changes(file, "levers", {name: value}, fixed)
         if isinstance(value, list | dict):
             raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
         text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
@@ -97,7 +107,7 @@ def _keys(run: Run) -> str:
     return json.dumps([attrs.asdict(run.model), run.train.flat()])
 
 
-KNOWN = ("base", "levers", "seeds", "set", "halving")
+KNOWN = ("base", "levers", "mixture", "measure", "seeds", "set", "halving")
 
 
 @attrs.frozen(kw_only=True)
@@ -123,6 +133,8 @@ class Sweep:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     halving: Halving
+    measure: Measure | None  # of the final loss; None: the runs' own validation
+    mixture: Mixture | None  # the variants draw the weights of its sources
 
 
 def read_sweep(file: Path) -> Sweep:
@@ -131,14 +143,21 @@ def read_sweep(file: Path) -> Sweep:
     base = values.get("base")
     if not isinstance(base, str):
         raise BadInput(f"{file}: base: got {quoted(base)}, wanted a run directory, such as runs/quickstart")
+    if values.get("halving") is not None and values.get("measure") is not None:
+        raise BadInput(f"{file}: halving: rungs are compared by the runs' own validation, not by 'measure'; remove one")
     changes = read_changes(file, "set", values.get("set", {}))
     run = changed_run(str(file), Path(base), changes)
     if run.train.validation.validation_interval is None:
         raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
-    variants = read_variants(file, values.get("levers"), run, changes)
+    mixture = read_mixture(file, values)
+    if mixture is None:
+        fixed = FIXED if values.get("measure") is None else ()
+        variants = read_variants(file, values.get("levers"), run, changes, fixed)
+    else:
+        variants = tuple(_mixed(file, run, changes, *drawn) for drawn in mixture.variants())
     seeds = values.get("seeds")
     if seeds is None:
-        seeds = default_seeds(len(variants) - 1)
+        seeds = default_seeds(len(variants) - 1) if mixture is None else 1
     return Sweep(
         file=file,
         base=Path(base),
@@ -146,7 +165,14 @@ def read_sweep(file: Path) -> Sweep:
         variants=variants,
         seeds=read_seeds(file, seeds, run.train.random_seed),
         halving=_halving(file, values.get("halving")),
+        measure=read_measure(file, values.get("measure"), [variant.run.train for variant in variants]),
+        mixture=mixture,
     )
+
+
+def _mixed(file: Path, base: Run, shared: Changes, name: str, dataset: Any) -> Variant:
+    changes = {"train.dataset": dataset}
+    return Variant(name=name, changes=changes, run=changed_run(str(file), base.directory, shared | changes))
 
 
 def run_name(variant: str, seed: int | str) -> str:

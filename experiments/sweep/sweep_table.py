@@ -168,7 +168,10 @@ class SweepTable:
     def _notes(self) -> list[str]:
         seeds, found = self.sweep.seeds, self._deviation()
         shown = ", ".join(map(str, seeds))
-        lines = [f"Final validation loss in nats per token, mean over the seeds {shown}; lower is better."]
+        loss = "Final validation loss in nats per token"
+        if (measure := self.sweep.measure) is not None:
+            loss = f"Final loss in {measure.unit} on {', '.join(map(str, measure.ranges))}"
+        lines = [f"{loss}; mean over the seeds {shown}; lower is better."]
         if found is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "

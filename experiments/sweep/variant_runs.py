@@ -4,16 +4,18 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import attrs
+import numpy as np
 import torch
 
 from common.errors import BadInput, quoted
 from common.json_files import read_json
+from experiments.mixture.mixture_table import MixtureTable
 from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
@@ -25,6 +27,7 @@ from experiments.shared.experiment_files import (
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions, train_command
+from experiments.sweep.measured_loss import check_unseen, measure_run
 from experiments.sweep.sweep_file import BASE, Sweep, Variant, run_name
 from experiments.sweep.sweep_table import SweepTable, VariantResult, describe_power
 from training.config.batch_plan import Plan, make_plan
@@ -65,8 +68,9 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
-    lengths, runs = lengths_at_hand(sweep.variants[0].run.train, None), []
+    runs = []
     for variant in sweep.variants:
+        lengths = lengths_at_hand(variant.run.train, None)
         plan = make_plan(variant.run.train, variant.run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
             sections = {section: dict(values) for section, values in base.items()}
@@ -136,8 +140,12 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
         write_run_directory(run.directory, run.sections)
 
 
-def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> Callable[[], None]:
+def train_sweep(
+    pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str
+) -> Callable[[], None]:
     """Train the runs that the rule does not stop; return a function that shows results. Raises as RunPool.train."""
+    if sweep.measure is not None:
+        check_unseen(sweep.measure, [run.variant.run.train for run in runs if not run.directory.exists()])
     write_runs(runs)
     try:
         for share in (*sweep.halving.rungs, None):
@@ -145,14 +153,19 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output:
             going_on = [run for run in runs if run.variant.name not in stopped]
             pool.train({run.directory: None if share is None else run.rung_step(share) for run in going_on})
     except PoolStopped:
-        show_sweep(sweep, runs, output)
+        show_sweep(sweep, runs, output, None)
         raise
-    return partial(show_sweep, sweep, runs, output)
+    return partial(show_sweep, sweep, runs, output, device)
 
 
-def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path) -> None:
-    """Write the table of the runs that are there, and print it."""
-    table = SweepTable.of(sweep, results_of(sweep, runs))
+def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
+    """Write the table of the runs that are there, and print it. `device`: to measure on; None: show what is known."""
+    losses = {run.directory: final_losses(sweep, run, device) for run in runs}
+    if sweep.mixture is not None:
+        mixture = mixture_table(sweep, [losses[run.directory] for run in runs])
+        show_results(mixture.text(), lambda: mixture.write(output, sweep.base))
+        return
+    table = SweepTable.of(sweep, results_of(sweep, runs, losses))
     show_results(table.text(), lambda: table.write(output))
 
 
@@ -173,15 +186,41 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
     return stopped
 
 
-def results_of(sweep: Sweep, runs: Sequence[VariantRun]) -> list[VariantResult]:
-    """Return the final validation losses of each variant, of the runs that have ended."""
+def mixture_table(sweep: Sweep, losses: Sequence[list[float] | None]) -> MixtureTable:
+    """Return the table of a mixture; `losses`: of `final_losses`, by run."""
+    assert sweep.mixture is not None and sweep.measure is not None
+    ranges = sweep.measure.ranges
+    known = [[math.nan] * len(ranges) if one is None or math.isinf(one[0]) else one for one in losses]
+    return MixtureTable(
+        mixture=sweep.mixture,
+        domains=[str(span.directory) for span in ranges],
+        shares=np.array(sweep.measure.shares),
+        unit=sweep.measure.unit,
+        losses=np.array(known).reshape(len(sweep.variants), len(sweep.seeds), len(ranges)).mean(1),
+    ).judged()
+
+
+def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
+    """Return a run's final loss, or one for each measured range; infinite: it diverged; None: not known yet."""
+    progress = read_progress(run.directory)
+    steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
+    loss = progress.loss_at(steps)
+    if loss is None or not (math.isinf(loss) or progress.ended is not None or progress.steps >= steps):
+        return None
+    if math.isinf(loss) or sweep.measure is None:
+        return [loss]
+    return measure_run(sweep.measure, run.directory, steps, run.variant.run.train, device)
+
+
+def results_of(
+    sweep: Sweep, runs: Sequence[VariantRun], final: Mapping[Path, list[float] | None]
+) -> list[VariantResult]:
+    """Return the final losses of each variant; `final`: what `final_losses` returns, by directory."""
     stopped = stopped_variants(sweep, runs)
     losses: dict[str, dict[int, float | None]] = {variant.name: {} for variant in sweep.variants}
     for run in runs:
-        progress = read_progress(run.directory)
-        steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
-        loss = progress.loss_at(steps)
-        if loss is not None and (math.isinf(loss) or progress.ended is not None or progress.steps >= steps):
+        if (found := final[run.directory]) is not None:
+            loss = found[0] if sweep.measure is None or math.isinf(found[0]) else sweep.measure.mean(found)
             losses[run.variant.name][run.seed] = None if math.isinf(loss) else loss
     return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]
 

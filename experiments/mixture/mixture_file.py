@@ -1,0 +1,49 @@
+"""Mixture of a sweep file: sources, and the weights of its runs."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from common.errors import BadInput, quoted
+
+PARTS = 64  # of a weight
+MOST_RUNS = 1000
+SPARE_RUNS = 6  # more than sources: floor, noise, and those held out
+
+
+@attrs.frozen(kw_only=True)
+class Mixture:
+    """Sources of training tokens, and their weights in each run, the first one's equal."""
+
+    sources: tuple[str, ...]
+    weights: np.ndarray  # (runs, sources), multiples of 1 / PARTS but for the first run
+
+    def variants(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Yield name and key `dataset` of each run."""
+        for number, run in enumerate(self.weights.tolist()):
+            parts = zip(self.sources, run, strict=True)
+            dataset = [{"dataset": source, "weight": round(weight * PARTS, 6)} for source, weight in parts if weight]
+            yield f"mixture-{number:03}" if number else "equal-weights", dataset
+
+
+def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
+    """Return the key `mixture` of a sweep file, None without it. Raises BadInput."""
+    if (value := values.get("mixture")) is None:
+        return None
+    fine = isinstance(value, dict) and set(value) == {"sources", "runs"} and isinstance(value["sources"], list)
+    fine = fine and all(isinstance(one, str) and one for one in value["sources"]) and type(value["runs"]) is int
+    count = len(set(value["sources"])) if fine else 0
+    if not fine or count < 2 or count < len(value["sources"]) or not count + SPARE_RUNS <= value["runs"] <= MOST_RUNS:
+        wanted = f'{{"sources": [DIR, DIR, ...], "runs": N}}, at least {SPARE_RUNS} runs more than different sources'
+        raise BadInput(f"{file}: mixture: got {quoted(value)}, wanted {wanted}")
+    if values.get("measure") is None or {"levers", "halving"} & {key for key in values if values[key] is not None}:
+        raise BadInput(
+            f"{file}: mixture: wanted 'measure', the tokens to be good at, and neither 'levers' nor 'halving'"
+        )
+    drawn = np.random.default_rng(0).dirichlet(np.ones(count), value["runs"])  # uniform over all mixtures
+    parts = np.round(PARTS * drawn)
+    parts[0] = 1.0
+    return Mixture(sources=tuple(value["sources"]), weights=parts / parts.sum(1, keepdims=True))

@@ -1,0 +1,124 @@
+"""Table of a mixture: the best weights of its sources, with intervals, and the gain over equal weights and one source.
+
+The last runs are held out first: where their losses lie outside the law's prediction intervals, it recommends nothing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from tabulate import tabulate
+
+from evaluation.shared.significance import ERROR, Interval, student_quantile
+from experiments.mixture.mixing_law import fit_law, optima, simultaneous_bounds
+from experiments.mixture.mixture_file import Mixture
+from experiments.shared.experiment_files import write_results
+
+CONFIDENCE = 0.9  # of intervals
+HELD_OUT = 0.2  # share of the runs
+WEIGHT_DIGITS, LOSS_DIGITS = 2, 4
+
+
+@attrs.frozen(kw_only=True)
+class MixtureTable:
+    """Losses of the mixtures, and what they say of the weights."""
+
+    mixture: Mixture
+    domains: Sequence[str]  # ranges that are measured
+    shares: np.ndarray  # (domains,) of the loss that is minimized
+    unit: str
+    losses: np.ndarray  # (runs, domains), means over seeds; NaN: not known yet, or diverged
+    verdict: str = ""
+    best: Sequence[Interval] = ()  # weights, by source
+    gains: Sequence[Interval] = ()  # over equal weights, and over the best source alone
+
+    def judged(self) -> "MixtureTable":
+        """Return the table with verdict and, where the law holds, optimum and gains."""
+        weights = self.mixture.weights
+        if missing := int(np.isnan(self.losses).any(1).sum()):
+            return attrs.evolve(self, verdict=f"No verdict yet: {missing} of {len(weights)} mixtures have no loss.")
+        outside, checked = check_held_out(weights, self.losses)
+        if outside:
+            verdict = f"No verdict: {outside} of {checked} held-out losses lie outside their prediction intervals: "
+            advice = "no such law holds here; draw more runs, train longer, or measure more text."
+            return attrs.evolve(self, verdict=verdict + advice)
+        best, gains = find_optimum(weights, self.losses, self.shares)
+        uniform, single = (gain.text(LOSS_DIGITS) for gain in gains)
+        verdict = f"gain over equal weights {uniform}, over the best source alone {single} {self.unit}."
+        found = "Best mixture: " if gains[0].apart else "No gain found: "
+        return attrs.evolve(self, verdict=found + verdict, best=best, gains=gains)
+
+    def text(self, form: str = "simple") -> str:
+        """Return verdict, weights and their basis; `form`: of tabulate."""
+        rows = [
+            (name, weight.text(WEIGHT_DIGITS)) for name, weight in zip(self.mixture.sources, self.best, strict=False)
+        ]
+        table = [tabulate(rows, ("source", "best weight"), form, disable_numparse=True), ""] if rows else []
+        measured = ", ".join(f"{share:.0%} {name}" for share, name in zip(self.shares, self.domains, strict=True))
+        return "\n".join(
+            [
+                *(self.verdict, "", *table),
+                f"Loss: {measured}, {self.unit}; {len(self.losses)} mixtures, of which {HELD_OUT:.0%} were predicted.",
+                f"Intervals: {CONFIDENCE:.0%}, those of the weights all together, by the mixing law L = c + exp(t . w).",
+            ]
+        )
+
+    def write(self, output: Path, base: Path) -> str:
+        """Write mixture.md and mixture.json; return a line about it."""
+        record = {
+            "base": str(base),
+            "verdict": self.verdict,
+            "domains": list(self.domains),
+            "unit": self.unit,
+            "sources": list(self.mixture.sources),
+            "weights": self.mixture.weights.tolist(),
+            "losses": [[None if np.isnan(loss) else loss for loss in run] for run in self.losses.tolist()],
+            "gains": [attrs.astuple(gain) for gain in self.gains],
+            "columns": ["source", "best weight", "with its interval"],
+            "variants": [
+                {"name": name, "mean": weight.value, "difference": attrs.astuple(weight), "verdict": ""}
+                for name, weight in zip(self.mixture.sources, self.best, strict=False)
+            ],
+        }
+        markdown = f"# Mixture for {base}\n\n{self.text('github')}"
+        return f"{write_results(output, 'mixture', markdown, record)}: this table"
+
+
+def find_optimum(weights: np.ndarray, losses: np.ndarray, shares: np.ndarray) -> tuple[list[Interval], list[Interval]]:
+    """Return the best weights, with bounds that hold together, and their gains over equal weights and one source.
+
+    weights (runs, sources), losses (runs, domains), shares (domains,) of the loss that is minimized.
+    """
+    random = np.random.default_rng(0)
+    laws = [fit_law(weights, domain, random) for domain in losses.T]
+    slopes = np.stack([law.slopes for law in laws], axis=1)  # (draws, domains, sources)
+    best = optima(slopes.reshape(1, -1, slopes.shape[2]), np.tile(shares, len(slopes)))[0]  # for the mean of all draws
+    bounds = simultaneous_bounds(optima(slopes, shares), CONFIDENCE)
+    points = np.stack([best, np.full(len(best), 1 / len(best)), *np.eye(len(best))])
+    predicted = sum(share * law.losses(points) for share, law in zip(shares, laws, strict=True))  # (draws, points)
+    single = 2 + int(predicted[:, 2:].mean(0).argmin())
+    gains = predicted[:, [1, single]] - predicted[:, :1]
+    ends = np.quantile(gains, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    return _intervals(best, bounds), _intervals(gains.mean(0), ends)
+
+
+def check_held_out(weights: np.ndarray, losses: np.ndarray) -> tuple[int, int]:
+    """Return how many losses of the last runs lie outside 95 % prediction intervals that hold together, and of all."""
+    count = max(2, round(HELD_OUT * len(weights)))
+    checked, outside = count * losses.shape[1], 0
+    freedom = len(weights) - count - weights.shape[1] - 1
+    critical = student_quantile(1 - ERROR / checked / 2, freedom) / student_quantile(0.84, freedom)
+    for domain in losses.T:
+        law = fit_law(weights[:-count], domain[:-count], random := np.random.default_rng(0))
+        drawn = law.losses(weights[-count:])
+        drawn += law.noise[:, None] * random.standard_normal(drawn.shape)
+        low, middle, high = np.quantile(drawn, [0.16, 0.5, 0.84], axis=0)
+        outside += int((np.abs(domain[-count:] - middle) > critical * (high - low) / 2).sum())
+    return outside, checked
+
+
+def _intervals(values: np.ndarray, bounds: np.ndarray) -> list[Interval]:
+    """Return intervals of values (N,) with bounds (2, N)."""
+    rows = np.stack([values, *bounds], axis=1).tolist()
+    return [Interval(value=value, low=low, high=high) for value, low, high in rows]

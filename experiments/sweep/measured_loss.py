@@ -1,0 +1,158 @@
+"""Measure of a sweep: the loss on held-out tokens that all variants share, whatever they are trained on.
+
+Nats per token where all variants have the tokenizer of the measured tokens. Else bits per byte: the whole documents of
+a range are encoded with each variant's own tokenizer.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from safetensors.numpy import save
+from tokens.search.overlap import documents, touched
+
+from common.checks import checked, integer, number, optional, text
+from common.errors import BadInput, refusing
+from common.files import replace_file, writing
+from evaluation.loss.held_out_loss import measure as held_out_loss
+from evaluation.loss.token_range import Range, choose_range
+from evaluation.shared.load import load, locate
+from evaluation.shared.results import append_result, results_of
+from tokens.format.manifest import read_manifest
+from tokens.format.token_file import open_split
+from tokens.tokenizer.loading import recorded_tokenizer
+from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
+from training.checkpoints.directory import name_of
+from training.config.train_config import TrainConfig
+from training.data.locate_tokens import locate_tokens
+from training.parallel.process_group import Ranks
+
+MEASURED = "measured"  # folder beside the runs: texts of the ranges in tokens of other tokenizers
+SEQUENCE_BYTES = 56  # of text that is searched for in training tokens: 13 of GPT-2's tokens of English
+MOST_SEEN = 0.02  # share of the measured text: phrases that stand in any text of a kind
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredRange:
+    """An entry of the key `measure`."""
+
+    dataset: str = attrs.field(validator=text())
+    split: str = attrs.field(default="validation", validator=text())
+    start: int = attrs.field(default=0, validator=integer(0), alias="from")
+    count: int | None = attrs.field(default=None, validator=optional(integer(1)))
+    weight: float = attrs.field(default=1.0, validator=number(0, above=True))  # in the loss of a run
+
+
+@attrs.frozen(kw_only=True)
+class Measure:
+    """Ranges of held-out tokens, and their shares of a run's loss."""
+
+    ranges: tuple[Range, ...]
+    shares: tuple[float, ...]
+    own_tokens: bool  # False: bits per byte of the text, in each variant's own tokens
+
+    @property
+    def unit(self) -> str:
+        return "nats per token" if self.own_tokens else "bits per byte"
+
+    def mean(self, losses: Sequence[float]) -> float:
+        """Return a run's loss of those on all ranges."""
+        return float(np.dot(self.shares, losses))
+
+
+def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Measure | None:
+    """Return the key `measure` of a sweep file whose variants train as `trains`; None without it. Raises BadInput."""
+    if value is None:
+        return None
+    with refusing(f"{file}: measure"):
+        entries = [checked(MeasuredRange, entry) for entry in (value if isinstance(value, list) else [value])]
+    ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
+    tokenizers = [tokenizer_of(directory) for directory in [*sources_of(trains), *(span.directory for span in ranges)]]
+    total = sum(one.weight for one in entries)
+    return Measure(
+        ranges=tuple(ranges),
+        shares=tuple(one.weight / total for one in entries),
+        own_tokens=len(set(map(fingerprint, tokenizers))) == 1,
+    )
+
+
+def check_unseen(measure: Measure, trains: Iterable[TrainConfig]) -> None:
+    """Raise BadInput for a training source that holds more of the measured text than phrases in common."""
+    for directory in sources_of(trains):
+        tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
+        for span in measure.ranges:
+            texts = whole_texts(span)
+            tokens = np.concatenate([tokenizer.encode(text) for text in texts])
+            n = max(1, round(SEQUENCE_BYTES * len(tokens) / sum(len(text.encode()) for text in texts)))
+            sequences = [[tokens[at : at + n]] for at in range(0, len(tokens) - n + 1, n)]
+            share = float(touched([stream], sequences, n).mean()) if sequences else 0.0
+            if share > MOST_SEEN:
+                raise BadInput(
+                    f"{directory}: {share:.1%} of what is measured, {span}, stands in its training tokens, in "
+                    f"sequences of {n} tokens; wanted at most {MOST_SEEN:.0%}: leave it out, or measure other text"
+                )
+
+
+def measure_run(measure: Measure, run: Path, steps: int, train: TrainConfig, device: str | None) -> list[float] | None:
+    """Return the losses of a run's checkpoint on all ranges, measured on a device unless evaluations.jsonl has them.
+
+    None: that lacks one, and there is no device. Raises BadInput.
+    """
+    title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
+    for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
+        stored = [one for one in results_of(run, title, "loss") if one["range"] == span.identity()]
+        if not stored and device is None:
+            return None
+        if not stored:
+            alone = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
+            trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
+            stored = [held_out_loss(trained, (span, span.identity()), alone)[0]]
+            append_result(run, title, "loss", stored[0])
+        losses.append(stored[-1]["nats_per_token" if measure.own_tokens else "bits_per_byte"])
+    return losses
+
+
+def sources_of(trains: Iterable[TrainConfig]) -> list[Path]:
+    """Return the token directories that runs are trained on."""
+    return list(dict.fromkeys(location.directory for train in trains for location in locate_tokens(train, None)))
+
+
+@cache
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """Return the tokenizer of prepared tokens. Raises BadInput where no manifest names it."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise BadInput(f"{directory}: its tokenizer is not known: no manifest.json; prepare it with prepare_data.py")
+    return recorded_tokenizer(manifest.tokenizer, directory)
+
+
+def whole_texts(span: Range) -> list[str]:
+    """Return the documents that lie whole in a range. Raises BadInput where none does."""
+    tokenizer, stream = tokenizer_of(span.directory), open_split(span.directory, span.split)
+    end = tokenizer.end_of_text_id
+    ends = np.flatnonzero(stream.read(span.start, span.count + 1) == end)
+    if not len(ends):
+        raise BadInput(f"{span}: no document ends there; measure a longer range")
+    first = 0 if span.start == 0 else int(ends[0])
+    found = documents(stream, end, span.start + first, int(ends[-1]) - first)
+    return [tokenizer.decode(tokens.tolist()) for (tokens,) in found]
+
+
+def _own_ranges(measure: Measure, run: Path, train: TrainConfig) -> list[Range]:
+    """Return the text of the ranges in a run's tokens; it is written below the experiment's folder."""
+    tokenizer, ranges = tokenizer_of(sources_of([train])[0]), []
+    for span in measure.ranges:
+        end = np.array([tokenizer.end_of_text_id])
+        parts = [part for text in whole_texts(span) for part in (end, tokenizer.encode(text))]
+        tokens = np.concatenate(parts).astype(token_dtype(tokenizer.vocabulary_size))
+        folder = run.parent / MEASURED / hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / "validation.safetensors", save({"tokens": tokens}))
+        ranges.append(Range(directory=folder, split="validation", start=0, count=len(tokens) - 1))
+    return ranges
