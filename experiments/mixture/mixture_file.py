@@ -19,13 +19,18 @@ class Mixture:
     """Sources of training tokens, and their weights in each run, the first one's equal."""
 
     sources: tuple[str, ...]
-    weights: np.ndarray  # (runs, sources), multiples of 1 / PARTS but for the first run
+    parts: np.ndarray  # weights in whole numbers, int64 (runs, sources)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights that sum to 1, float64 (runs, sources)."""
+        return self.parts / self.parts.sum(1, keepdims=True)
 
     def variants(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """Yield name and key `dataset` of each run."""
-        for number, run in enumerate(self.weights.tolist()):
-            parts = zip(self.sources, run, strict=True)
-            dataset = [{"dataset": source, "weight": round(weight * PARTS, 6)} for source, weight in parts if weight]
+        for number, run in enumerate(self.parts.tolist()):
+            pairs = zip(self.sources, run, strict=True)
+            dataset = [{"dataset": source, "weight": weight} for source, weight in pairs if weight]
             yield f"mixture-{number:03}" if number else "equal-weights", dataset
 
 
@@ -44,6 +49,6 @@ def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
             f"{file}: mixture: wanted 'measure', the tokens to be good at, and neither 'levers' nor 'halving'"
         )
     drawn = np.random.default_rng(0).dirichlet(np.ones(count), value["runs"])  # uniform over all mixtures
-    parts = np.round(PARTS * drawn)
-    parts[0] = 1.0
-    return Mixture(sources=tuple(value["sources"]), weights=parts / parts.sum(1, keepdims=True))
+    parts = np.round(PARTS * drawn).astype(np.int64)
+    parts[0] = 1
+    return Mixture(sources=tuple(value["sources"]), parts=parts)

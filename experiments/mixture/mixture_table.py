@@ -55,12 +55,12 @@ class MixtureTable:
             (name, weight.text(WEIGHT_DIGITS)) for name, weight in zip(self.mixture.sources, self.best, strict=False)
         ]
         table = [tabulate(rows, ("source", "best weight"), form, disable_numparse=True), ""] if rows else []
-        measured = ", ".join(f"{share:.0%} {name}" for share, name in zip(self.shares, self.domains, strict=True))
+        loss = ", ".join(f"{share:.0%} {name}" for share, name in zip(self.shares, self.domains, strict=True))
         return "\n".join(
             [
                 *(self.verdict, "", *table),
-                f"Loss: {measured}, {self.unit}; {len(self.losses)} mixtures, of which {HELD_OUT:.0%} were predicted.",
-                f"Intervals: {CONFIDENCE:.0%}, those of the weights all together, by the mixing law L = c + exp(t . w).",
+                f"Loss: {loss}, {self.unit}; {len(self.losses)} mixtures, {HELD_OUT:.0%} of them predicted.",
+                f"Intervals: {CONFIDENCE:.0%}, of the weights all together, by the mixing law L = c + exp(t . w).",
             ]
         )
 

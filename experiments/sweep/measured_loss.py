@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 import torch
 from safetensors.numpy import save
-from tokens.search.overlap import documents, touched
 
 from common.checks import checked, integer, number, optional, text
 from common.errors import BadInput, refusing
@@ -25,6 +24,7 @@ from evaluation.shared.load import load, locate
 from evaluation.shared.results import append_result, results_of
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
+from tokens.search.overlap import documents, touched
 from tokens.tokenizer.loading import recorded_tokenizer
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
 from training.checkpoints.directory import name_of
@@ -43,7 +43,7 @@ class MeasuredRange:
 
     dataset: str = attrs.field(validator=text())
     split: str = attrs.field(default="validation", validator=text())
-    start: int = attrs.field(default=0, validator=integer(0), alias="from")
+    start: int = attrs.field(default=0, validator=integer(0))  # "from"
     count: int | None = attrs.field(default=None, validator=optional(integer(1)))
     weight: float = attrs.field(default=1.0, validator=number(0, above=True))  # in the loss of a run
 
@@ -70,7 +70,7 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Measu
     if value is None:
         return None
     with refusing(f"{file}: measure"):
-        entries = [checked(MeasuredRange, entry) for entry in (value if isinstance(value, list) else [value])]
+        entries = [checked(MeasuredRange, _named(entry)) for entry in (value if isinstance(value, list) else [value])]
     ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
     tokenizers = [tokenizer_of(directory) for directory in [*sources_of(trains), *(span.directory for span in ranges)]]
     total = sum(one.weight for one in entries)
@@ -141,6 +141,11 @@ def whole_texts(span: Range) -> list[str]:
     first = 0 if span.start == 0 else int(ends[0])
     found = documents(stream, end, span.start + first, int(ends[-1]) - first)
     return [tokenizer.decode(tokens.tolist()) for (tokens,) in found]
+
+
+def _named(entry: Any) -> Any:
+    """Return an entry with "start" for "from", which Python cannot name a field."""
+    return {"start" if key == "from" else key: value for key, value in entry.items()} if type(entry) is dict else entry
 
 
 def _own_ranges(measure: Measure, run: Path, train: TrainConfig) -> list[Range]:
