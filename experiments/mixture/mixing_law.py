@@ -9,6 +9,8 @@ runs leave unknown to the optimum, as RegMix's regression (arXiv 2407.01492) doe
 import attrs
 import numpy as np
 
+from evaluation.shared.significance import student_quantile
+
 FLOORS = np.linspace(0.0, 0.95, 20)  # of the least loss; a uniform prior
 DRAWS = 400
 REFITS = 3  # of the weights of least squares
@@ -67,6 +69,12 @@ def optima(slopes: np.ndarray, importance: np.ndarray) -> np.ndarray:
         weights /= weights.sum(1, keepdims=True)
     weights[weights < LEAST_WEIGHT] = 0  # which it only comes near
     return weights / weights.sum(1, keepdims=True)
+
+
+def scale_of(draws: np.ndarray, freedom: float) -> np.ndarray:
+    """Return the standard error (columns,) of draws (DRAWS, columns) from Student's t, by their middle."""
+    low, high = np.quantile(draws, [0.16, 0.84], axis=0)
+    return np.asarray((high - low) / 2 / student_quantile(0.84, freedom))
 
 
 def simultaneous_bounds(draws: np.ndarray, confidence: float) -> np.ndarray:

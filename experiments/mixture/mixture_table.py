@@ -8,10 +8,11 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+from scipy import special
 from tabulate import tabulate
 
 from evaluation.shared.significance import ERROR, Interval, student_quantile
-from experiments.mixture.mixing_law import fit_law, optima, simultaneous_bounds
+from experiments.mixture.mixing_law import fit_law, optima, scale_of, simultaneous_bounds
 from experiments.mixture.mixture_file import Mixture
 from experiments.shared.experiment_files import write_results
 
@@ -98,9 +99,11 @@ def find_optimum(weights: np.ndarray, losses: np.ndarray, shares: np.ndarray) ->
     points = np.stack([best, np.full(len(best), 1 / len(best)), *np.eye(len(best))])
     predicted = sum(share * law.losses(points) for share, law in zip(shares, laws, strict=True))  # (draws, points)
     single = 2 + int(predicted[:, 2:].mean(0).argmin())
-    gains = predicted[:, [1, single]] - predicted[:, :1]
-    ends = np.quantile(gains, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    return _intervals(best, bounds), _intervals(gains.mean(0), ends)
+    gains, freedom = predicted[:, [1, single]] - predicted[:, :1], len(weights) - len(best) - 1
+    # The optimum was chosen by these losses: bounds that hold for all mixtures at once (Scheffe, Biometrika 40, 1953)
+    critical = np.sqrt((len(best) - 1) * special.fdtri(len(best) - 1, freedom, CONFIDENCE))
+    middle, reach = np.median(gains, axis=0), critical * scale_of(gains, freedom)
+    return _intervals(best, bounds), _intervals(middle, np.stack([middle - reach, middle + reach]))
 
 
 def check_held_out(weights: np.ndarray, losses: np.ndarray) -> tuple[int, int]:
@@ -108,13 +111,13 @@ def check_held_out(weights: np.ndarray, losses: np.ndarray) -> tuple[int, int]:
     count = max(2, round(HELD_OUT * len(weights)))
     checked, outside = count * losses.shape[1], 0
     freedom = len(weights) - count - weights.shape[1] - 1
-    critical = student_quantile(1 - ERROR / checked / 2, freedom) / student_quantile(0.84, freedom)
+    critical = student_quantile(1 - ERROR / checked / 2, freedom)
     for domain in losses.T:
         law = fit_law(weights[:-count], domain[:-count], random := np.random.default_rng(0))
         drawn = law.losses(weights[-count:])
         drawn += law.noise[:, None] * random.standard_normal(drawn.shape)
-        low, middle, high = np.quantile(drawn, [0.16, 0.5, 0.84], axis=0)
-        outside += int((np.abs(domain[-count:] - middle) > critical * (high - low) / 2).sum())
+        reach = critical * scale_of(drawn, freedom)
+        outside += int((np.abs(domain[-count:] - np.median(drawn, axis=0)) > reach).sum())
     return outside, checked
 
 

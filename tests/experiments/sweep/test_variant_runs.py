@@ -8,7 +8,7 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import check_rungs, check_variants, results_of, runs_of, write_runs
+from experiments.sweep.variant_runs import check_rungs, check_variants, final_losses, results_of, runs_of, write_runs
 from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.directory import CHECKPOINTS, name_of
@@ -115,4 +115,5 @@ def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
         lines = [{"step": 16, "validation_loss": 4.5}, {"event": "end", "step": 16}]
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
-    assert [dict(one.losses) for one in results_of(sweep, runs)] == [{42: 4.5}, {42: 4.5}]
+    losses = {run.directory: final_losses(sweep, run, None) for run in runs}
+    assert [dict(one.losses) for one in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]

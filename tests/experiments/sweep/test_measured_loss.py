@@ -1,0 +1,125 @@
+"""Measure of a sweep: one text for all variants, in their own tokens, kept; sources that hold it are refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from common.errors import BadInput
+from experiments.sweep.measured_loss import MEASURED, check_unseen, measure_run, read_measure, whole_texts
+from experiments.sweep.sweep_file import read_sweep
+from tests import launch
+from tests.conftest import ROOT, MakeRun
+from tests.experiments.conftest import MakeSweep
+from training.config.train_config import TrainConfig, load_run
+
+FILE = Path("sweep.json")
+TEXTS = [f"Document {number} is encoded again, whole: {number * number}.\n" * 9 for number in range(12)]
+
+
+@pytest.fixture(scope="session")
+def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens of another tokenizer, two of twelve documents held out."""
+    folder = tmp_path_factory.mktemp("characters")
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    options = ("--tokenizer", "chars", "--split", "tail", "--validation-fraction", "0.2", "--executor", "inline")
+    launch.run(
+        ROOT / "prepare_data.py", f"{folder}/texts.jsonl", "--output", f"{folder}/tokens", *options
+    ).check_returncode()
+    return folder / "tokens"
+
+
+def entry(directory: Path, **keys: Any) -> dict[str, Any]:
+    return {"dataset": str(directory), "count": 2000} | keys
+
+
+def trained_on(train: TrainConfig, directory: Path) -> TrainConfig:
+    return attrs.evolve(train, data=attrs.evolve(train.data, dataset=str(directory)))
+
+
+def test_a_run_is_measured_once_on_each_range_and_a_mean_is_weighted(copied: Path, token_files: Path) -> None:
+    train = load_run(copied, ()).train
+    measure = read_measure(FILE, [entry(token_files), entry(token_files, weight=3, **{"from": 6000})], [train])
+    assert measure is not None and measure.own_tokens and measure.unit == "nats per token"
+    assert measure_run(measure, copied, 8, train, None) is None
+    losses = measure_run(measure, copied, 8, train, "cpu")
+    assert losses is not None and measure.mean(losses) == pytest.approx((losses[0] + 3 * losses[1]) / 4)
+    shutil.rmtree(copied / "checkpoints")
+    assert measure_run(measure, copied, 8, train, None) == losses
+
+
+def test_the_text_of_another_tokenizer_is_measured_in_bits_per_byte(copied: Path, characters: Path) -> None:
+    train = load_run(copied, ()).train
+    measure = read_measure(FILE, {"dataset": str(characters)}, [train])
+    assert measure is not None and measure.unit == "bits per byte" and whole_texts(measure.ranges[0]) == TEXTS[-2:]
+    losses = measure_run(measure, copied, 8, train, "cpu")
+    (stored,) = [line for line in (copied / "evaluations.jsonl").read_text().splitlines() if MEASURED in line]
+    assert json.loads(stored)["text_bytes"] == len("".join(TEXTS[-2:])) and losses == [
+        json.loads(stored)["bits_per_byte"]
+    ]
+
+
+def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_files: Path, characters: Path) -> None:
+    train = load_run(copied, ()).train
+    measure = read_measure(FILE, {"dataset": str(token_files), "split": "train"}, [train])
+    assert measure is not None
+    with pytest.raises(BadInput, match=r"100\.0% of what is measured, .*, stands in its training tokens, in sequences"):
+        check_unseen(measure, [train])
+    other = read_measure(FILE, {"dataset": str(characters)}, [train])
+    assert other is not None
+    check_unseen(other, [train])
+    with pytest.raises(BadInput, match="stands in its training tokens"):
+        check_unseen(other, [trained_on(train, characters)])
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"dataset": "nowhere"}, "nowhere: no "),
+        ({"split": "validation"}, "measure: key 'dataset' is missing"),
+        ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; known: count, dataset, split, start, weight"),
+        ([3], "measure: got 3, wanted an object"),
+        ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
+    ],
+)
+def test_a_wrong_measure_is_one_line(value: Any, problem: str) -> None:
+    with pytest.raises(BadInput) as error:
+        read_measure(FILE, value, [])
+    assert problem in str(error.value)
+
+
+def test_with_a_measure_data_are_levers_and_without_they_are_not(
+    make_sweep: MakeSweep, make_run: MakeRun, token_files: Path, characters: Path
+) -> None:
+    levers = {"other": {"train.dataset": str(characters)}}
+    base = make_run("base")
+    sweep = read_sweep(make_sweep(base, levers=levers, measure=entry(token_files)))
+    assert sweep.measure is not None and not sweep.measure.own_tokens and len(sweep.variants) == 2
+    with pytest.raises(BadInput, match=r"train\.dataset: no lever, .* or in a file with 'measure'"):
+        read_sweep(make_sweep(base, levers=levers))
+    with pytest.raises(BadInput, match="halving: rungs are compared by the runs' own validation"):
+        read_sweep(make_sweep(base, measure=entry(token_files), halving={"factor": 2, "rungs": [0.5]}))
+
+
+def test_a_mixture_draws_weights_and_wants_a_measure_alone(
+    make_sweep: MakeSweep, make_run: MakeRun, token_files: Path, characters: Path
+) -> None:
+    base, sources = make_run("base"), {"sources": [str(token_files), str(characters)], "runs": 9}
+    keys: dict[str, Any] = {"levers": None, "seeds": None, "measure": entry(token_files), "mixture": sources}
+    sweep = read_sweep(make_sweep(base, **keys))
+    assert [variant.name for variant in sweep.variants][:2] == ["equal-weights", "mixture-001"] and len(
+        sweep.seeds
+    ) == 1
+    assert sweep.mixture is not None and sweep.mixture.weights.sum(1).tolist() == pytest.approx([1.0] * 9)
+    assert sweep.variants[0].run.train.data.parts[0].weights == sweep.variants[0].run.train.data.parts[1].weights
+    for change, problem in (
+        ({"measure": None}, "mixture: wanted 'measure'"),
+        ({"levers": {"train.learning_rate": [0.1]}}, "neither 'levers' nor 'halving'"),
+        ({"mixture": sources | {"runs": 7}}, "at least 6 runs more than different sources"),
+        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different sources"),
+    ):
+        with pytest.raises(BadInput, match=problem):
+            read_sweep(make_sweep(base, **keys | change))
