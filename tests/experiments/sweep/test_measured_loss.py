@@ -68,7 +68,8 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
     assert measure is not None
     with pytest.raises(BadInput, match=r"100\.0% of what is measured, .*, stands in its training tokens, in sequences"):
         check_unseen(measure, [train])
-    other = read_measure(FILE, {"dataset": str(characters)}, [train])
+    check_unseen(measure, [trained_on(train, characters)])
+    other = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
     assert other is not None
     check_unseen(other, [train])
     with pytest.raises(BadInput, match="stands in its training tokens"):
