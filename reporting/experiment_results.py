@@ -10,6 +10,7 @@ from common.json_files import read_json
 from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
 
+COLUMNS = ("variant", "loss", "difference from the base, with its interval")
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
 
 
@@ -19,7 +20,8 @@ def experiment_results(directory: Path) -> str | None:
     for name in ("sweep", "mixture", "trial", "ladder"):
         if (directory / f"{name}.json").exists():
             record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
-            return render(template, chart=law_chart(record).svg() if name == "ladder" else None, text=text, **record)
+            chart = law_chart(record).svg() if name == "ladder" else None
+            return render(template, **{"columns": COLUMNS} | record | {"chart": chart, "text": text})
     text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
     return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
 

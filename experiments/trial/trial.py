@@ -47,7 +47,8 @@ class Trial:
         return Target(self.directory(side, name), last_step, step, validates=True, code=self._code(side))
 
     def directory(self, side: str, name: str) -> Path:
-        return self.output / f"{side}-{name}"
+        """Return the directory of a run; those without a seed are no part of a report."""
+        return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
     def check_out(self) -> dict[str, Sections]:
         """Write the files of both sides; return the keys of their run directories, the disk's where a commit has none.

@@ -72,7 +72,7 @@ def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table
     assert record["loss_difference"][0] > 0.1 and record["step_time_ratio"][0] > 0
     assert "requirements.txt differ" in said and record["number"] == 1
     shutil.rmtree(folder)
-    for number, begun in ((signal.SIGKILL, "*-probe"), (signal.SIGTERM, "*-seed-*")):
+    for number, begun in ((signal.SIGKILL, "probes/*"), (signal.SIGTERM, "*-seed-*")):
         process = subprocess.Popen(command(project, *words), cwd=project, stdout=subprocess.DEVNULL)
         launch.wait_until(lambda begun=begun: bool(list(folder.glob(f"*/{begun}/metrics.jsonl"))))
         os.kill(process.pid, number)
