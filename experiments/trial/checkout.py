@@ -47,7 +47,7 @@ def check_out(tree: str, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     archive = _git("archive", tree)
     with writing(folder), tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(partial, filter="data")
+        files.extractall(partial, filter="tar")
         if not (partial / "token_files").exists():
             (partial / "token_files").symlink_to(ROOT / "token_files")
         partial.rename(folder)
