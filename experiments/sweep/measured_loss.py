@@ -1,7 +1,7 @@
 """Measure of a sweep: the loss on held-out tokens that all variants share, whatever they are trained on.
 
-Nats per token where all variants have the tokenizer of the measured tokens. Else bits per byte: the whole documents of
-a range are encoded with each variant's own tokenizer.
+Nats per token where all variants have the tokenizer of the measured tokens. Else bits per byte: the text of a
+range is encoded with each variant's own tokenizer.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def check_unseen(measure: Measure, trains: Iterable[TrainConfig]) -> None:
     for directory in sources_of(trains):
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
         for span in measure.ranges:
-            texts = whole_texts(span)
+            texts = texts_of(span)
             tokens = np.concatenate([tokenizer.encode(text) for text in texts])
             n = max(1, round(SEQUENCE_BYTES * len(tokens) / sum(len(text.encode()) for text in texts)))
             sequences = [[tokens[at : at + n]] for at in range(0, len(tokens) - n + 1, n)]
@@ -131,15 +131,10 @@ def tokenizer_of(directory: Path) -> Tokenizer:
     return recorded_tokenizer(manifest.tokenizer, directory)
 
 
-def whole_texts(span: Range) -> list[str]:
-    """Return the documents that lie whole in a range. Raises BadInput where none does."""
+def texts_of(span: Range) -> list[str]:
+    """Return the text of a range by document; the first and the last may be cut."""
     tokenizer, stream = tokenizer_of(span.directory), open_split(span.directory, span.split)
-    end = tokenizer.end_of_text_id
-    ends = np.flatnonzero(stream.read(span.start, span.count + 1) == end)
-    if not len(ends):
-        raise BadInput(f"{span}: no document ends there; measure a longer range")
-    first = 0 if span.start == 0 else int(ends[0])
-    found = documents(stream, end, span.start + first, int(ends[-1]) - first)
+    found = documents(stream, tokenizer.end_of_text_id, span.start, span.count + 1)
     return [tokenizer.decode(tokens.tolist()) for (tokens,) in found]
 
 
@@ -153,7 +148,7 @@ def _own_ranges(measure: Measure, run: Path, train: TrainConfig) -> list[Range]:
     tokenizer, ranges = tokenizer_of(sources_of([train])[0]), []
     for span in measure.ranges:
         end = np.array([tokenizer.end_of_text_id])
-        parts = [part for text in whole_texts(span) for part in (end, tokenizer.encode(text))]
+        parts = [part for text in texts_of(span) for part in (end, tokenizer.encode(text))]
         tokens = np.concatenate(parts).astype(token_dtype(tokenizer.vocabulary_size))
         folder = run.parent / MEASURED / hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
         with writing(folder):

@@ -234,7 +234,7 @@ def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: floa
         f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
-        describe_power(sweep),
+        *([describe_power(sweep)] if sweep.mixture is None else []),
     ]
 
 

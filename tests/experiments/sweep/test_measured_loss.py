@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from experiments.sweep.measured_loss import MEASURED, check_unseen, measure_run, read_measure, whole_texts
+from experiments.sweep.measured_loss import MEASURED, check_unseen, measure_run, read_measure, texts_of
 from experiments.sweep.sweep_file import read_sweep
 from tests import launch
 from tests.conftest import ROOT, MakeRun
@@ -54,7 +54,7 @@ def test_a_run_is_measured_once_on_each_range_and_a_mean_is_weighted(copied: Pat
 def test_the_text_of_another_tokenizer_is_measured_in_bits_per_byte(copied: Path, characters: Path) -> None:
     train = load_run(copied, ()).train
     measure = read_measure(FILE, {"dataset": str(characters)}, [train])
-    assert measure is not None and measure.unit == "bits per byte" and whole_texts(measure.ranges[0]) == TEXTS[-2:]
+    assert measure is not None and measure.unit == "bits per byte" and texts_of(measure.ranges[0]) == TEXTS[-2:]
     losses = measure_run(measure, copied, 8, train, "cpu")
     (stored,) = [line for line in (copied / "evaluations.jsonl").read_text().splitlines() if MEASURED in line]
     assert json.loads(stored)["text_bytes"] == len("".join(TEXTS[-2:])) and losses == [
