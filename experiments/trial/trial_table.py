@@ -15,6 +15,7 @@ from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, TrialRule, TrialVerdict
 
 RATIO_DIGITS = 3
+ALIGNED = ("left", "right", "right", "left")
 # Title, key in the record, number of a pair's value, unit, digits
 ROWS = (
     ("validation loss", "loss_difference", 0, 1.0, LOSS_DIGITS),
@@ -50,7 +51,7 @@ class TrialTable:
         lines = [f"{self.judgement.text[:1].upper()}{self.judgement.text[1:]}.", ""]
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
-            lines += [tabulate(self._rows(), columns, form, colalign=("left", "right", "right", "left")), ""]
+            lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             sure = 1 - 2 * self.rule.level
             lines.append(f"Intervals: {sure:.2%} of the loss, all looks together; {CONFIDENCE:.0%} of time and memory.")
