@@ -69,11 +69,19 @@ def kill(process: launch.Process, *, whole: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "moments"), [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140))])
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140)), ("mixture", (0, 1, 20, 40, 56))],
+)
 def test_killed_five_times_an_experiment_has_the_results_of_an_undisturbed_one(
-    make_sweep: MakeSweep, make_ladder: MakeLadder, kind: str, moments: tuple[int, ...]
+    make_sweep: MakeSweep, make_ladder: MakeLadder, token_files: Path, kind: str, moments: tuple[int, ...]
 ) -> None:
-    file = make_sweep(set=SHORT) if kind == "sweep" else make_ladder()
+    file = make_ladder() if kind == "ladder" else make_sweep(set=SHORT)
+    if kind == "mixture":
+        shutil.copytree(token_files, other := file.with_name("other"))
+        measure = {"dataset": str(token_files), "count": 2000}
+        mixture = {"sources": [str(token_files), str(other)], "runs": 8}
+        file = make_sweep(file.with_name("base"), levers=None, seeds=None, measure=measure, mixture=mixture)
     undisturbed, disturbed = file.with_name("undisturbed"), file.with_name("disturbed")
     first = run(file, "--output", undisturbed)
     for number, moment in enumerate(moments):
