@@ -76,6 +76,7 @@ class SweepCommand(FileCommand):
         """Train what is missing, and print the table."""
         from experiments.shared.experiment_files import check_results, missing_tokens, output_of
         from experiments.sweep import variant_runs
+        from experiments.sweep.measured_loss import check_unseen
         from experiments.sweep.sweep_file import read_sweep
         from training.hardware.usable_gpus import choose_device
 
@@ -90,6 +91,8 @@ class SweepCommand(FileCommand):
             return None
         variant_runs.check_rungs(sweep, runs)
         variant_runs.check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
+        if sweep.measure is not None and missing is None and not self.dry_run:
+            check_unseen(sweep.measure, [variant.run.train for variant in sweep.variants])
         if self.print_commands:
             commands = variant_runs.shell_commands(sweep, runs, self.pool)
             variant_runs.write_runs(runs)
@@ -154,7 +157,7 @@ class TrialCommand(ExperimentCommand):
             "pairs of runs, judged once at the end; default: enough for a difference of three seed deviations, "
             "stopped early where the rule allows",
             "N",
-            check=integer(2, 999),
+            check=integer(3, 999),
         ),
     ] = None
 

@@ -14,7 +14,7 @@ from evaluation.shared.significance import student_quantile
 FLOORS = np.linspace(0.0, 0.95, 20)  # of the least loss; a uniform prior
 DRAWS = 400
 REFITS = 3  # of the weights of least squares
-DESCENT_STEPS, DESCENT_RATE = 1500, 0.5
+DESCENT_STEPS, DESCENT_RATE = 1500, 1.0
 LEAST_WEIGHT = 0.002
 
 
@@ -62,10 +62,12 @@ def optima(slopes: np.ndarray, importance: np.ndarray) -> np.ndarray:
     Exponentiated gradient (Kivinen and Warmuth 1997), which stays on the simplex; floors do not move an optimum.
     """
     weights = np.full((len(slopes), slopes.shape[2]), 1 / slopes.shape[2])
+    spread = np.ptp(slopes, axis=2).max(1, keepdims=True)
+    rate = DESCENT_RATE / np.maximum(1.0, spread) ** 2  # a larger one oscillates
     for _ in range(DESCENT_STEPS):
         pull = importance * np.exp(np.einsum("mds,ms->md", slopes, weights))
         gradient = np.einsum("md,mds->ms", pull, slopes) / pull.sum(1, keepdims=True)
-        weights *= np.exp(-DESCENT_RATE * (gradient - (gradient * weights).sum(1, keepdims=True)))
+        weights *= np.exp(-rate * (gradient - (gradient * weights).sum(1, keepdims=True)))
         weights /= weights.sum(1, keepdims=True)
     weights[weights < LEAST_WEIGHT] = 0  # which it only comes near
     return weights / weights.sum(1, keepdims=True)

@@ -9,9 +9,10 @@ import numpy as np
 
 from common.errors import BadInput, quoted
 
-PARTS = 64  # of a weight
+PARTS = 4096  # of a weight: no two runs draw the same
 MOST_RUNS = 1000
-SPARE_RUNS = 6  # more than sources: floor, noise, and those held out
+HELD_OUT = 0.2  # share of the runs
+SPARE_RUNS = 3  # more than sources, without those held out: floor and noise
 
 
 @attrs.frozen(kw_only=True)
@@ -34,6 +35,11 @@ class Mixture:
             yield f"mixture-{number:03}" if number else "equal-weights", dataset
 
 
+def held_out(runs: int) -> int:
+    """Return the number of runs, the last ones, that a law of the others predicts first."""
+    return max(2, round(HELD_OUT * runs))
+
+
 def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
     """Return the key `mixture` of a sweep file, None without it. Raises BadInput."""
     if (value := values.get("mixture")) is None:
@@ -41,8 +47,12 @@ def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
     fine = isinstance(value, dict) and set(value) == {"sources", "runs"} and isinstance(value["sources"], list)
     fine = fine and all(isinstance(one, str) and one for one in value["sources"]) and type(value["runs"]) is int
     count = len(set(value["sources"])) if fine else 0
-    if not fine or count < 2 or count < len(value["sources"]) or not count + SPARE_RUNS <= value["runs"] <= MOST_RUNS:
-        wanted = f'{{"sources": [DIR, DIR, ...], "runs": N}}, at least {SPARE_RUNS} runs more than different sources'
+    enough = (runs for runs in range(count, MOST_RUNS) if runs - held_out(runs) >= count + SPARE_RUNS)
+    least = next(enough, MOST_RUNS + 1)
+    if not fine or count < 2 or count < len(value["sources"]) or not least <= value["runs"] <= MOST_RUNS:
+        wanted = '{"sources": [DIR, DIR, ...], "runs": N}, different ones' + (
+            f", at least {least} runs" if count else ""
+        )
         raise BadInput(f"{file}: mixture: got {quoted(value)}, wanted {wanted}")
     if values.get("measure") is None or {"levers", "halving"} & {key for key in values if values[key] is not None}:
         raise BadInput(

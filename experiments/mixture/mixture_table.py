@@ -13,11 +13,10 @@ from tabulate import tabulate
 
 from evaluation.shared.significance import ERROR, Interval, student_quantile
 from experiments.mixture.mixing_law import fit_law, optima, scale_of, simultaneous_bounds
-from experiments.mixture.mixture_file import Mixture
+from experiments.mixture.mixture_file import Mixture, held_out
 from experiments.shared.experiment_files import write_results
 
 CONFIDENCE = 0.9  # of intervals
-HELD_OUT = 0.2  # share of the runs
 WEIGHT_DIGITS, LOSS_DIGITS = 2, 4
 
 
@@ -38,7 +37,8 @@ class MixtureTable:
         """Return the table with verdict and, where the law holds, optimum and gains."""
         weights = self.mixture.weights
         if missing := int(np.isnan(self.losses).any(1).sum()):
-            return attrs.evolve(self, verdict=f"No verdict yet: {missing} of {len(weights)} mixtures have no loss.")
+            verdict = f"No verdict: {missing} of {len(weights)} mixtures have no loss: not trained yet, or diverged."
+            return attrs.evolve(self, verdict=verdict)
         outside, checked = check_held_out(weights, self.losses)
         if outside:
             verdict = f"No verdict: {outside} of {checked} held-out losses lie outside their prediction intervals: "
@@ -60,7 +60,7 @@ class MixtureTable:
         return "\n".join(
             [
                 *(self.verdict, "", *table),
-                f"Loss: {loss}, {self.unit}; {len(self.losses)} mixtures, {HELD_OUT:.0%} of them predicted.",
+                f"Loss: {loss}, {self.unit}; {len(self.losses)} mixtures, {held_out(len(self.losses))} predicted.",
                 f"Intervals: {CONFIDENCE:.0%}, of the weights all together, by the mixing law L = c + exp(t . w).",
             ]
         )
@@ -108,7 +108,7 @@ def find_optimum(weights: np.ndarray, losses: np.ndarray, shares: np.ndarray) ->
 
 def check_held_out(weights: np.ndarray, losses: np.ndarray) -> tuple[int, int]:
     """Return how many losses of the last runs lie outside 95 % prediction intervals that hold together, and of all."""
-    count = max(2, round(HELD_OUT * len(weights)))
+    count = held_out(len(weights))
     checked, outside = count * losses.shape[1], 0
     freedom = len(weights) - count - weights.shape[1] - 1
     critical = student_quantile(1 - ERROR / checked / 2, freedom)

@@ -71,6 +71,8 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Measu
         return None
     with refusing(f"{file}: measure"):
         entries = [checked(MeasuredRange, _named(entry)) for entry in (value if isinstance(value, list) else [value])]
+    if not entries:
+        raise BadInput(f"{file}: measure: got no range, wanted one, or a list")
     ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
     tokenizers = [tokenizer_of(directory) for directory in [*sources_of(trains), *(span.directory for span in ranges)]]
     total = sum(one.weight for one in entries)
@@ -87,6 +89,8 @@ def check_unseen(measure: Measure, trains: Iterable[TrainConfig]) -> None:
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
         for span in measure.ranges:
             texts = texts_of(span)
+            if not texts:
+                raise BadInput(f"{span}: holds no text")
             tokens = np.concatenate([tokenizer.encode(text) for text in texts])
             n = max(1, round(SEQUENCE_BYTES * len(tokens) / sum(len(text.encode()) for text in texts)))
             sequences = [[tokens[at : at + n]] for at in range(0, len(tokens) - n + 1, n)]

@@ -151,7 +151,7 @@ def read_sweep(file: Path) -> Sweep:
         raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
     mixture = read_mixture(file, values)
     if mixture is None:
-        fixed = FIXED if values.get("measure") is None else ()
+        fixed = FIXED if values.get("measure") is None else ("train.validation_interval",)
         variants = read_variants(file, values.get("levers"), run, changes, fixed)
     else:
         variants = tuple(_mixed(file, run, changes, *drawn) for drawn in mixture.variants())

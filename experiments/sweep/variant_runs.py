@@ -27,7 +27,7 @@ from experiments.shared.experiment_files import (
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions, train_command
-from experiments.sweep.measured_loss import check_unseen, measure_run
+from experiments.sweep.measured_loss import measure_run
 from experiments.sweep.sweep_file import BASE, Sweep, Variant, run_name
 from experiments.sweep.sweep_table import SweepTable, VariantResult, describe_power
 from training.config.batch_plan import Plan, make_plan
@@ -144,8 +144,6 @@ def train_sweep(
     pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str
 ) -> Callable[[], None]:
     """Train the runs that the rule does not stop; return a function that shows results. Raises as RunPool.train."""
-    if sweep.measure is not None:
-        check_unseen(sweep.measure, [run.variant.run.train for run in runs if not run.directory.exists()])
     write_runs(runs)
     try:
         for share in (*sweep.halving.rungs, None):

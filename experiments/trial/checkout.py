@@ -43,14 +43,17 @@ def check_out(tree: str, folder: Path) -> None:
     """Write the files of a tree, unless that was done; token_files/ there is the project's."""
     if folder.exists():
         return
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    archive = _git("archive", tree)
-    with writing(folder), tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(partial, filter="tar")
-        if not (partial / "token_files").exists():
-            (partial / "token_files").symlink_to(ROOT / "token_files")
-        partial.rename(folder)
+    archive, tokens = _git("archive", tree), ROOT / "token_files"
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tokens.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extractall(made := Path(partial) / "files", filter="tar")
+            if not (made / tokens.name).exists():
+                (made / tokens.name).symlink_to(tokens)
+            if not folder.exists():  # by another trial
+                made.rename(folder)
 
 
 def _git(*arguments: str, index: Path | None = None, problem: str | None = None) -> bytes:

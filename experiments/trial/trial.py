@@ -1,6 +1,9 @@
 """A trial: two commits, each with its own files and its own version of one run directory."""
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -15,8 +18,10 @@ from experiments.trial.checkout import changed_files, check_out, tree_of
 from training.config.train_config import KEYS, load_run, one_form
 
 FOLDER = ROOT / "trials"
+CODE = FOLDER / "code"  # files of each tree, shared by trials
 SIDES = ("base", "candidate")
-MEASURE = ("training/validation.py", "model/loss.py", "tokens/batches/", "tokens/format/")  # decide on the final loss
+# Decide on the final loss
+MEASURE = ("training/validation.py", "training/loop.py", "model/loss.py", "tokens/batches/", "tokens/format/")
 
 
 @attrs.frozen(kw_only=True)
@@ -26,17 +31,35 @@ class Trial:
     revisions: dict[str, str]  # of each side, as the user gave them
     trees: dict[str, str]  # hashes of their files
     run: Path
+    sections: dict[str, Sections]  # of each side
 
     @classmethod
     def of(cls, base: str, candidate: str, run: Path) -> "Trial":
-        """Return the trial of two git revisions. Raises BadInput for an unknown one, and for a wrong run directory."""
+        """Check out two git revisions. Raises BadInput for unknown ones, and where final losses cannot be compared."""
         load_run(run, ())
-        revisions = dict(zip(SIDES, (base, candidate), strict=True))
-        return cls(revisions=revisions, trees={side: tree_of(name) for side, name in revisions.items()}, run=run)
+        revisions, path = dict(zip(SIDES, (base, candidate), strict=True)), run.resolve()
+        trees, sections = {side: tree_of(name) for side, name in revisions.items()}, {}
+        for side, tree in trees.items():
+            check_out(tree, code := CODE / tree)
+            own = code / path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            # As on the disk where a commit does not have it
+            sections[side] = {key: read_json((own if is_folder(own) else path) / f"{key}.json") for key in KEYS}
+            sections[side]["train"].pop(BUCKET, None)
+            train = form_of("train", sections[side])
+            if train["validation_interval"] is None or train["patience"] is not None:
+                raise BadInput(f"{path}/train.json: wanted a validation_interval and no patience: final losses decide")
+        if fixed := [key for key in differing_keys(sections) if key in FIXED]:
+            section, _, key = fixed[0].partition(".")
+            got, was = (quoted(sections[side][section].get(key)) for side in reversed(SIDES))
+            why = "it changes the tokens that the final loss is measured on"
+            raise BadInput(f"{path / section}.json: {key}: got {got}, wanted {was}, as the base has it: {why}")
+        return cls(revisions=revisions, trees=trees, run=run, sections=sections)
 
     @property
     def name(self) -> str:
-        return "-".join([self.run.resolve().name, *(tree[:8] for tree in self.trees.values())])
+        """Name of what decides on the result: equal for the same files and keys alone."""
+        keys = hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()
+        return "-".join([self.run.resolve().name, *(tree[:8] for tree in self.trees.values()), keys[:8]])
 
     @property
     def output(self) -> Path:
@@ -44,39 +67,16 @@ class Trial:
 
     def target(self, side: str, name: str, last_step: int, step: int) -> Target:
         """Return the target of a run with the code of its side."""
-        return Target(self.directory(side, name), last_step, step, validates=True, code=self._code(side))
+        return Target(self.directory(side, name), last_step, step, validates=True, code=CODE / self.trees[side])
 
     def directory(self, side: str, name: str) -> Path:
         """Return the directory of a run; those without a seed are no part of a report."""
         return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
-    def check_out(self) -> dict[str, Sections]:
-        """Write the files of both sides; return the keys of their run directories, the disk's where a commit has none.
-
-        Raises BadInput where the final losses could not be compared.
-        """
-        path, sections = self.run.resolve(), {}
-        for side, tree in self.trees.items():
-            check_out(tree, self._code(side))
-            own = self._code(side) / path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            sections[side] = {key: read_json((own if is_folder(own) else path) / f"{key}.json") for key in KEYS}
-            sections[side]["train"].pop(BUCKET, None)
-        forms = [one_form("train", sections[side]["train"]) for side in SIDES]
-        if any(form["validation_interval"] is None or form["patience"] is not None for form in forms):
-            raise BadInput(
-                f"{path}/train.json: wanted a validation_interval, and no patience: final losses are compared"
-            )
-        if fixed := [key for key in differing_keys(sections) if key in FIXED]:
-            section, _, key = fixed[0].partition(".")
-            got, was = (quoted(sections[side][section].get(key)) for side in reversed(SIDES))
-            why = "it changes the tokens that the final loss is measured on"
-            raise BadInput(f"{path / section}.json: {key}: got {got}, wanted {was}, as the base has it: {why}")
-        return sections
-
-    def notes(self, sections: dict[str, Sections]) -> list[str]:
+    def notes(self) -> list[str]:
         """Return what a reader of the verdict is to know about the change."""
         files, notes = changed_files(*self.trees.values()), []
-        if keys := differing_keys(sections):
+        if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")
         if requirements := [path for path in files if path.rpartition("/")[2].startswith("requirements")]:
             notes.append(f"{', '.join(requirements)} differ: both sides ran with the packages that are installed.")
@@ -85,15 +85,17 @@ class Trial:
             notes.append(f"WARNING: {count} that the loss is measured with differ: {', '.join(measures[:3])}.")
         return notes
 
-    def _code(self, side: str) -> Path:
-        return self.output / "code" / side
-
 
 def differing_keys(sections: dict[str, Sections]) -> list[str]:
     """Return the keys, as "train.KEY", in which the run directories differ."""
     differing = []
     for section in KEYS:
-        base, candidate = (one_form(section, sections[side][section]) for side in SIDES)
+        base, candidate = (form_of(section, sections[side]) for side in SIDES)
         keys = [key for key in sorted({*base, *candidate}) if base.get(key) != candidate.get(key)]
         differing += [f"{section}.{key}" for key in keys]
     return differing
+
+
+def form_of(section: str, sections: Sections) -> dict[str, Any]:
+    """Return keys in one form, with defaults; as they are where only the commit's own code can read them."""
+    return {key: field.default for key, field in KEYS[section].items()} | one_form(section, sections[section])

@@ -91,7 +91,7 @@ class TrialRule:
         """Return the verdict at a look; None: the next look's pairs are to be trained."""
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
-        if not error:
+        if error is None or np.ptp(differences) == 0:
             return self._without_noise(differences)
         deviation, freedom = error * math.sqrt(pairs), pairs - 1
         difference = student_interval(mean, error, freedom, 1 - 2 * level)

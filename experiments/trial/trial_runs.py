@@ -19,7 +19,7 @@ from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import Target, describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions
 from experiments.trial.checkout import changed_files
-from experiments.trial.trial import FOLDER, SIDES, Trial, differing_keys
+from experiments.trial.trial import CODE, FOLDER, SIDES, Trial, differing_keys
 from experiments.trial.trial_log import begin, finish, read_trials, rule_of
 from experiments.trial.trial_rule import VERDICTS, TrialVerdict, seeds_of
 from experiments.trial.trial_table import SideRun, TrialTable
@@ -50,9 +50,8 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
 
 def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
     """Train what the verdict needs; return a function that shows it and returns its exit status. Raises BadInput."""
-    os.environ["GIT_CEILING_DIRECTORIES"] = str(trial.output / "code")  # the repository around it is another commit
-    sections = trial.check_out()
-    table = TrialTable(trial=trial, notes=trial.notes(sections))
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the repository around it is another commit
+    sections, table = trial.sections, TrialTable(trial=trial, notes=trial.notes())
     try:
         pool.reach(_targets(trial, "probe", sections, dict.fromkeys(SIDES, 1), whole=False))
         plumbing = {key.partition(".")[2] for key in differing_keys(sections)} <= PLUMBING_KEYS
@@ -62,8 +61,10 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
                 text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
                 return _end(trial, attrs.evolve(table, judgement=TrialVerdict("same bits", text)))
         number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
-        table = attrs.evolve(table, number=number, rule=rule)
         steps = {side: read_json(trial.directory(side, "probe") / RESOLVED)["steps"] for side in SIDES}
+        planned = f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
+        notes = [*table.notes, *([planned] if steps["base"] != steps["candidate"] else [])]
+        table = attrs.evolve(table, number=number, rule=rule, notes=notes)
         for look in rule.looks:
             seeds = list(islice(seeds_of(trial.name), look))
             targets = [_targets(trial, f"seed-{seed}", _seeded(sections, seed), steps) for seed in seeds]
@@ -102,6 +103,8 @@ def _seeded(sections: dict[str, Sections], seed: int) -> dict[str, Sections]:
 def _same_state(trial: Trial, name: str, step: int) -> bool:
     """Tell whether a run of both sides has the same weights, moments and validation losses after a step."""
     runs = [trial.directory(side, name) for side in SIDES]
+    if any(read_progress(run).diverged for run in runs):
+        return False
     states = [read_json(checkpoints_of(run) / name_of(step) / STATE)["state_sha256"] for run in runs]
     return states[0] == states[1] and read_progress(runs[0]).losses == read_progress(runs[1]).losses
 

@@ -53,8 +53,8 @@ class TrialTable:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
-            sure = 1 - 2 * self.rule.level
-            lines.append(f"Intervals: {sure:.2%} of the loss, all looks together; {CONFIDENCE:.0%} of time and memory.")
+            error = f"error {2 * self.rule.level:.2g}, all looks together"
+            lines.append(f"Interval of the loss: {error}; of time and memory: {CONFIDENCE:.0%}.")
         return "\n".join([*lines, *self.notes])
 
     def write(self, output: Path) -> str:
@@ -66,7 +66,7 @@ class TrialTable:
     def record(self) -> dict[str, Any]:
         """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
         intervals = {key: list(attrs.astuple(found)) if found else None for key, found in self._intervals().items()}
-        means = np.mean(self._values(0), axis=0).tolist() if self.pairs else [None, None]
+        means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
         verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))
         rows = zip(self.trial.revisions.values(), means, verdicts, strict=True)
         return {

@@ -30,6 +30,9 @@ def test_the_optimum_of_known_laws_is_where_no_source_lowers_the_loss() -> None:
     (best,) = optima(SLOPES[None], SHARES)
     gradient = (SHARES * np.exp(SLOPES @ best)) @ SLOPES
     assert best.sum() == pytest.approx(1) and (best > 0).all() and np.ptp(gradient) < 1e-6
+    apart = np.array([[[-6.0, 0.0], [0.0, -6.0]]])
+    ((first, _),) = optima(apart, np.array([0.6, 0.4]))
+    assert first == pytest.approx(0.5 + np.log(1.5) / 12, abs=1e-4)  # where 0.6 exp(-6 w) = 0.4 exp(-6 (1 - w))
     (alone,) = optima(np.array([[[-1.0, 0.0, 0.5]]]), np.ones(1))
     assert alone.tolist() == [1, 0, 0]
 
@@ -65,7 +68,7 @@ def test_a_verdict_needs_all_runs_a_law_that_predicts_and_a_gain() -> None:
     assert table(parts, losses).verdict.startswith("Best mixture: gain over equal weights 0.0")
     missing = losses.copy()
     missing[3, 1] = np.nan
-    assert table(parts, missing).verdict == "No verdict yet: 1 of 18 mixtures have no loss."
+    assert table(parts, missing).verdict == "No verdict: 1 of 18 mixtures have no loss: not trained yet, or diverged."
     off = losses.copy()
     off[-1, 2] += 0.3
     assert check_held_out(parts / parts.sum(1, keepdims=True), off) == (1, 12)

@@ -83,6 +83,7 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
         ({"split": "validation"}, "measure: key 'dataset' is missing"),
         ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; known: count, dataset, split, start, weight"),
         ([3], "measure: got 3, wanted an object"),
+        ([], "measure: got no range, wanted one"),
         ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
     ],
 )
@@ -119,8 +120,8 @@ def test_a_mixture_draws_weights_and_wants_a_measure_alone(
     for change, problem in (
         ({"measure": None}, "mixture: wanted 'measure'"),
         ({"levers": {"train.learning_rate": [0.1]}}, "neither 'levers' nor 'halving'"),
-        ({"mixture": sources | {"runs": 7}}, "at least 6 runs more than different sources"),
-        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different sources"),
+        ({"mixture": sources | {"runs": 6}}, "different ones, for 2 sources at least 7 runs"),
+        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different ones, for 1 sources"),
     ):
         with pytest.raises(BadInput, match=problem):
             read_sweep(make_sweep(base, **keys | change))

@@ -1,12 +1,16 @@
 """Rule of a trial: levels that add up to the stated error, looks, verdicts of planted and of equal losses."""
 
 import math
+from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
 from evaluation.shared.significance import ERROR
+from experiments.trial.trial import Trial
 from experiments.trial.trial_rule import TrialRule, detectable, keep_level, seeds_of
+from experiments.trial.trial_table import TrialTable
 
 LEVEL = 0.001
 
@@ -81,3 +85,20 @@ def test_found_with_the_stated_probability() -> None:
 def test_a_trial_has_seeds_of_its_own_the_same_at_each_call() -> None:
     one, again, other = ([*seeds_of(name)][:50] for name in ("run-1-2", "run-1-2", "run-1-3"))
     assert one == again and not {*one} & {*other}
+
+
+def test_losses_that_no_seed_changes_give_no_verdict_by_rounding(rule: TrialRule) -> None:
+    judged = rule.judge([0.1] * rule.looks[0])
+    assert judged is not None and judged.verdict == "cannot tell"
+
+
+@pytest.mark.parametrize(("diverged", "verdict"), [("candidate", "worse"), ("base", "cannot tell")])
+def test_a_side_that_diverged_in_all_pairs_has_a_table_and_a_record(diverged: str, verdict: str) -> None:
+    trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
+    runs = [(1.0 if side != diverged else math.inf, 0.1, 1e6) for side in ("base", "candidate")]
+    table = TrialTable(trial=trial, notes=[], number=1, rule=TrialRule.of(LEVEL, 3), pairs=[runs] * 3)
+    judged = table.judge()
+    assert judged is not None and judged.text == f"{verdict}: the {diverged} diverged in 3 of 3 seeds"
+    table = attrs.evolve(table, judgement=judged)
+    assert table.record()["verdict"] == verdict and table.record()["step_time_ratio"] == [1.0, 1.0, 1.0]
+    assert "peak memory, MB" in table.text()

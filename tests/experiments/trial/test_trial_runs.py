@@ -74,7 +74,7 @@ def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table
     shutil.rmtree(folder)
     for number, begun in ((signal.SIGKILL, "probes/*"), (signal.SIGTERM, "*-seed-*")):
         process = subprocess.Popen(command(project, *words), cwd=project, stdout=subprocess.DEVNULL)
-        launch.wait_until(lambda begun=begun: bool(list(folder.glob(f"*/{begun}/metrics.jsonl"))))
+        launch.wait_until(lambda begun=begun: bool(list(folder.glob(f"tiny-*/{begun}/metrics.jsonl"))))
         os.kill(process.pid, number)
         assert process.wait(SECONDS) in (-signal.SIGKILL, 75)
     status, stopped, said = trial(project, *words, "--max-hours", "0.0001")
