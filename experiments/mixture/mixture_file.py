@@ -16,7 +16,7 @@ SPARE_RUNS = 3  # more than sources, without those held out: floor and noise
 
 
 @attrs.frozen(kw_only=True)
-class Mixture:
+class MixtureDesign:
     """Sources of training tokens, and their weights in each run, the first one's equal."""
 
     sources: tuple[str, ...]
@@ -40,7 +40,7 @@ def held_out(runs: int) -> int:
     return max(2, round(HELD_OUT * runs))
 
 
-def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
+def read_mixture(file: Path, values: Mapping[str, Any]) -> MixtureDesign | None:
     """Return the key `mixture` of a sweep file, None without it. Raises BadInput."""
     if (value := values.get("mixture")) is None:
         return None
@@ -50,9 +50,7 @@ def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
     enough = (runs for runs in range(count, MOST_RUNS) if runs - held_out(runs) >= count + SPARE_RUNS)
     least = next(enough, MOST_RUNS + 1)
     if not fine or count < 2 or count < len(value["sources"]) or not least <= value["runs"] <= MOST_RUNS:
-        wanted = '{"sources": [DIR, DIR, ...], "runs": N}, different ones' + (
-            f", at least {least} runs" if count else ""
-        )
+        wanted = f'{{"sources": [DIR, DIR, ...], "runs": N}}, different ones, at least {least} runs'
         raise BadInput(f"{file}: mixture: got {quoted(value)}, wanted {wanted}")
     if values.get("measure") is None or {"levers", "halving"} & {key for key in values if values[key] is not None}:
         raise BadInput(
@@ -61,4 +59,4 @@ def read_mixture(file: Path, values: Mapping[str, Any]) -> Mixture | None:
     drawn = np.random.default_rng(0).dirichlet(np.ones(count), value["runs"])  # uniform over all mixtures
     parts = np.round(PARTS * drawn).astype(np.int64)
     parts[0] = 1
-    return Mixture(sources=tuple(value["sources"]), parts=parts)
+    return MixtureDesign(sources=tuple(value["sources"]), parts=parts)

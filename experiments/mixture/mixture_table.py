@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from evaluation.shared.significance import ERROR, Interval, student_quantile
 from experiments.mixture.mixing_law import fit_law, optima, scale_of, simultaneous_bounds
-from experiments.mixture.mixture_file import Mixture, held_out
+from experiments.mixture.mixture_file import MixtureDesign, held_out
 from experiments.shared.experiment_files import write_results
 
 CONFIDENCE = 0.9  # of intervals
@@ -24,7 +24,7 @@ WEIGHT_DIGITS, LOSS_DIGITS = 2, 4
 class MixtureTable:
     """Losses of the mixtures, and what they say of the weights."""
 
-    mixture: Mixture
+    mixture: MixtureDesign
     domains: Sequence[str]  # ranges that are measured
     shares: np.ndarray  # (domains,) of the loss that is minimized
     unit: str

@@ -91,6 +91,15 @@ def show_results(text: str, write: Callable[[], str]) -> None:
     print(printable_lines(f"\n{written}"), flush=True)
 
 
+# What decides on which tokens, in which windows, the final loss is measured
+FIXED = (
+    "train.validation_sequences",
+    "train.start_val_token",
+    "train.validation_interval",
+    "model.vocab_size",
+    "model.context_length",
+    "train.dataset",
+)
 BUCKET = "checkpoints"  # key of train.json that no run of an experiment has: all would share the bucket
 Changes = dict[str, Any]  # "train.KEY" or "model.KEY": value
 Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as in the JSON files

@@ -1,4 +1,4 @@
-"""Measure of a sweep: the loss on held-out tokens that all variants share, whatever they are trained on.
+"""SharedMeasure of a sweep: the loss on held-out tokens that all variants share, whatever they are trained on.
 
 Nats per token where all variants have the tokenizer of the measured tokens. Else bits per byte: the text of a
 range is encoded with each variant's own tokenizer.
@@ -49,7 +49,7 @@ class MeasuredRange:
 
 
 @attrs.frozen(kw_only=True)
-class Measure:
+class SharedMeasure:
     """Ranges of held-out tokens, and their shares of a run's loss."""
 
     ranges: tuple[Range, ...]
@@ -65,7 +65,7 @@ class Measure:
         return float(np.dot(self.shares, losses))
 
 
-def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Measure | None:
+def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> SharedMeasure | None:
     """Return the key `measure` of a sweep file whose variants train as `trains`; None without it. Raises BadInput."""
     if value is None:
         return None
@@ -76,14 +76,14 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Measu
     ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
     tokenizers = [tokenizer_of(directory) for directory in [*sources_of(trains), *(span.directory for span in ranges)]]
     total = sum(one.weight for one in entries)
-    return Measure(
+    return SharedMeasure(
         ranges=tuple(ranges),
         shares=tuple(one.weight / total for one in entries),
         own_tokens=len(set(map(fingerprint, tokenizers))) == 1,
     )
 
 
-def check_unseen(measure: Measure, trains: Iterable[TrainConfig]) -> None:
+def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
     """Raise BadInput for a training source that holds more of the measured text than phrases in common."""
     for directory in sources_of(trains):
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
@@ -102,7 +102,9 @@ def check_unseen(measure: Measure, trains: Iterable[TrainConfig]) -> None:
                 )
 
 
-def measure_run(measure: Measure, run: Path, steps: int, train: TrainConfig, device: str | None) -> list[float] | None:
+def measure_run(
+    measure: SharedMeasure, run: Path, steps: int, train: TrainConfig, device: str | None
+) -> list[float] | None:
     """Return the losses of a run's checkpoint on all ranges, measured on a device unless evaluations.jsonl has them.
 
     None: that lacks one, and there is no device. Raises BadInput.
@@ -147,7 +149,7 @@ def _named(entry: Any) -> Any:
     return {"start" if key == "from" else key: value for key, value in entry.items()} if type(entry) is dict else entry
 
 
-def _own_ranges(measure: Measure, run: Path, train: TrainConfig) -> list[Range]:
+def _own_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> list[Range]:
     """Return the text of the ranges in a run's tokens; it is written below the experiment's folder."""
     tokenizer, ranges = tokenizer_of(sources_of([train])[0]), []
     for span in measure.ranges:

@@ -12,22 +12,13 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from evaluation.shared.significance import default_seeds
-from experiments.mixture.mixture_file import Mixture, read_mixture
-from experiments.shared.experiment_files import BUCKET, Changes, changed_run, read_experiment, read_seeds
-from experiments.sweep.measured_loss import Measure, read_measure
+from experiments.mixture.mixture_file import MixtureDesign, read_mixture
+from experiments.shared.experiment_files import BUCKET, FIXED, Changes, changed_run, read_experiment, read_seeds
+from experiments.sweep.measured_loss import SharedMeasure, read_measure
 from training.config.train_config import KEYS, Run, resolve_key
 
 BASE = "base"
 MOST_VARIANTS = 1000
-# What decides on which tokens, in which windows, the final loss is measured
-FIXED = (
-    "train.validation_sequences",
-    "train.start_val_token",
-    "train.validation_interval",
-    "model.vocab_size",
-    "model.context_length",
-    "train.dataset",
-)
 NO_LEVER = (
     "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs, or "
     "in a file with 'measure'"
@@ -133,8 +124,8 @@ class Sweep:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     halving: Halving
-    measure: Measure | None  # of the final loss; None: the runs' own validation
-    mixture: Mixture | None  # the variants draw the weights of its sources
+    measure: SharedMeasure | None  # of the final loss; None: the runs' own validation
+    mixture: MixtureDesign | None  # the variants draw the weights of its sources
 
 
 def read_sweep(file: Path) -> Sweep:

@@ -10,10 +10,9 @@ import attrs
 from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import read_json
-from experiments.shared.experiment_files import BUCKET, Sections, counted
+from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
 from experiments.shared.run_progress import Target
 from experiments.shared.training_jobs import ROOT
-from experiments.sweep.sweep_file import FIXED
 from experiments.trial.checkout import changed_files, check_out, tree_of
 from training.config.train_config import KEYS, load_run, one_form
 

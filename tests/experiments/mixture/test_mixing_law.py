@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.mixture.mixing_law import fit_law, optima, simultaneous_bounds
-from experiments.mixture.mixture_file import Mixture
+from experiments.mixture.mixture_file import MixtureDesign
 from experiments.mixture.mixture_table import MixtureTable, check_held_out, find_optimum
 
 FLOORS = np.array([1.2, 1.0, 1.4])
@@ -22,7 +22,7 @@ def planted(runs: int = 18, noise: float = 0.01, seed: int = 0) -> tuple[np.ndar
 
 
 def table(parts: np.ndarray, losses: np.ndarray) -> MixtureTable:
-    mixture = Mixture(sources=("a", "b", "c"), parts=parts)
+    mixture = MixtureDesign(sources=("a", "b", "c"), parts=parts)
     return MixtureTable(mixture=mixture, domains=["x", "y", "z"], shares=SHARES, unit="nats", losses=losses).judged()
 
 

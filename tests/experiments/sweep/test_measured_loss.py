@@ -68,7 +68,6 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
     assert measure is not None
     with pytest.raises(BadInput, match=r"100\.0% of what is measured, .*, stands in its training tokens, in sequences"):
         check_unseen(measure, [train])
-    check_unseen(measure, [trained_on(train, characters)])
     other = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
     assert other is not None
     check_unseen(other, [train])
@@ -120,8 +119,8 @@ def test_a_mixture_draws_weights_and_wants_a_measure_alone(
     for change, problem in (
         ({"measure": None}, "mixture: wanted 'measure'"),
         ({"levers": {"train.learning_rate": [0.1]}}, "neither 'levers' nor 'halving'"),
-        ({"mixture": sources | {"runs": 6}}, "different ones, for 2 sources at least 7 runs"),
-        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different ones, for 1 sources"),
+        ({"mixture": sources | {"runs": 6}}, "different ones, at least 7 runs"),
+        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different ones, at least"),
     ):
         with pytest.raises(BadInput, match=problem):
             read_sweep(make_sweep(base, **keys | change))

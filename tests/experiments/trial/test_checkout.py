@@ -46,11 +46,13 @@ def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
 
 
 def test_a_checkout_that_was_killed_is_made_again(project: Path) -> None:
-    partial = project / "code" / ".base.partial"
-    partial.mkdir(parents=True)
-    (partial / "left.py").write_text("by a kill")
-    check_out(tree_of("HEAD"), project / "code" / "base")
-    assert not partial.exists() and not (project / "code" / "base" / "left.py").exists()
+    (left := project / "code" / ".left" / "files").mkdir(parents=True)
+    (left / "left.py").write_text("by a kill")
+    for _ in range(2):
+        check_out(tree_of("HEAD"), project / "code" / "base")
+        assert sorted(path.name for path in (project / "code" / "base").iterdir()) == [
+            *(".gitignore", "token_files", "train.py")
+        ]
 
 
 def test_unknown_revisions_and_a_folder_outside_git_are_refused(
