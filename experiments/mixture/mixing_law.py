@@ -15,7 +15,7 @@ FLOORS = np.linspace(0.0, 0.95, 20)  # of the least loss; a uniform prior
 DRAWS = 400
 REFITS = 3  # of the weights of least squares
 DESCENT_STEPS, DESCENT_RATE = 1500, 1.0
-LEAST_WEIGHT = 0.002
+NEGLIGIBLE = 0.002
 
 
 @attrs.frozen(kw_only=True)
@@ -69,7 +69,7 @@ def optima(slopes: np.ndarray, importance: np.ndarray) -> np.ndarray:
         gradient = np.einsum("md,mds->ms", pull, slopes) / pull.sum(1, keepdims=True)
         weights *= np.exp(-rate * (gradient - (gradient * weights).sum(1, keepdims=True)))
         weights /= weights.sum(1, keepdims=True)
-    weights[weights < LEAST_WEIGHT] = 0  # which it only comes near
+    weights[weights < NEGLIGIBLE] = 0  # which it only comes near
     return weights / weights.sum(1, keepdims=True)
 
 

@@ -22,7 +22,7 @@ WEIGHT_DIGITS, LOSS_DIGITS = 2, 4
 
 @attrs.frozen(kw_only=True)
 class MixtureTable:
-    """Losses of the mixtures, and what they say of the weights."""
+    """Losses of the mixtures, and the verdict on their weights."""
 
     mixture: MixtureDesign
     domains: Sequence[str]  # ranges that are measured

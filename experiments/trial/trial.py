@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of what decides on the result: equal for the same files and keys alone."""
+        """Name of the trial, equal for the same files and keys alone."""
         keys = hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()
         return "-".join([self.run.resolve().name, *(tree[:8] for tree in self.trees.values()), keys[:8]])
 
@@ -73,7 +73,7 @@ class Trial:
         return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
     def notes(self) -> list[str]:
-        """Return what a reader of the verdict is to know about the change."""
+        """Return notes on the change: keys, requirements, and files of the measure."""
         files, notes = changed_files(*self.trees.values()), []
         if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")
