@@ -7,7 +7,7 @@ from typing import Any
 from reporting.experiment_results import experiment_results
 
 VARIANTS = [
-    {"name": "base", "mean": 2.0, "difference": None},
+    {"name": "base", "mean": 2.0, "difference": None, "verdict": "the base"},
     {"name": "<b>", "mean": 1.9, "difference": [-0.1, -0.15, -0.05], "verdict": "no difference found"},
     {"name": "diverged", "mean": None, "difference": None, "verdict": "diverged"},
 ]
@@ -31,6 +31,10 @@ def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_l
     assert page.count("<circle") == 2 and "no difference found" in page
     assert "&lt;b&gt;" in page and "# &lt;i&gt;words" in page and "<b>" not in page
     (tmp_path / "sweep.json").unlink()
+    trial = {"text": "worse", "columns": ["side"], "variants": VARIANTS[:2]}  # its text is no part of the page's
+    page = written(tmp_path, "trial", trial)
+    assert "<th>side</th>" in page and "# &lt;i&gt;words" in page and "the base" in page
+    (tmp_path / "trial.json").unlink()
     page = written(tmp_path, "ladder", LADDER)
     assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
     page = written(tmp_path, "ladder", LADDER | {"law": None, "forecast": None, "forecast_for": None})
