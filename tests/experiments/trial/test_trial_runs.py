@@ -66,9 +66,9 @@ def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -
 def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table(project: Path) -> None:
     change(project, learning_rate=1e-6)
     (project / "requirements.txt").write_text("torch==0\n")
-    words, folder = ("HEAD", ".", "--pairs", "2"), project / "trials"
+    words, folder = ("HEAD", ".", "--pairs", "3"), project / "trials"
     status, record, said = trial(project, *words)
-    assert status == record["exit_status"] in (11, 12) and record["pairs"] == 2, said
+    assert status == record["exit_status"] in (11, 12) and record["pairs"] == 3, said
     assert record["loss_difference"][0] > 0.1 and record["step_time_ratio"][0] > 0
     assert "requirements.txt differ" in said and record["number"] == 1
     shutil.rmtree(folder)
