@@ -16,7 +16,8 @@ from tests import launch
 from tests.conftest import write_run
 from tests.experiments.trial.test_checkout import git
 
-SECONDS = 200
+SECONDS = 600
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 
 
 @pytest.fixture
@@ -50,7 +51,6 @@ def change(project: Path, **train: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | train))
 
 
-@pytest.mark.slow
 def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -> None:
     with (project / "training" / "step.py").open("a") as file:
         file.write("\n\ndef unused() -> None:\n    pass\n")
@@ -62,7 +62,6 @@ def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -
     assert json.loads((output / "trial.json").read_text()) == record and not list(output.glob("*-seed-*"))
 
 
-@pytest.mark.slow
 def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table(project: Path) -> None:
     change(project, learning_rate=1e-6)
     (project / "requirements.txt").write_text("torch==0\n")
