@@ -9,7 +9,7 @@ variances, but needs a seed or two more; the exponent is our choice: benchmarks/
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from statistics import NormalDist
@@ -220,11 +220,15 @@ def power(shift: float, comparisons: int, seeds: int) -> float:
 @cache
 def detectable_deviations(comparisons: int, seeds: int) -> float:
     """Return the difference that is found with the probability POWER, in seed deviations: of one run over seeds."""
+    return least_found(lambda shift: power(shift, comparisons, seeds)) * math.sqrt(2 / seeds)
+
+
+def least_found(probability: Callable[[float], float]) -> float:
+    """Return the shift above 0 that is found with the probability POWER; `probability` rises with the shift."""
     most = 1.0
-    while power(most, comparisons, seeds) < POWER:
+    while probability(most) < POWER:
         most *= 2
-    errors = optimize.brentq(lambda shift: power(shift, comparisons, seeds) - POWER, 0.0, most, xtol=1e-6)
-    return float(errors) * math.sqrt(2 / seeds)
+    return float(optimize.brentq(lambda shift: probability(shift) - POWER, 0.0, most, xtol=1e-6))
 
 
 def default_seeds(comparisons: int) -> int:

@@ -45,7 +45,8 @@ def fit_law(weights: np.ndarray, losses: np.ndarray, random: np.random.Generator
             slopes, *_ = np.linalg.lstsq(rows, np.log(above) * scale, rcond=None)
             scale = np.exp(weights @ slopes)
         squares = float(np.square(above - scale).sum())
-        fits.append((floor, slopes, np.linalg.inv((weights * scale[:, None]).T @ (weights * scale[:, None])), squares))
+        rows = weights * scale[:, None]
+        fits.append((floor, slopes, np.linalg.inv(rows.T @ rows), squares))
     likelihood = np.array([-freedom / 2 * np.log(max(squares, 1e-300)) for *_, squares in fits])
     likelihood += np.array([np.linalg.slogdet(covariance)[1] / 2 for _, _, covariance, _ in fits])
     chosen = random.choice(len(fits), DRAWS, p=_normalized(likelihood))

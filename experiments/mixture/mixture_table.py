@@ -14,10 +14,10 @@ from tabulate import tabulate
 from evaluation.shared.significance import ERROR, Interval, student_quantile
 from experiments.mixture.mixing_law import fit_law, optima, scale_of, simultaneous_bounds
 from experiments.mixture.mixture_file import MixtureDesign, held_out
-from experiments.shared.experiment_files import write_results
+from experiments.shared.experiment_files import LOSS_DIGITS, write_results
 
 CONFIDENCE = 0.9  # of intervals
-WEIGHT_DIGITS, LOSS_DIGITS = 2, 4
+WEIGHT_DIGITS = 2
 
 
 @attrs.frozen(kw_only=True)

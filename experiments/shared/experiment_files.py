@@ -14,6 +14,7 @@ from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import METRICS
 
 MOST_SEEDS = 1000
+LOSS_DIGITS = 4  # shown of a loss
 # Results by name and kind of file: what every one contains, and hardly another file
 RESULTS = {
     "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},

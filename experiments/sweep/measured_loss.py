@@ -111,13 +111,14 @@ def measure_run(
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
-        stored = [one for one in results_of(run, title, "loss") if one["range"] == span.identity()]
+        identity = span.identity()
+        stored = [one for one in results_of(run, title, "loss") if one["range"] == identity]
         if not stored and device is None:
             return None
         if not stored:
             alone = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
             trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
-            stored = [held_out_loss(trained, (span, span.identity()), alone)[0]]
+            stored = [held_out_loss(trained, (span, identity), alone)[0]]
             append_result(run, title, "loss", stored[0])
         losses.append(stored[-1]["nats_per_token" if measure.own_tokens else "bits_per_byte"])
     return losses
@@ -157,8 +158,9 @@ def _own_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> list[R
         parts = [part for text in texts_of(span) for part in (end, tokenizer.encode(text))]
         tokens = np.concatenate(parts).astype(token_dtype(tokenizer.vocabulary_size))
         folder = run.parent / MEASURED / hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / "validation.safetensors", save({"tokens": tokens}))
+        if not (file := folder / "validation.safetensors").exists():  # its name is that of its content
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                replace_file(file, save({"tokens": tokens}))
         ranges.append(Range(directory=folder, split="validation", start=0, count=len(tokens) - 1))
     return ranges

@@ -26,10 +26,9 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import counted, write_results
+from experiments.shared.experiment_files import LOSS_DIGITS, counted, write_results
 from experiments.sweep.sweep_file import Sweep, run_name
 
-LOSS_DIGITS = 4
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
 

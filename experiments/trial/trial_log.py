@@ -40,13 +40,12 @@ def read_trials(folder: Path) -> list[TrialLine]:
 
 def rule_of(lines: list[TrialLine], name: str, pairs: int | None) -> tuple[int, TrialRule]:
     """Return number and rule of a trial, as begun, or as it would begin now. Raises BadInput for other pairs."""
-    for line in lines:
-        if line.trial == name and line.looks:
-            if pairs is not None and line.looks != (pairs,):
-                looks = ", ".join(map(str, line.looks))
-                advice = "their number is stated before the first; leave the option out"
-                raise BadInput(f"--pairs {pairs}: {name} has begun with looks after {looks} pairs; {advice}")
-            return line.number, TrialRule(level=line.level, looks=line.looks)
+    if (line := _begun(lines, name)) is not None:
+        if pairs is not None and line.looks != (pairs,):
+            looks = ", ".join(map(str, line.looks))
+            advice = "their number is stated before the first; leave the option out"
+            raise BadInput(f"--pairs {pairs}: {name} has begun with looks after {looks} pairs; {advice}")
+        return line.number, TrialRule(level=line.level, looks=line.looks)
     number = 1 + max((line.number for line in lines), default=0)  # a damaged line counts by those after it
     kept = len({line.trial for line in lines if line.verdict == "better"})
     return number, TrialRule.of(keep_level(number, kept), pairs)
@@ -56,7 +55,7 @@ def begin(folder: Path, name: str, pairs: int | None, about: dict[str, Any]) -> 
     """Return number and rule of a trial, and write them, with the keys of `about`, unless it has begun."""
     with _locked(folder) as lines:
         number, rule = rule_of(lines, name, pairs)
-        if not any(line.trial == name and line.looks for line in lines):
+        if _begun(lines, name) is None:
             _append(folder, {"trial": name, "number": number, **attrs.asdict(rule), **about})
     return number, rule
 
@@ -66,6 +65,10 @@ def finish(folder: Path, name: str, verdict: str, text: str) -> None:
     with _locked(folder) as lines:
         if not any(line.trial == name and line.verdict for line in lines):
             _append(folder, {"trial": name, "verdict": verdict, "text": text})
+
+
+def _begun(lines: list[TrialLine], name: str) -> TrialLine | None:
+    return next((line for line in lines if line.trial == name and line.looks), None)
 
 
 @contextmanager

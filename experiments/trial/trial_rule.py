@@ -12,7 +12,7 @@ from functools import cache
 
 import attrs
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from common.errors import EXIT_STOPPED
 from evaluation.shared.significance import (
@@ -20,17 +20,18 @@ from evaluation.shared.significance import (
     POWER,
     SOUGHT_DEVIATIONS,
     Interval,
+    least_found,
     mean_and_error,
     student_interval,
     student_quantile,
 )
+from experiments.shared.experiment_files import LOSS_DIGITS
 
 # Exit status of experiment.py trial
 VERDICTS = {
     **{"better": 0, "same bits": 10, "no difference found": 11, "worse": 12, "cannot tell": 13},
     "cannot tell yet": EXIT_STOPPED,
 }
-LOSS_DIGITS = 4
 MOST_PAIRS = 1000
 GAMMA = 0.389  # 1 / (t x max(1, log t) ** 2) times this sums to 1
 LOOKS = (0.4, 0.7, 1.0)  # shares of the pairs
@@ -119,10 +120,7 @@ class TrialRule:
 @cache
 def detectable(level: float, pairs: int) -> float:
     """Return the difference found with the probability POWER, in deviations of a pair's difference."""
-    most = 1.0
-    while _power(most, level, pairs) < POWER:
-        most *= 2
-    return float(optimize.brentq(lambda shift: _power(shift, level, pairs) - POWER, 0.0, most, xtol=1e-6))
+    return least_found(lambda shift: _power(shift, level, pairs))
 
 
 def seeds_of(name: str) -> Iterator[int]:

@@ -10,9 +10,9 @@ import numpy as np
 from tabulate import tabulate
 
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
-from experiments.shared.experiment_files import counted, write_results
+from experiments.shared.experiment_files import LOSS_DIGITS, counted, write_results
 from experiments.trial.trial import SIDES, Trial
-from experiments.trial.trial_rule import LOSS_DIGITS, VERDICTS, TrialRule, TrialVerdict
+from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict
 
 RATIO_DIGITS = 3
 ALIGNED = ("left", "right", "right", "left")

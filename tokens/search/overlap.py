@@ -29,7 +29,7 @@ Item = Sequence[np.ndarray]  # of tokens, each 1-D
 
 @attrs.frozen(eq=False)
 class Overlap:
-    """Which items share an n-gram with streams, and where it stands first."""
+    """Overlap of items with streams: the first place of an n-gram that both have."""
 
     lengths: np.ndarray  # tokens searched for or found, int64 (items,): n, fewer of short items, 0 of too short ones
     places: np.ndarray  # of the first found among the tokens of all streams, int64 (items,), or NOWHERE
