@@ -20,7 +20,6 @@ EPILOG = """examples:
   python evaluate.py smoke openai-community/gpt2
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
-  python evaluate.py hellaswag runs/8xa100 --data hellaswag_val.jsonl
   python evaluate.py core runs/8xa100
   python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3

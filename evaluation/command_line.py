@@ -121,22 +121,6 @@ class LossCommand(MeasureOptions):
     count: Annotated[int | None, option("tokens to predict; default: 19,660,800, or all", "N", check=COUNT)] = None
 
 
-Against = Annotated[
-    Path | None, option("training data: measure also without the items whose text shares 13 tokens with it", "DIR")
-]
-
-
-@attrs.frozen(kw_only=True)
-class HellaSwagCommand(MeasureOptions):
-    """Accuracy on HellaSwag, by the convention of build-nanogpt and llm.c."""
-
-    data: Annotated[
-        str, option("hellaswag_val.jsonl, or a dataset on the hub with a validation split", "FILE|OWNER/NAME")
-    ] = "Rowan/hellaswag"
-    count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=COUNT)] = None
-    against: Against = None
-
-
 @attrs.frozen(kw_only=True)
 class CoreCommand(MeasureOptions):
     """CORE: 22 few-shot tasks as nanochat measures them, and bits per byte of the gold answers."""
@@ -146,7 +130,9 @@ class CoreCommand(MeasureOptions):
     ] = None
     tasks: Annotated[str | None, option("names, with commas; default: all", "TASKS")] = None
     count: Annotated[int | None, option("items of each task at most; default: all", "N", check=COUNT)] = None
-    against: Against = None
+    against: Annotated[
+        Path | None, option("training data: measure also without the items whose text shares 13 tokens with it", "DIR")
+    ] = None
 
 
 @attrs.frozen(kw_only=True)
@@ -250,9 +236,6 @@ COMMANDS = {  # in the order of the comparison's columns
     "serve": RegisteredCommand(ServeCommand, "evaluation.serve.serve"),
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
-    "hellaswag": RegisteredCommand(
-        HellaSwagCommand, "evaluation.hellaswag.hellaswag", measures="evaluation.hellaswag.hellaswag"
-    ),
     "core": RegisteredCommand(CoreCommand, "evaluation.core.core", "evaluation.core.core_scores"),
     "instruct": RegisteredCommand(
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"

@@ -24,7 +24,7 @@ from reporting.report_page import report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_sections import sample_sections
 from reporting.trackers.tracker_sync import tracked_rows
-from tests.evaluation.comparison.stored import core, hellaswag, losses_on
+from tests.evaluation.comparison.stored import core, losses_on
 from tests.reporting.written_runs import start, step, training, write_run
 from training.config.train_config import load_run
 from training.planning.estimate import start_up_of
@@ -110,7 +110,7 @@ def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> None:
-    homes = [core(hellaswag(tmp_path / name, {1}), 1, 1.0, tasks=2) for name in ("a", "b")]
+    homes = [core(tmp_path / name, 1, tasks=2) for name in ("a", "b")]
     homes = [losses_on(home, dataset="x", start=0, count=10) for home in homes]
     path = homes[0] / "evaluations.jsonl"
     kept = [json.loads(line) for line in path.read_text().splitlines()]

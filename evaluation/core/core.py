@@ -14,14 +14,16 @@ from tabulate import tabulate
 from common.errors import printable
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, read_bundle
+from evaluation.core.choice_losses import Choice, choice_losses
 from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
-from evaluation.loss.choice_losses import Choice, choice_losses, measure_items, untouched
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.measuring import measure_each
+from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import plus_minus
-from tokens.search.overlap import GRAM
-from training.parallel.process_group import Ranks
+from tokens.search.overlap import GRAM, forms, open_comparable, touched
+from training.parallel.process_group import Ranks, from_coordinator
+
+ITEMS_AT_ONCE = 16  # of similar size, on one rank
 
 HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
 COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
@@ -41,15 +43,15 @@ def measure(
     scores, clean, cut = dict[str, dict[str, Any]](), dict[str, dict[str, Any]](), 0
     lengths, (tasks, data) = byte_lengths(trained.tokenizer), wanted
     for task in tasks:
-        numbers, work = range(len(task.questions)), partial(answers, trained, task, lengths)
-        sizes = [len(task.prompts(number)[0][0]) for number in numbers]
-        hits, bits, longer = np.array(measure_items(ranks, numbers, sizes, work)).T
+        order = sorted(range(len(task.questions)), key=lambda number: -len(task.prompts(number)[0][0]))
+        pieces = [order[at : at + ITEMS_AT_ONCE] for at in range(0, len(order), ITEMS_AT_ONCE)]
+        found = np.concatenate(share(ranks, pieces, partial(answers, trained, task, lengths)))
+        hits, bits, longer = found[np.argsort(order)].T
         cut += int(longer.sum())
         score = partial(task_score, task.entry.dataset_uri, task.baseline)
         scores[task.entry.label] = score(hits > 0, bits)
         if against is not None:
-            texts = [task.entry.continuation_delimiter.join(one.pairs[one.gold]) for one in task.questions]
-            kept, _ = untouched(ranks, trained, texts, against)
+            kept = ~from_coordinator(ranks, partial(trained_on, trained, task, against))
             if kept.any():
                 clean[task.entry.label] = score(hits[kept] > 0, bits[kept])
     rows = [[label, *(score[key] for key in COLUMNS)] for label, score in scores.items()]
@@ -63,6 +65,13 @@ def measure(
         told += f"\nwithout items that share {GRAM} tokens with {against}, {sum(items.values()):,} are left: "
         told += describe(clean) if clean else "nothing to measure"
     return values, told
+
+
+def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
+    """Return which items share an n-gram with a train split, bool (items,). Raises BadInput for other token ids."""
+    texts = [task.entry.continuation_delimiter.join(one.pairs[one.gold]) for one in task.questions]
+    stream = open_comparable(against, "train", trained.tokenizer)
+    return touched([stream], [forms(trained.tokenizer, text) for text in texts])
 
 
 def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:

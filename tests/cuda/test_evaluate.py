@@ -13,7 +13,6 @@ from tests.cuda.emulated import disturbed, finished, run, train
 from tests.evaluation.comparison.stored import results
 from tests.evaluation.core.written_bundle import write_bundle
 from tests.evaluation.harness.test_harness import OFFLINE, tasks  # noqa: F401  # a fixture
-from tests.evaluation.hellaswag.written_items import write_items
 from tests.evaluation.instruct.instructions import RECORDS
 
 
@@ -34,10 +33,8 @@ def evaluated(trained: Path, ranks: int, command: str, *options: object, statuse
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_held_out_loss_hellaswag_and_core(trained: Path, ranks: int, tmp_path: Path) -> None:
+def test_held_out_loss_and_core(trained: Path, ranks: int, tmp_path: Path) -> None:
     assert "nats" in evaluated(trained, ranks, "loss", "--count", "1000")
-    write_items(tmp_path / "items.jsonl")
-    assert "acc_norm" in evaluated(trained, ranks, "hellaswag", "--data", tmp_path / "items.jsonl")
     assert "gold answers" in evaluated(trained, ranks, "core", "--bundle", write_bundle(tmp_path / "bundle"))
 
 

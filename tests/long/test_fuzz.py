@@ -180,7 +180,7 @@ def _run(script: str, *arguments: str) -> None:
 
 
 def _fill(here: Path) -> None:
-    """Make texts, tokens, a run under way, exports of two classes, answers, records, items, and lists of prices."""
+    """Make texts, tokens, a run under way, exports of two classes, answers, records, and lists of prices."""
     texts, tokens, run = here / "texts", here / "tokens", here / "run"
     texts.mkdir(parents=True)
     words = random.Random(0)
@@ -206,7 +206,5 @@ def _fill(here: Path) -> None:
         answers = [{**record, "answer": f"{model}!", "reference_loss": 1.0} for record in records[:3]]
         whole = {"model": model, "home": None, "seed": 0, "settings": {}, "answers": answers}
         (here / "answers" / f"{model}.json").write_text(json.dumps(whole))
-    items = [{"ind": n, "ctx": "the step", "endings": ["a", "b", "c", "d"], "label": n % 4} for n in range(4)]
-    (here / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     for origin in (ROOT / "training" / "planning" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
         shutil.copy(origin, here)

@@ -76,16 +76,7 @@ def losses_on(home: Path, **span: Any) -> Path:
     return write(home, "loss", range=RANGE | span, **scores)
 
 
-def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
-    """Append accuracies of a model that hits these items."""
-    score = {"acc": 0, "acc_error": 0, "acc_norm": len(right) / items, "acc_norm_error": 0.015, "hits": ""}
-    hits = np.packbits([number in right for number in range(items)]).tobytes().hex()
-    style = {**score, "hits_norm": hits}
-    data = {"file": "hellaswag_val.jsonl", "sha256": "h"}
-    return write(home, "hellaswag", data=data, items=items, cut=0, completion=style, lm_eval=style)
-
-
-def core(home: Path, right: int, bits: float, *, tasks: int = 22, **data: Any) -> Path:
+def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: Any) -> Path:
     """Append CORE of a model that hits these first items, of 200; the first two tasks share a file."""
     hits, each = np.arange(200) < right, bits + np.arange(200) / 1000
     found = {f"t{number}": task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}

@@ -5,17 +5,18 @@ import shutil
 from pathlib import Path
 
 from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare
+from evaluation.core.core_scores import PUBLISHED
 from evaluation.loss.loss_measures import GPJT_RANGE
 from tests import launch
 from tests.conftest import one_line, only_line
-from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, judged, kept, losses_on, rows_of
+from tests.evaluation.comparison.stored import compared, core, evaluate, judged, kept, losses_on, rows_of
 
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
-    a, b = hellaswag(tmp_path / "a", {1}), hellaswag(tmp_path / "b", {1})
-    hellaswag(b, {1, 2}, items=2000)
+    a, b = core(tmp_path / "a", 1), core(tmp_path / "b", 1)
+    core(b, 2, sha256="other")
     found = compare(rows_of(a, b))
-    assert found.statements[0].startswith("HellaSwag, completion: a and b do not differ significantly: 0.0000")
+    assert found.statements[0].startswith("CORE: a and b do not differ significantly: 0.0000")
 
 
 def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: Path) -> None:
@@ -46,29 +47,29 @@ def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(
 
 def test_columns_are_in_the_order_of_the_registry_whatever_was_measured_first(tmp_path: Path) -> None:
     home = judged(tmp_path / "a", [20, 17, 23], [])
-    losses_on(hellaswag(home, {1}))
-    shown = ["held-out loss", "bits/byte", "HellaSwag, completion", "judge's score"]
+    losses_on(core(home, 1))
+    shown = ["held-out loss", "bits/byte", "CORE", "gold bits/byte", "judge's score"]
     assert compare(rows_of(home)).columns == ["model", *shown]
 
 
 def test_published_losses_stand_only_beside_losses_of_the_same_tokens(tmp_path: Path) -> None:
     same = losses_on(tmp_path / "a", **GPJT_RANGE)
-    other = hellaswag(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), {1})
+    other = core(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), 1)
     found = [compare(rows_of(home)) for home in (same, other)]
     published = [{row[0].text: row[1].text for row in one.rows[1:]} for one in found]
     assert published[0]["OpenAI GPT-2 medium, published"] == "3.231 [1]"
-    assert published[1] == {"OpenAI GPT-2 small, published": "", "OpenAI GPT-2 XL, published": ""}  # of HellaSwag
+    assert published[1] == {f"OpenAI {name}, published": "" for name in PUBLISHED}  # of CORE
     assert not any("left out" in note for note in found[0].notes)
     assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in found[1].notes)
 
 
 def test_sources_are_numbered_as_they_are_used_and_nothing_is_ranked_by_them(tmp_path: Path) -> None:
-    home = judged(hellaswag(losses_on(tmp_path / "a", **GPJT_RANGE), {1}), [20, 17, 23], [])
+    home = judged(core(losses_on(tmp_path / "a", **GPJT_RANGE), 1), [20, 17, 23], [])
     found = compare(rows_of(home))
     rows = {row[0].text: dict(zip(found.columns, row, strict=True)) for row in found.rows}
     small = rows["OpenAI GPT-2 small, published"]
     assert small["held-out loss"].text == "3.500 [1]"
-    assert small["HellaSwag, completion"].text == "0.2955 [2]"
+    assert small["CORE"].text == "0.1139 [2]"
     assert small["judge's score"].text == "22.98 [3]"
     assert small["held-out loss"].bounds is None
     assert sum(note.startswith(("[1] ", "[2] ", "[3] ")) for note in found.notes) == 3
@@ -164,7 +165,7 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     def refused(*arguments: str | Path) -> str:
         return only_line(evaluate("compare", *arguments))
 
-    a = hellaswag(tmp_path / "a", {1})
+    a = core(tmp_path / "a", 1)
     broken = tmp_path / "broken"
     shutil.copytree(runs["long"], broken)
     (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")

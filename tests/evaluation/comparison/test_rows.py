@@ -11,7 +11,7 @@ from evaluation.comparison.compare import compare
 from evaluation.comparison.rows import Row
 from evaluation.loss.loss_measures import GPJT_RANGE
 from tests.conftest import seal_again
-from tests.evaluation.comparison.stored import hellaswag, kept, losses_on, rows_of, write
+from tests.evaluation.comparison.stored import core, kept, losses_on, rows_of, write
 
 
 def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -59,16 +59,16 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     ids=str,
 )
 def test_a_result_of_another_form_is_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
-    home = losses_on(hellaswag(tmp_path / "a", {1}), **GPJT_RANGE)
+    home = losses_on(core(tmp_path / "a", 1), **GPJT_RANGE)
     write(home, "loss", **{**kept(home), "evaluation": "loss", **broken})
     (row,) = rows_of(home)
-    assert [result.evaluation for result in row.results] == ["hellaswag", "loss"]
+    assert [result.evaluation for result in row.results] == ["core", "loss"]
 
 
 def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = hellaswag(tmp_path / "a\x1b[2J", {1})
+    home = core(tmp_path / "a\x1b[2J", 1)
     with (home / "evaluations.jsonl").open("ab") as file:
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
     found = compare(rows_of(home))

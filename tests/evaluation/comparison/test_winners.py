@@ -20,7 +20,7 @@ from evaluation.loss.loss_measures import HELD_OUT, LossSample
 from evaluation.shared.results import Measure, Measurement
 from evaluation.shared.significance import Interval, SeedNoise, student_quantile, two_way_intervals
 from experiments.sweep.sweep_table import VariantResult, judge_variants
-from tests.evaluation.comparison.stored import hellaswag, result, rows_of
+from tests.evaluation.comparison.stored import core, result, rows_of
 from tests.evaluation.shared.test_significance import session
 
 GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats per token; of text: of one model on one group of documents
@@ -145,16 +145,16 @@ def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
 
 
 def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> None:
-    counts = {"a": 300, "b": 330, "c": 420, "d": 448}
-    rows = rows_of(*(hellaswag(tmp_path / name, set(range(count))) for name, count in counts.items()))
+    counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # items of 200
+    rows = rows_of(*(core(tmp_path / name, count, tasks=1) for name, count in counts.items()))
     rows = [
         attrs.evolve(row, recipe=recipe, seed=seed)
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
-    value, square = 0.119, (30 * 0.5**2 + 90 + 28 * 0.5**2 + 1) / 1002
-    text = student_quantile(0.975, 999) * ((square - (119 / 1002) ** 2) / 1001) ** 0.5
-    reach = math.hypot(text, student_quantile(0.975, 1) * 0.001)  # differences of 0.120 and 0.118
+    value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
+    text = student_quantile(0.975, 199) * ((squares / 200 - value**2) / 199) ** 0.5
+    reach = math.hypot(text, student_quantile(0.975, 1) * 0.005 / 0.75)  # differences of 0.12 and 0.13
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
     found = compare(rows).statements
-    assert f"HellaSwag, completion: {line} of all items" in found
-    assert "HellaSwag, completion: a, b (2 seeds) are runs of one recipe: their difference is noise" in found
+    assert f"CORE, part: {line} of the centered score" in found
+    assert "CORE, part: a, b (2 seeds) are runs of one recipe: their difference is noise" in found

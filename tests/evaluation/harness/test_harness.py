@@ -12,7 +12,7 @@ from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT, complete, only_line, write_run
 from tests.evaluation.comparison.stored import refused, results, rows_of, said, write
-from tests.evaluation.hellaswag.written_items import write_items
+from tests.evaluation.harness.written_items import write_items
 
 pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
 CONTEXT = 64  # bytes, of which some items have more

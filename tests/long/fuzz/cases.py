@@ -134,7 +134,6 @@ FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool
     ("evaluation", "records.json"): [
         (WHOLE, ("evaluate.py", "instruct", "{}/run", "--data", "{}/records.json", "--epochs", "1"), False)
     ],
-    ("evaluation", "items.jsonl"): [(WHOLE, ("evaluate.py", "hellaswag", "{}/run", "--data", "{}/items.jsonl"), False)],
     ("evaluation", "verdicts.jsonl"): [(NO_FILE, ASKING, False)],
     ("evaluation", "run/evaluations.jsonl"): [(NO_FILE, ("evaluate.py", "loss", "{}/run", "--count", "64"), False)],
 }

@@ -1,9 +1,7 @@
-"""Losses of continuations behind their contexts, of items shared by all ranks with the bits of one."""
+"""Losses of continuations behind their contexts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
-from typing import TypeVar
 
 import attrs
 import numpy as np
@@ -14,15 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from common.errors import BadInput
 from evaluation.loss.held_out_loss import BATCH_TOKENS
 from evaluation.shared.load import Trained
-from evaluation.shared.measuring import share
 from model.gpt import output_logits
-from tokens.search.overlap import Overlap, find_overlap, forms, open_comparable
-from training.parallel.process_group import Ranks, from_coordinator
-
-ITEMS_AT_ONCE = 16  # of similar size, on one rank
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-Work = Callable[[list[Item]], list[Result]]
 
 
 @attrs.frozen
@@ -33,29 +23,6 @@ class Choice:
     def within(self, most: int) -> "Choice":
         """Return the choice cut to its last `most` tokens, of which the first has no loss."""
         return Choice(self.tokens[-most:], min(self.scored, most - 1))
-
-
-def measure_items(ranks: Ranks, items: Sequence[Item], sizes: Sequence[int], work: Work) -> list[Result]:
-    """Return the results of items, in their order, on every rank. `work`: of items of similar size, a result each."""
-    order = sorted(range(len(items)), key=lambda number: -sizes[number])
-    pieces = [order[at : at + ITEMS_AT_ONCE] for at in range(0, len(order), ITEMS_AT_ONCE)]
-    found = share(ranks, pieces, lambda piece: work([items[number] for number in piece]))
-    results = dict(zip(order, chain.from_iterable(found), strict=True))
-    return [results[number] for number in range(len(items))]
-
-
-def untouched(ranks: Ranks, trained: Trained, texts: Sequence[str], against: Path) -> tuple[np.ndarray, int]:
-    """Return which texts share no n-gram with a train split, bool (texts,), and how many are too short to tell.
-
-    On every rank. Raises BadInput for a token directory of another tokenizer.
-    """
-
-    def search() -> Overlap:
-        stream = open_comparable(against, "train", trained.tokenizer)
-        return find_overlap([stream], [forms(trained.tokenizer, text) for text in texts])
-
-    overlap = from_coordinator(ranks, search)
-    return ~overlap.touched, int(np.count_nonzero(overlap.lengths == 0))
 
 
 @torch.inference_mode()
