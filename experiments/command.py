@@ -119,7 +119,7 @@ class LadderCommand(FileCommand):
         from experiments.ladder.ladder_table import show_ladder
         from experiments.ladder.loss_law import NoForecast
         from experiments.ladder.trunk import describe_plan, train_ladder
-        from experiments.shared.experiment_files import check_results, missing_tokens, write_results
+        from experiments.shared.experiment_files import check_results, missing_tokens, write_or_remove
 
         ladder = read_ladder(self.file, self.output, self.pool.ranks)
         missing = missing_tokens(self.file, ladder.target.train)
@@ -135,7 +135,8 @@ class LadderCommand(FileCommand):
             )
         except NoForecast:  # those of an earlier call hold no more
             write_forecast(ladder.target.directory, None)
-            write_results(ladder.output, "ladder", None, None)
+            for path in (ladder.output / "ladder.md", ladder.output / "ladder.json"):
+                write_or_remove(path, None)
             raise
 
 

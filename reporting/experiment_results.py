@@ -31,9 +31,9 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in record["points"]:
         series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
-    if record.get("forecast_for"):
-        size, target = record["forecast_for"]
-        series["forecast, 90 %"] = [(target, loss, size) for loss in record["forecast"]]
+    if isinstance(target := record["target"], dict):  # none, or its name in an older file: no forecast
+        losses = (target[key] for key in ("loss", "low", "high"))
+        series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
     law, lines = record["law"], []
     for number, (name, points) in enumerate(series.items()):
         tokens, loss, size = np.array(sorted(points), float).T

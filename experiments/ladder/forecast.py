@@ -65,6 +65,30 @@ class Forecast:
             f"forecast     loss {self.loss.text(4)}, 90 % interval of one run",
         ]
 
+    def record(self) -> dict[str, Any]:
+        """Return target, law, points and held-out check as JSON."""
+        held_out = self.held_out
+        return {
+            "target": {
+                "parameters": self.parameters,
+                "tokens": self.tokens,
+                "loss": self.loss.value,
+                "low": self.loss.low,
+                "high": self.loss.high,
+                "extrapolation": self.extrapolation,
+            },
+            "law": attrs.asdict(self.fit.law),
+            "noise": self.fit.noise,
+            "points": [attrs.asdict(point) for point in self.fit.points],
+            "held_out": {
+                "points": [
+                    attrs.asdict(point) | {"predicted": predicted.value, "low": predicted.low, "high": predicted.high}
+                    for point, predicted in zip(held_out.points, held_out.predicted, strict=True)
+                ],
+                "error": held_out.error,
+            },
+        }
+
 
 def target_tokens(run: Run) -> int:
     """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
@@ -78,34 +102,6 @@ def describe_extrapolation(factor: float) -> str:
     return f"{factor:.3g} x the compute{beyond} of its ladder's largest run"
 
 
-def forecast_record(forecast: Forecast, commit: str | None) -> dict[str, Any]:
-    """Return the content of forecast.json, to be written beside the target's train.json."""
-    held_out = forecast.held_out
-    return {
-        "date": utc_now()[:10],
-        "commit": commit,
-        "target": {
-            "parameters": forecast.parameters,
-            "tokens": forecast.tokens,
-            "loss": forecast.loss.value,
-            "low": forecast.loss.low,
-            "high": forecast.loss.high,
-            "extrapolation": forecast.extrapolation,
-        },
-        "law": attrs.asdict(forecast.fit.law),
-        "noise": forecast.fit.noise,
-        "points": [attrs.asdict(point) for point in forecast.fit.points],
-        "held_out": {
-            "points": [
-                attrs.asdict(point) | {"predicted": predicted.value, "low": predicted.low, "high": predicted.high}
-                for point, predicted in zip(held_out.points, held_out.predicted, strict=True)
-            ],
-            "error": held_out.error,
-        },
-        "recipe": recipe_of(forecast.run),
-    }
-
-
 def check_forecast(target: Path) -> None:
     """Raise BadInput where a target's forecast.json is a file of the user: no forecast of an earlier call."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder", "target, or move it away")
@@ -114,7 +110,10 @@ def check_forecast(target: Path) -> None:
 def write_forecast(target: Path, forecast: Forecast | None) -> None:
     """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it."""
     check_forecast(target)
-    text = None if forecast is None else json.dumps(forecast_record(forecast, git_commit()), indent=2)
+    text = None
+    if forecast is not None:
+        about = {"date": utc_now()[:10], "commit": git_commit(), "recipe": recipe_of(forecast.run)}
+        text = json.dumps(about | forecast.record(), indent=2)
     write_or_remove(target / FORECAST, text)
 
 

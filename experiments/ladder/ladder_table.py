@@ -12,7 +12,7 @@ from experiments.ladder.forecast import Forecast, describe_best_sizes, size_fami
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points
-from experiments.shared.experiment_files import show_results, write_results
+from experiments.shared.experiment_files import show_results
 from model.counts import matmul_parameter_count
 from training.planning.estimate_table import FORECAST
 from training.planning.price_list import MACHINES, read_machines
@@ -39,13 +39,11 @@ class LadderTable:
         words = [*fence, *law, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
 
-    def write(self) -> str:
-        """Write ladder.md, ladder.json and the target's forecast, or remove an older one; return a line about it."""
+    def show(self) -> None:
+        """Print and write all, with the target's forecast, or remove an older one."""
         target = self.ladder.target.directory
-        markdown = f"# Ladder for {target}\n\n{self.text('github')}"
-        path = write_results(self.ladder.output, "ladder", markdown, self._record())
+        show_results(self, self.ladder.output, "ladder", str(target))
         write_forecast(target, None if self.refused else self.forecast)
-        return f"{path}: this table"
 
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
@@ -91,10 +89,10 @@ class LadderTable:
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
-    def _record(self) -> dict[str, Any]:
-        forecast, held_out = None if self.refused else self.forecast, self.forecast.held_out
+    def record(self) -> dict[str, Any]:
+        """Return rates and sizes, and the forecast's record, without target and law where it is refused."""
         return {
-            "target": str(self.ladder.target.directory),
+            "run": str(self.ladder.target.directory),
             "rates": [
                 {"learning_rate": rate, "loss": loss if math.isfinite(loss) else None}
                 for rate, loss in self.rates.items()
@@ -103,15 +101,8 @@ class LadderTable:
                 {"name": size_name(trunk.size), "seed": trunk.seed, "learning_rate": trunk.rate, **trunk.batch}
                 for trunk in self.trunks
             ],
-            "points": [attrs.asdict(point) for point in self.forecast.fit.points],
-            "held_out": {
-                "predicted": [[one.value, one.low, one.high] for one in held_out.predicted],
-                "measured": [point.loss for point in held_out.points],
-                "error": held_out.error,
-            },
-            "law": None if forecast is None else attrs.asdict(forecast.fit.law) | {"noise": forecast.fit.noise},
-            "forecast": None if forecast is None else [forecast.loss.value, forecast.loss.low, forecast.loss.high],
-            "forecast_for": None if forecast is None else [forecast.parameters, forecast.tokens],
+            **self.forecast.record(),
+            **({"target": None, "law": None} if self.refused else {}),
             "refused": self.refused,
             "notes": self.notes(),
         }
@@ -121,7 +112,7 @@ def show_ladder(ladder: LadderFile, usd: float | None, trained: tuple[dict[float
     """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
     target = ladder.target.directory
     table = conclude(ladder, *trained, usd)
-    show_results(table.text(), table.write)
+    table.show()
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")
     print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))

@@ -4,7 +4,7 @@ The last runs are held out first: where their losses lie outside the law's predi
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -14,7 +14,7 @@ from tabulate import tabulate
 from evaluation.shared.significance import ERROR, Interval, student_quantile
 from experiments.mixture.mixing_law import fit_law, optima, scale_of, simultaneous_bounds
 from experiments.mixture.mixture_file import MixtureDesign, held_out
-from experiments.shared.experiment_files import LOSS_DIGITS, write_results
+from experiments.shared.experiment_files import LOSS_DIGITS
 
 CONFIDENCE = 0.9  # of intervals
 WEIGHT_DIGITS = 2
@@ -65,10 +65,9 @@ class MixtureTable:
             ]
         )
 
-    def write(self, output: Path, base: Path) -> str:
-        """Write mixture.md and mixture.json; return a line about it."""
-        record = {
-            "base": str(base),
+    def record(self) -> dict[str, Any]:
+        """Return weights and losses of the runs, the verdict, and the best weights with intervals."""
+        return {
             "verdict": self.verdict,
             "domains": list(self.domains),
             "unit": self.unit,
@@ -82,8 +81,6 @@ class MixtureTable:
                 for name, weight in zip(self.mixture.sources, self.best, strict=False)
             ],
         }
-        markdown = f"# Mixture for {base}\n\n{self.text('github')}"
-        return f"{write_results(output, 'mixture', markdown, record)}: this table"
 
 
 def find_optimum(weights: np.ndarray, losses: np.ndarray, shares: np.ndarray) -> tuple[list[Interval], list[Interval]]:

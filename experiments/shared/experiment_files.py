@@ -1,9 +1,9 @@
 """Files of an experiment: the one that states it, the directory of its runs, and its results."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted
 from common.files import check_replaceable, replace_file, writing
@@ -66,12 +66,26 @@ def check_results(output: Path, name: str) -> None:
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
 
 
-def write_results(output: Path, name: str, markdown: str | None, record: dict[str, Any] | None) -> Path:
-    """Write NAME.md and NAME.json, None: remove those of an earlier call; return the path of the first."""
-    check_results(output, name)
-    write_or_remove(output / f"{name}.md", markdown)
-    write_or_remove(output / f"{name}.json", None if record is None else json.dumps(record, indent=2))
-    return output / f"{name}.md"
+class Results(Protocol):
+    """Table of an experiment."""
+
+    def text(self, form: str = "simple") -> str:
+        """Return it as text; `form`: of tabulate."""
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON."""
+
+
+def show_results(results: Results, output: Path, name: str, subject: str) -> None:
+    """Write NAME.md, whose title ends with `subject`, and NAME.json; print the text in any case: it may be all."""
+    title = RESULTS[name]["md"].decode() + subject
+    try:
+        check_results(output, name)
+        write_or_remove(output / f"{name}.md", f"{title}\n\n{results.text('github')}")
+        write_or_remove(output / f"{name}.json", json.dumps(results.record(), indent=2))
+    finally:
+        print(printable_lines(results.text()), flush=True)
+    print(printable_lines(f"\n{output / name}.md: this table"), flush=True)
 
 
 def write_or_remove(path: Path, text: str | None) -> None:
@@ -81,15 +95,6 @@ def write_or_remove(path: Path, text: str | None) -> None:
             path.unlink(missing_ok=True)
         else:
             replace_file(path, f"{text}\n", durable=True)
-
-
-def show_results(text: str, write: Callable[[], str]) -> None:
-    """Write results, and print them, in any case: they may be all that there is; then the line that `write` returns."""
-    try:
-        written = write()
-    finally:
-        print(printable_lines(text), flush=True)
-    print(printable_lines(f"\n{written}"), flush=True)
 
 
 # What decides on which tokens, in which windows, the final loss is measured

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
-from common.errors import BadInput
+from common.errors import BadInput, printable_lines
 from common.json_files import read_json
 from evaluation.shared.significance import (
     CONFIDENCE,
@@ -26,7 +26,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, counted, write_results
+from experiments.shared.experiment_files import LOSS_DIGITS, counted, show_results
 from experiments.sweep.sweep_file import Sweep, run_name
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
@@ -122,12 +122,13 @@ class SweepTable:
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])
 
-    def write(self, output: Path) -> str:
-        """Write sweep.md and sweep.json, unless they hold runs that are here no more; return a line about it."""
+    def show(self, output: Path) -> None:
+        """Print the table; write sweep.md and sweep.json, unless they hold runs that are here no more."""
         if gone := self._gone(output):
-            return f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
-        markdown = f"# Sweep of {self.sweep.base}\n\n{self.text('github')}"
-        return f"{write_results(output, 'sweep', markdown, self._record())}: this table"
+            kept = f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
+            print(printable_lines(f"{self.text()}\n\n{kept}"), flush=True)
+        else:
+            show_results(self, output, "sweep", str(self.sweep.base))
 
     def _gone(self, output: Path) -> list[str]:
         """Return the missing runs of which an earlier table has the result."""
@@ -186,7 +187,8 @@ class SweepTable:
             lines.append(f"Missing: {', '.join(missing)}.")
         return lines
 
-    def _record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
+        """Return losses, verdicts and intervals by variant, and the seed deviation."""
         found = self._deviation()
         variants = [
             {

@@ -161,10 +161,9 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: s
     losses = {run.directory: final_losses(sweep, run, device) for run in runs}
     if sweep.mixture is not None:
         mixture = mixture_table(sweep, [losses[run.directory] for run in runs])
-        show_results(mixture.text(), lambda: mixture.write(output, sweep.base))
-        return
-    table = SweepTable.of(sweep, results_of(sweep, runs, losses))
-    show_results(table.text(), lambda: table.write(output))
+        show_results(mixture, output, "mixture", str(sweep.base))
+    else:
+        SweepTable.of(sweep, results_of(sweep, runs, losses)).show(output)
 
 
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:

@@ -11,7 +11,6 @@ from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import read_json
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
-from experiments.shared.run_progress import Target
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import changed_files, check_out, tree_of
 from training.config.train_config import KEYS, load_run, one_form
@@ -63,10 +62,6 @@ class Trial:
     @property
     def output(self) -> Path:
         return FOLDER / self.name
-
-    def target(self, side: str, name: str, last_step: int, step: int) -> Target:
-        """Return the target of a run with the code of its side."""
-        return Target(self.directory(side, name), last_step, step, validates=True, code=CODE / self.trees[side])
 
     def directory(self, side: str, name: str) -> Path:
         """Return the directory of a run; those without a seed are no part of a report."""

@@ -10,11 +10,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import attrs
 
 from common.json_files import read_json
-from experiments.shared.experiment_files import Sections, show_results, write_run_directory
+from experiments.shared.experiment_files import show_results, write_run_directory
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import Target, describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions
@@ -51,23 +52,25 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
 def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
     """Train what the verdict needs; return a function that shows it and returns its exit status. Raises BadInput."""
     os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the repository around it is another commit
-    sections, table = trial.sections, TrialTable(trial=trial, notes=trial.notes())
+    table = TrialTable(trial=trial, notes=trial.notes())
     try:
-        pool.reach(_targets(trial, "probe", sections, dict.fromkeys(SIDES, 1), whole=False))
-        plumbing = {key.partition(".")[2] for key in differing_keys(sections)} <= PLUMBING_KEYS
+        pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
+        base, candidate = (read_json(trial.directory(side, "probe") / RESOLVED) for side in SIDES)
+        plumbing = {key.partition(".")[2] for key in differing_keys(trial.sections)} <= PLUMBING_KEYS
         if plumbing and _same_state(trial, "probe", 1):
-            pool.reach(_targets(trial, "short", _shortened(trial, sections), dict.fromkeys(SIDES, SHORT_STEPS)))
+            few = {"min_train_tokens": SHORT_STEPS * base["global_batch_size"] * base["model"]["context_length"]}
+            pool.reach(_targets(trial, "short", dict.fromkeys(SIDES, SHORT_STEPS), few))
             if _same_state(trial, "short", SHORT_STEPS):
                 text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
                 return _end(trial, attrs.evolve(table, judgement=TrialVerdict("same bits", text)))
         number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
-        steps = {side: read_json(trial.directory(side, "probe") / RESOLVED)["steps"] for side in SIDES}
+        steps = dict(zip(SIDES, (base["steps"], candidate["steps"]), strict=True))
         planned = f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
         notes = [*table.notes, *([planned] if steps["base"] != steps["candidate"] else [])]
         table = attrs.evolve(table, number=number, rule=rule, notes=notes)
         for look in rule.looks:
             seeds = list(islice(seeds_of(trial.name), look))
-            targets = [_targets(trial, f"seed-{seed}", _seeded(sections, seed), steps) for seed in seeds]
+            targets = [_targets(trial, f"seed-{seed}", steps, {"random_seed": seed}) for seed in seeds]
             pool.reach([target for pair in targets for target in pair])
             table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])
             if (judgement := table.judge()) is not None:
@@ -79,25 +82,16 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
 
 
 def _targets(
-    trial: Trial, name: str, sections: dict[str, Sections], steps: Mapping[str, int], *, whole: bool = True
+    trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, whole: bool = True
 ) -> list[Target]:
-    """Write a run of each side, and return its target; not `whole`: the step is not the run's last one."""
+    """Write a run of each side with changes of train.json, and return its target; not `whole`: it goes on after."""
+    targets = []
     for side in SIDES:
-        write_run_directory(trial.directory(side, name), sections[side])
-    return [trial.target(side, name, steps[side] + (not whole), steps[side]) for side in SIDES]
-
-
-def _shortened(trial: Trial, sections: dict[str, Sections]) -> dict[str, Sections]:
-    shorter = {}
-    for side in SIDES:
-        plan = read_json(trial.directory(side, "probe") / RESOLVED)
-        tokens = SHORT_STEPS * plan["global_batch_size"] * plan["model"]["context_length"]
-        shorter[side] = sections[side] | {"train": sections[side]["train"] | {"min_train_tokens": tokens}}
-    return shorter
-
-
-def _seeded(sections: dict[str, Sections], seed: int) -> dict[str, Sections]:
-    return {side: keys | {"train": keys["train"] | {"random_seed": seed}} for side, keys in sections.items()}
+        directory, sections = trial.directory(side, name), trial.sections[side]
+        write_run_directory(directory, sections | {"train": sections["train"] | changes})
+        last_step = steps[side] + (not whole)
+        targets.append(Target(directory, last_step, steps[side], validates=True, code=CODE / trial.trees[side]))
+    return targets
 
 
 def _same_state(trial: Trial, name: str, step: int) -> bool:
@@ -126,6 +120,7 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 
 def _show(trial: Trial, table: TrialTable) -> int:
     """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
-    show_results(table.text(), lambda: table.write(trial.output))
+    base, candidate = trial.revisions.values()
+    show_results(table, trial.output, "trial", f"{candidate} against {base} on {trial.run}")
     print(json.dumps(table.record()), flush=True)
     return VERDICTS[table.judgement.verdict]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -10,7 +9,7 @@ import numpy as np
 from tabulate import tabulate
 
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
-from experiments.shared.experiment_files import LOSS_DIGITS, counted, write_results
+from experiments.shared.experiment_files import LOSS_DIGITS, counted
 from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict
 
@@ -56,12 +55,6 @@ class TrialTable:
             error = f"error {2 * self.rule.level:.2g}, all looks together"
             lines.append(f"Interval of the loss: {error}; of time and memory: {CONFIDENCE:.0%}.")
         return "\n".join([*lines, *self.notes])
-
-    def write(self, output: Path) -> str:
-        """Write trial.md and trial.json; return a line about it."""
-        base, candidate = self.trial.revisions.values()
-        markdown = f"# Trial of {candidate} against {base} on {self.trial.run}\n\n{self.text('github')}"
-        return f"{write_results(output, 'trial', markdown, self.record())}: this table"
 
     def record(self) -> dict[str, Any]:
         """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""

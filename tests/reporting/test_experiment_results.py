@@ -17,7 +17,8 @@ POINTS = [
     for rung, size in (("1x8", 1000), ("1x16", 4000))
     for tokens in (20_000, 40_000)
 ]
-LADDER = {"points": POINTS, "law": LAW, "forecast": [1.9, 1.8, 2.0], "forecast_for": [9000, 90_000]}
+TARGET = {"parameters": 9000, "tokens": 90_000, "loss": 1.9, "low": 1.8, "high": 2.0}
+LADDER = {"points": POINTS, "law": LAW, "target": TARGET}
 
 
 def written(directory: Path, name: str, record: Any) -> str:
@@ -37,7 +38,7 @@ def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_l
     (tmp_path / "trial.json").unlink()
     page = written(tmp_path, "ladder", LADDER)
     assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
-    page = written(tmp_path, "ladder", LADDER | {"law": None, "forecast": None, "forecast_for": None})
+    page = written(tmp_path, "ladder", LADDER | {"law": None, "target": None})
     assert page.count('class="dots') == 2 and 'data-name="law' not in page
 
 

@@ -36,7 +36,7 @@ def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     table = conclude(ladder, rates, trunks, usd)
     output.mkdir(exist_ok=True)
-    table.write()
+    table.show()
     return table
 
 
