@@ -1,18 +1,20 @@
 """Forecast of a target run: its lines, and the file that --plan reads back."""
 
 import json
+from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
 from forecast_coverage import BESIROGLU
 
-from experiments.ladder.forecast import Forecast, forecast_record
+from experiments.ladder.forecast import Forecast, write_forecast
 from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest
 from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
 from training.config.train_config import load_run
-from training.planning.estimate_table import recipe_of
+from training.hardware.environment import git_commit
+from training.planning.estimate_table import FORECAST, recipe_of
 
 LADDER_WIDTHS = (256, 384, 512, 640)
 
@@ -47,9 +49,10 @@ def test_its_lines_say_law_check_and_distance(forecast: Forecast) -> None:
     assert any("(beyond 30 x no interval was tested)" in line for line in lines)
 
 
-def test_the_record_holds_law_points_check_and_recipe_as_json(forecast: Forecast) -> None:
-    record = json.loads(json.dumps(forecast_record(forecast, "abc1234")))
-    assert record["commit"] == "abc1234" and record["recipe"] == recipe_of(forecast.run)
+def test_the_record_holds_law_points_check_and_recipe_as_json(forecast: Forecast, tmp_path: Path) -> None:
+    write_forecast(tmp_path, forecast)
+    record = json.loads((tmp_path / FORECAST).read_text())
+    assert record["commit"] == git_commit() and record["recipe"] == recipe_of(forecast.run)
     assert [LossPoint(**point) for point in record["points"]] == list(forecast.fit.points)
     assert record["target"]["low"] < record["target"]["loss"] < record["target"]["high"]
     assert record["held_out"]["error"] == forecast.held_out.error and len(record["held_out"]["points"]) == 3
