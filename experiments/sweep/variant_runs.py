@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from common.errors import BadInput, quoted
 from common.json_files import read_json
@@ -158,7 +159,8 @@ def train_sweep(
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
     """Write the table of the runs that are there, and print it. `device`: to measure on; None: show what is known."""
-    losses = {run.directory: final_losses(sweep, run, device) for run in runs}
+    bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
+    losses = {run.directory: final_losses(sweep, run, device) for run in bar}
     if sweep.mixture is not None:
         mixture = mixture_table(sweep, [losses[run.directory] for run in runs])
         show_results(mixture, output, "mixture", str(sweep.base))
