@@ -15,15 +15,16 @@ def main(*, simulations: int = 400, sources: int = 3, runs: int = 16, noise: flo
     for name in ("an optimum", "nothing"):
         inside, gains, refused, width = 0, 0, 0, 0.0
         for _ in range(simulations):
-            slopes = random.uniform(0.1, 0.5, (sources, sources))  # each source helps a domain of its own
-            slopes[np.diag_indices(sources)] -= random.uniform(1.0, 1.6, sources)
-            slopes *= name != "nothing"
-            (best,) = optima(slopes[None], np.ones(sources))
+            worth = random.uniform(0.02, 0.5, (sources, sources))  # each source helps a domain of its own most
+            worth[np.diag_indices(sources)] = 1
+            if name == "nothing":
+                worth[:] = 1
+            exponents, floors = random.uniform(0.1, 1.0, sources), random.uniform(1.0, 2.0, sources)
+            (best,) = optima(worth[None], exponents[None], np.ones(sources))
             parts = np.round(PARTS * random.dirichlet(np.ones(sources), runs))
-            parts[0] = 1
+            parts[0], parts[1 : sources + 1] = 1, np.eye(sources)
             weights = parts / parts.sum(1, keepdims=True)
-            floors = random.uniform(1.0, 1.6, sources)
-            losses = floors + np.exp(weights @ slopes.T) + noise * random.standard_normal((runs, sources))
+            losses = floors + (weights @ worth.T) ** -exponents + noise * random.standard_normal((runs, sources))
             refused += check_held_out(weights, losses)[0] > 0
             found, (gain, _) = find_optimum(weights, losses, np.full(sources, 1 / sources))
             ends = np.array([[one.low, one.high] for one in found])

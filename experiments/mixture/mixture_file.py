@@ -12,12 +12,12 @@ from common.errors import BadInput, quoted
 PARTS = 4096  # of a weight: no two runs draw the same
 MOST_RUNS = 1000
 HELD_OUT = 0.2  # share of the runs
-SPARE_RUNS = 3  # more than sources, without those held out: floor and noise
+SPARE_RUNS = 4  # more than sources, without those held out: floor, exponent and noise
 
 
 @attrs.frozen(kw_only=True)
 class MixtureDesign:
-    """Sources of training tokens, and their weights in each run, the first one's equal."""
+    """Sources of training tokens, and their weights in each run: equal ones, each source alone, then any."""
 
     sources: tuple[str, ...]
     parts: np.ndarray  # weights in whole numbers, int64 (runs, sources)
@@ -58,5 +58,5 @@ def read_mixture(file: Path, values: Mapping[str, Any]) -> MixtureDesign | None:
         )
     drawn = np.random.default_rng(0).dirichlet(np.ones(count), value["runs"])  # uniform over all mixtures
     parts = np.round(PARTS * drawn).astype(np.int64)
-    parts[0] = 1
+    parts[0], parts[1 : count + 1] = 1, np.eye(count)
     return MixtureDesign(sources=tuple(value["sources"]), parts=parts)

@@ -61,7 +61,7 @@ class MixtureTable:
             [
                 *(self.verdict, "", *table),
                 f"Loss: {loss}, {self.unit}; {len(self.losses)} mixtures, {held_out(len(self.losses))} predicted.",
-                f"Intervals: {CONFIDENCE:.0%}, of the weights all together, by the mixing law L = c + exp(t . w).",
+                f"Intervals: {CONFIDENCE:.0%}, of the weights all together, by the mixing law L = c + (q . w) ^ -b.",
             ]
         )
 
@@ -90,13 +90,15 @@ def find_optimum(weights: np.ndarray, losses: np.ndarray, shares: np.ndarray) ->
     """
     random = np.random.default_rng(0)
     laws = [fit_law(weights, domain, random) for domain in losses.T]
-    slopes = np.stack([law.slopes for law in laws], axis=1)  # (draws, domains, sources)
-    best = optima(slopes.reshape(1, -1, slopes.shape[2]), np.tile(shares, len(slopes)))[0]  # for the mean of all draws
-    bounds = simultaneous_bounds(optima(slopes, shares), CONFIDENCE)
+    worth = np.stack([law.worth for law in laws], axis=1)  # (draws, domains, sources)
+    exponents = np.stack([law.exponent for law in laws], axis=1)  # (draws, domains)
+    all_draws = worth.reshape(1, -1, worth.shape[2]), exponents.reshape(1, -1), np.tile(shares, len(worth))
+    best = optima(*all_draws)[0]  # for their mean
+    bounds = simultaneous_bounds(optima(worth, exponents, shares), CONFIDENCE)
     points = np.stack([best, np.full(len(best), 1 / len(best)), *np.eye(len(best))])
     predicted = sum(share * law.losses(points) for share, law in zip(shares, laws, strict=True))  # (draws, points)
     single = 2 + int(predicted[:, 2:].mean(0).argmin())
-    gains, freedom = predicted[:, [1, single]] - predicted[:, :1], len(weights) - len(best) - 1
+    gains, freedom = predicted[:, [1, single]] - predicted[:, :1], len(weights) - len(best) - 2
     # The optimum was chosen by these losses: bounds that hold for all mixtures at once (Scheffe, Biometrika 40, 1953)
     critical = np.sqrt((len(best) - 1) * special.fdtri(len(best) - 1, freedom, CONFIDENCE))
     middle, reach = np.median(gains, axis=0), critical * scale_of(gains, freedom)
@@ -107,7 +109,7 @@ def check_held_out(weights: np.ndarray, losses: np.ndarray) -> tuple[int, int]:
     """Return how many losses of the last runs lie outside 95 % prediction intervals that hold together, and of all."""
     count = held_out(len(weights))
     checked, outside = count * losses.shape[1], 0
-    freedom = len(weights) - count - weights.shape[1] - 1
+    freedom = len(weights) - count - weights.shape[1] - 2
     critical = student_quantile(1 - ERROR / checked / 2, freedom)
     for domain in losses.T:
         law = fit_law(weights[:-count], domain[:-count], random := np.random.default_rng(0))

@@ -115,11 +115,13 @@ def test_a_mixture_draws_weights_and_wants_a_measure_alone(
         sweep.seeds
     ) == 1
     assert sweep.mixture is not None and sweep.mixture.weights.sum(1).tolist() == pytest.approx([1.0] * 9)
+    alone = [[part.dataset for part in variant.run.train.data.parts] for variant in sweep.variants[1:3]]
+    assert alone == [[str(token_files)], [str(characters)]]
     assert sweep.variants[0].run.train.data.parts[0].weights == sweep.variants[0].run.train.data.parts[1].weights
     for change, problem in (
         ({"measure": None}, "mixture: wanted 'measure'"),
         ({"levers": {"train.learning_rate": [0.1]}}, "neither 'levers' nor 'halving'"),
-        ({"mixture": sources | {"runs": 6}}, "different ones, at least 7 runs"),
+        ({"mixture": sources | {"runs": 6}}, "different ones, at least 8 runs"),
         ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different ones, at least"),
     ):
         with pytest.raises(BadInput, match=problem):
