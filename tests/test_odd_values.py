@@ -99,10 +99,9 @@ def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
 
 
 def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
-    earlier = {"seconds": 1.0, "usd": 1.0, "unpriced_seconds": 1.0}
-    call = {"seconds": 0.5, "call": {"began": 1e9, "price_per_hour": 1.0, "earlier": earlier}}
-    beat = {"seconds": 5.0, "run": "run"}
-    (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(call), call, *odd_forms(beat), {"seconds": 6.0, "ended": True}))
+    spent = {"seconds": 1.0, "usd": 1.0, "unpriced_seconds": 1.0}
+    line = {"time": 1e9, "spent": spent, "price_per_hour": 1.0, "ended": True}
+    (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(line), line))
     account = Account(tmp_path, PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1.0)))
     assert all(value is not None and math.isfinite(value) for value in (account.usd(), account.seconds_left()))
     account.describe()

@@ -1,14 +1,15 @@
 """Account of an experiment: its wall-clock time and cost over all calls, in `account.jsonl`, kills included.
 
-A call writes when it began, a beat every few seconds while it has jobs, and its end. Without an end it was killed, and
-its jobs were asked to stop: it counts until ORPHAN_SECONDS after its last beat, time to save a checkpoint, and to now
-while a run is still held, by a job that saves for longer or that no signal has reached. A call without jobs writes
-nothing and costs nothing: one that only shows results, or that finds the budget spent.
+Each line has the totals of all calls so far: a call writes one before its first job, then every few seconds while it
+has jobs, and at its end. One without that end was killed, and its jobs were asked to stop: it counts until
+ORPHAN_SECONDS after its last line, time to save a checkpoint, and to now while a run is still held, by a job that saves
+for longer or that no signal has reached. A call without jobs writes nothing and costs nothing: one that only shows
+results, or that finds the budget spent.
 """
 
+import math
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,21 +33,13 @@ _TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent)))
 
 
 @attrs.frozen(kw_only=True)
-class CallStart:
-    """Start of a call of experiment.py."""
-
-    began: float = attrs.field(validator=_AMOUNT)  # Unix time
-    price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))
-    earlier: Spent = attrs.field(validator=_TOTALS)  # by the calls before
-
-
-@attrs.frozen(kw_only=True)
 class AccountLine:
-    """A line of a call; a beat where it says nothing but its time."""
+    """Totals of all calls so far."""
 
-    seconds: float = attrs.field(validator=_AMOUNT)  # age of the call
-    call: CallStart | None = None  # the call begins
-    ended: bool = False  # the call ends
+    time: float = attrs.field(validator=_AMOUNT)  # Unix
+    spent: Spent = attrs.field(validator=_TOTALS)
+    price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # of this call
+    ended: bool = False  # the call
 
 
 class Account(Spending):
@@ -54,14 +47,18 @@ class Account(Spending):
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        # 2996586 wrote other keys as well
-        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine, unknown_keys=True))
+        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine))
         for note in lines.notes():
             print(printable(note), file=sys.stderr)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
-        self._began_unix = time.time() - age
-        self.after_kill = bool(lines.records) and not lines.records[-1].ended
-        earlier = _spent_before(lines.records, self._began_unix, job_lives=self._job_left())
+        last = (
+            lines.records[-1] if lines.records else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
+        )
+        self.after_kill, earlier = not last.ended, last.spent
+        if self.after_kill:
+            most = math.inf if self._job_left() else ORPHAN_SECONDS
+            seconds = min(max(0.0, time.time() - age - last.time), most)
+            earlier = _with(earlier, seconds, last.price_per_hour)
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
         self._beaten = 0.0
@@ -97,36 +94,18 @@ class Account(Spending):
         return any(lock_is_held(lock.parent) for lock in locks)
 
     def _write(self, *, ended: bool = False) -> None:
-        """Write a line, and before the first one that this call began."""
         self._beaten = self.process_seconds()
+        spent = _with(self.earlier, self._beaten, self.price_per_hour)
+        line = AccountLine(time=time.time(), spent=spent, price_per_hour=self.price_per_hour, ended=ended)
         with writing(self._directory / ACCOUNT):
-            if self._log is None:
-                self._log = JsonLog(self._directory / ACCOUNT)
-                call = CallStart(began=self._began_unix, price_per_hour=self.price_per_hour, earlier=self.earlier)
-                self._log.append({"seconds": self._beaten, "call": attrs.asdict(call)})
-            self._log.append({"seconds": self._beaten} | ({"ended": True} if ended else {}), durable=True)
+            self._log = self._log or JsonLog(self._directory / ACCOUNT)
+            self._log.append(attrs.asdict(line), durable=True)
 
 
-def _spent_before(lines: Sequence[AccountLine], now: float, *, job_lives: bool) -> Spent:
-    """Return the totals of earlier calls; `now`: Unix time; `job_lives`: one that the last call has left."""
-    call, seconds, ended = None, 0.0, True
-    for line in lines:
-        # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
-        if line.call is None and call is not None and (ended or line.seconds < seconds - CALL_SECONDS):
-            earlier = _with_call(call, seconds if ended else seconds + ORPHAN_SECONDS)
-            call = attrs.evolve(call, began=call.began + seconds, earlier=earlier)
-        call, seconds, ended = line.call or call, line.seconds, line.ended
-    if call is None:
-        return Spent()
-    until_now = max(now - call.began, seconds)
-    return _with_call(call, seconds if ended else until_now if job_lives else min(seconds + ORPHAN_SECONDS, until_now))
-
-
-def _with_call(call: CallStart, seconds: float) -> Spent:
-    """Return the total after a call that took so long."""
-    before, price = call.earlier, call.price_per_hour
+def _with(spent: Spent, seconds: float, price_per_hour: float | None) -> Spent:
+    """Return the totals with so much more time."""
     return Spent(
-        seconds=before.seconds + seconds,
-        usd=before.usd + (price or 0.0) * seconds / 3600,
-        unpriced_seconds=before.unpriced_seconds + (seconds if price is None else 0.0),
+        seconds=spent.seconds + seconds,
+        usd=spent.usd + (price_per_hour or 0.0) * seconds / 3600,
+        unpriced_seconds=spent.unpriced_seconds + (seconds if price_per_hour is None else 0.0),
     )

@@ -14,16 +14,12 @@ from training.telemetry.budget import Budget
 PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=100.0))
 
 
-def call_before(directory: Path, *, seconds_ago: float, beat: float, ended: bool, price: float | None = 1.0) -> Path:
-    """Write an earlier call, as 2996586 did; `beat`: its age at its last line. Return the account."""
-    began = time.time() - seconds_ago
-    job = {"devices": ["0"], "began": began + 5, "token": "abc"}
-    lines = [
-        {"seconds": 0.5, "call": {"began": began, "price_per_hour": price, "earlier": {}}},
-        {"seconds": 5, "run": "run", "job": job},
-        {"seconds": beat} | ({"ended": True} if ended else {}),
-    ]
-    (directory / ACCOUNT).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:
+    """Write the account of an earlier call of 1,000 seconds, whose last line is so old; return it."""
+    spent = {"seconds": 1000, "usd": (price or 0) * 1000 / 3600, "unpriced_seconds": 0 if price else 1000}
+    last = {"time": time.time() - seconds_ago, "spent": spent, "price_per_hour": price, "ended": ended}
+    first = last | {"spent": dict.fromkeys(spent, 0), "ended": False}
+    (directory / ACCOUNT).write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
     return directory / ACCOUNT
 
 
@@ -32,7 +28,7 @@ def earlier(directory: Path) -> float:
 
 
 def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp_path: Path) -> None:
-    path = call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True)
+    path = call_before(tmp_path, seconds_ago=4000, ended=True)
     before = path.read_bytes()
     Account(tmp_path, PRICED).close()
     assert earlier(tmp_path) == 1000 and path.read_bytes() == before
@@ -42,20 +38,12 @@ def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp
     assert 1000 < earlier(tmp_path) <= 1000 + job_seconds()  # the second call counts as well, with its process
 
 
-def test_a_call_whose_start_was_damaged_is_counted(tmp_path: Path) -> None:
-    path = call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True, price=2.0)
-    with path.open("a") as file:
-        file.write('{"seconds": 0.5, "call": {"began\n{"seconds": 300}\n{"seconds": 600, "ended": true}\n')
-    spent = Account(tmp_path, PRICED).earlier
-    assert (spent.seconds, spent.usd) == (1600, pytest.approx(2 * 1600 / 3600))
-
-
 def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_path: Path) -> None:
-    call_before(tmp_path, seconds_ago=1030 + job_seconds(), beat=1000, ended=False)
+    call_before(tmp_path, seconds_ago=30 + job_seconds(), ended=False)
     assert earlier(tmp_path) == pytest.approx(1030, abs=5)
-    path = call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
+    path = call_before(tmp_path, seconds_ago=50_000, ended=False)
     with path.open("a") as file:
-        file.write('{"seco')  # torn
+        file.write('{"tim')  # torn
     account = Account(tmp_path, PRICED)
     account.beat()
     assert earlier(tmp_path) > account.earlier.seconds == 1000 + ORPHAN_SECONDS
@@ -64,26 +52,26 @@ def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_p
 @pytest.mark.parametrize(
     "line",
     [
-        '{"run": "a"}',
-        '{"seconds": "5"}',
-        '{"seconds": 1e308}',
-        '{"seconds": -5}',
-        '{"seconds": 5, "call": {"began": 1}}',
-        '{"seconds": 5, "call": {"began": 1, "price_per_hour": 1, "earlier": {"usd": null}}}',
-        '{"seconds": 5, "call": {"began": 1, "price_per_hour": NaN, "earlier": {}}}',
+        '{"seconds": 5, "call": {"began": 1, "price_per_hour": 1, "earlier": {}}}',
+        '{"time": "5", "price_per_hour": 1, "spent": {}}',
+        '{"time": 1e308, "price_per_hour": 1, "spent": {}}',
+        '{"time": 5, "price_per_hour": 1}',
+        '{"time": 5, "price_per_hour": 1, "spent": {"usd": null}}',
+        '{"time": 5, "price_per_hour": 1, "spent": {"usd": -5}}',
+        '{"time": 5, "price_per_hour": NaN, "spent": {}}',
     ],
 )
 def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
-    with call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True).open("a") as file:
+    with call_before(tmp_path, seconds_ago=4000, ended=True).open("a") as file:
         file.write(f"{{torn\n{line}\n")
     assert earlier(tmp_path) == 1000
-    note = f"NOTE: {tmp_path / ACCOUNT}: left out as damaged: 2 lines, from line 4 on\n"
+    note = f"NOTE: {tmp_path / ACCOUNT}: left out as damaged: 2 lines, from line 3 on\n"
     assert capsys.readouterr().err == note
 
 
 def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
-    for price, usd in ((1.0, 0.5), (None, 1.0)):
-        call_before(tmp_path, seconds_ago=5000, beat=1800, ended=True, price=price)
+    for price, usd in ((1.0, 1000 / 3600), (None, 2000 / 3600)):
+        call_before(tmp_path, seconds_ago=4000, ended=True, price=price)
         account = Account(tmp_path, PRICED)
         spent, left = account.usd(), account.seconds_left()
         assert spent is not None and left is not None

@@ -100,10 +100,9 @@ def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_de
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
 ) -> None:
     held, other = make_run("held"), make_run("other")
-    began = time.time() - 5000
-    lines: list[dict[str, Any]] = [{"seconds": 1, "call": {"began": began, "price_per_hour": None, "earlier": {}}}]
-    lines.append({"seconds": 1000} if killed else {"seconds": 1000, "ended": True})
-    (tmp_path / ACCOUNT).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    spent = {"seconds": 1000, "usd": 0, "unpriced_seconds": 1000}
+    line = {"time": time.time() - 4000, "spent": spent, "price_per_hour": None, "ended": not killed}
+    (tmp_path / ACCOUNT).write_text(f"{json.dumps(line)}\n")
     lock = take_run_lock(held).file
     assert lock is not None
     free: list[bool] = []
