@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from common.errors import BadInput
-from common.json_files import utc_now
+from common.json_files import read_json, utc_now
+from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
 from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
+RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
+FLOPS = 6  # of a token and a weight in a matrix product, both passes
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
@@ -127,6 +131,39 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def experiment_results(directory: Path) -> str | None:
+    """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
+    template = "reporting/templates/experiment_results.html"
+    for name in ("sweep", "mixture", "trial", "ladder"):
+        if (directory / f"{name}.json").exists():
+            record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
+            chart = law_chart(record).svg() if name == "ladder" else None
+            return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
+    text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
+    return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
+
+
+def law_chart(record: dict[str, Any]) -> LineChart:
+    """Return the chart of ladder.json: measured points and the law of each size over compute, and the forecast."""
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for point in record["points"]:
+        series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
+    if record.get("forecast_for"):
+        size, target = record["forecast_for"]
+        series["forecast, 90 %"] = [(target, loss, size) for loss in record["forecast"]]
+    law, lines = record["law"], []
+    for number, (name, points) in enumerate(series.items()):
+        tokens, loss, size = np.array(sorted(points), float).T
+        line = Line(name=name, x=FLOPS * size * tokens, y=loss, colour=number % len(PALETTE), dotted=True)
+        lines.append(line)
+        if law:
+            along, shape = np.geomspace(tokens[0] / 2, tokens[-1], 50), law["size_factor"] / size[0] ** law["alpha"]
+            fitted = law["floor"] + shape + law["token_factor"] / along ** law["beta"]
+            lines.append(attrs.evolve(line, name=f"law, {name}", x=FLOPS * size[0] * along, y=fitted, dotted=False))
+    title = f"validation loss of {', '.join(series)}, from the left; solid: law"
+    return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
 
 
 def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":

@@ -78,7 +78,7 @@ def run(command: CompareCommand) -> None:
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
     """Return the comparison. `stated_deviation`: of the loss over seeds, nats. Raises BadInput without an overlap."""
-    shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
+    shown = {evaluation: _shown(evaluation, rows) for evaluation in _evaluations(rows)}
     subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
     if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
         names, command = ", ".join(row.label for row in rows), "python evaluate.py loss MODEL MODEL"
@@ -146,19 +146,16 @@ def _evaluations(rows: list[Row]) -> list[str]:
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 
 
-def _choose(row: Row, evaluation: str, rows: list[Row]) -> EvaluationResult | None:
-    """Return a model's newest result on the most common data; of equally common data, the least left out, newest."""
-    ranks: dict[str, tuple[int, int, str]] = {}
-    for other in rows:
-        for subject, result in _newest(other, evaluation).items():
-            count, _, latest = ranks.get(subject, (0, 0, ""))
-            ranks[subject] = count + 1, -result.left_out, max(latest, result.time)
-    mine = _newest(row, evaluation)
-    return mine[max(mine, key=lambda subject: (ranks[subject], subject))] if mine else None
+def _shown(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
+    """Return each model's newest result on the most common data; of equally common, the least left out, newest."""
+    newest = [{one.subject: one for one in row.results if one.evaluation == evaluation} for row in rows]
+    by_time = sorted((one for found in newest for one in found.values()), key=lambda one: one.time)
+    counts, latest = Counter(one.subject for one in by_time), {one.subject: one.time for one in by_time}
 
+    def rank(one: EvaluationResult) -> tuple[int, int, str, str]:
+        return counts[one.subject], -one.left_out, latest[one.subject], one.subject
 
-def _newest(row: Row, evaluation: str) -> dict[str, EvaluationResult]:
-    return {result.subject: result for result in row.results if result.evaluation == evaluation}
+    return [max(found.values(), key=rank, default=None) for found in newest]
 
 
 def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:

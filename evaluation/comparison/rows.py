@@ -74,14 +74,14 @@ def _read(reference: str) -> Row:
     )
 
 
+@np.errstate(divide="raise", over="raise", invalid="raise")
 def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
     """Return the results of a stored line that are whole, none of an unknown evaluation; None where all are damaged."""
     command = COMMANDS.get(record["evaluation"])
     if command is None or command.measures is None:
         return []
     try:
-        with np.errstate(divide="raise", over="raise", invalid="raise"):
-            found = import_module(command.measures).read_results(record)
+        found = import_module(command.measures).read_results(record)
     except UNREADABLE:
         return None
     return list(filter(_is_whole, found)) or (None if found else [])
@@ -90,8 +90,7 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
 def _is_whole(result: EvaluationResult) -> bool:
     """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
     try:
-        with np.errstate(divide="raise", over="raise", invalid="raise"):
-            shown = [number for one in result.measurements for number in _numbers(one)]
+        shown = [number for one in result.measurements for number in _numbers(one)]
     except UNREADABLE:
         return False
     return bool(result.measurements) and all(map(is_number, shown))

@@ -37,10 +37,6 @@ class Group:
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
 
-    @property
-    def verb(self) -> str:
-        return "is" if len(self.labels) == 1 else "are"
-
     def values(self, measure: Measure) -> Runs:
         found = {seed: result.measurement(measure) for seed, result in self.results.items()}
         return {seed: one.value for seed, one in found.items() if one is not None}
@@ -117,7 +113,7 @@ def seed_note(measure: Measure, groups: list[Group]) -> list[str]:
     if not spreads:
         return []
     deviation, freedom = residual_deviation([runs for _, runs in recipes], paired=False)
-    spread = f"standard deviation {deviation:.{digits}f}, {freedom} degree{'s' if freedom > 1 else ''} of freedom"
+    spread = f"standard deviation {deviation:.{digits}f}, {freedom} degrees of freedom"
     return [f"Seed noise, {measure.name}: {'; '.join(spreads)}; {spread}"]
 
 
@@ -150,7 +146,7 @@ def verdict(pair: Pair, found: Interval) -> str:
         return f"{one.name} and {other.name} do not differ significantly: {size}"
     if pair.noise is None:
         side = "above" if found.value > 0 else "below"
-        return f"{one.name} {one.verb} {side} {other.name} by {size}; {NO_WINNER}"
+        return f"{one.name} is {side} {other.name} by {size}; {NO_WINNER}"
     if (found.value > 0) != measure.higher_is_better:
         one, other = other, one
-    return f"{one.name} {one.verb} better than {other.name} by {size}"
+    return f"{one.name} is better than {other.name} by {size}"

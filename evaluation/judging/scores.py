@@ -24,7 +24,6 @@ from evaluation.shared.results import (
     Measurement,
     Published,
     append_result,
-    as_read,
     results_of,
 )
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
@@ -166,7 +165,7 @@ def keep_results(
         if candidate.home is None:
             continue
         own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
-        values = as_read({**own, "free": [attrs.asdict(seed) for seed in seeds], **shared})
+        values = {**own, "free": [attrs.asdict(seed) for seed in seeds], **shared}
         earlier = results_of(candidate.home, candidate.model, "judge")
         same = [old for old in earlier if _identity(old) == _identity(values)]
         if same and same[-1]["left_out"] <= values["left_out"]:
@@ -247,7 +246,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "left_out": len(states) - states.count("judged"),
         "refused": states.count("refused"),
         "usd": cost.usd if priced else None,
-        "usd_uncounted": cost.uncounted if priced else None,
+        "usd_uncounted": sum(cost.open) if priced else None,
     }
 
 

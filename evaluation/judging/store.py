@@ -175,19 +175,15 @@ class JudgeCost:
     open: list[float]  # the most that each request without an answer or a count can cost
 
     @property
-    def uncounted(self) -> float:
-        return sum(self.open)
-
-    @property
     def usd(self) -> float:
-        return self.counted + self.uncounted
+        return self.counted + sum(self.open)
 
     def __str__(self) -> str:
         if not self.open:
             return money(self.usd)
         return (
             f"at most {money(self.usd)}: {money(self.counted)} by the server's counts, and up to "
-            f"{money(self.uncounted)} for {len(self.open):,} requests without an answer or count, which may have been "
+            f"{money(sum(self.open))} for {len(self.open):,} requests without an answer or count, which may have been "
             "billed"
         )
 

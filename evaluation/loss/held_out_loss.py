@@ -53,10 +53,9 @@ class HeldOutLoss:
         if self.documents is None or self.bits_per_byte is None:
             return f"{nats} nats per token, perplexity {self.perplexity:,.2f}, over {self.tokens:,} tokens"
         bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
-        documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
         return (
             f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
-            f"tokens of {documents}"
+            f"tokens of {self.documents:,} documents"
         )
 
 

@@ -62,13 +62,10 @@ class DrawnAnswer:
         found = [place for stop in self.request.stop if (place := self._held.find(stop)) >= 0]
         if found:
             return self._part(min(found), "stop")
-        return self._part(None, "length") if self.count == self.request.count else self._part(self._safe(), None)
-
-    def _safe(self) -> int:
-        """Return how many held characters cannot be the beginning of a stop string."""
-        held = self._held
-        begun = [n for stop in self.request.stop for n in range(1, len(stop)) if held.endswith(stop[:n])]
-        return len(held) - max(begun, default=0)
+        if self.count == self.request.count:
+            return self._part(None, "length")
+        begun = [n for stop in self.request.stop for n in range(1, len(stop)) if self._held.endswith(stop[:n])]
+        return self._part(len(self._held) - max(begun, default=0), None)  # the rest may begin a stop string
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
         """Release held text up to `end`, and its tokens; None: all of it, the rest of a broken character too."""

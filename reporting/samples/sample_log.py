@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
+import torch
 
 from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
@@ -20,7 +21,7 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, step_of, steps_in
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
-from training.parallel.process_group import Ranks, start, stop
+from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ SEED, TOP_K = 0, 25
 PROMPTS, PROMPT_CHARACTERS = 6, 32
 PROMPT_TOKENS = 1 << 16  # of held-out text, from which prompts are taken
 DECIMALS = 3  # of log-probabilities
-TIMEOUT_SECONDS = 3600  # of collectives, of which a group of one has none that waits
 
 
 @attrs.frozen(kw_only=True)
@@ -119,14 +119,12 @@ def record_samples(run: Path) -> list[str]:
         return notes
     path = run / SAMPLES
     try:
-        with writing(path), closing(JsonLog(path)) as log, ExitStack() as stack:
+        with writing(path), closing(JsonLog(path)) as log:
             lock(log.file, path, f"{path}: another report is recording samples; this one shows those that are there")
-            ranks = start("cpu", TIMEOUT_SECONDS)
-            stack.callback(stop)
             for name in _missing(run, text):  # another process may have recorded some
                 starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts, ranks)
+                    sample = _sample(run, name, text, starts)
                 except BadInput as error:
                     notes.append(str(error))
                     continue
@@ -206,11 +204,12 @@ def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
     return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
 
 
-def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Ranks) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: "Range | None", starts: int) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     from evaluation.shared.load import ModelLocation, load
     from evaluation.smoke.smoke import smoke
 
+    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
     path = checkpoints_of(run) / name
     wanted = weights_on_disk(run).get(name)
     try:

@@ -108,7 +108,7 @@ def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> N
 def test_three_or_four_seed_deviations_are_found_with_five_seeds_a_side(seeds: list[int], shift: float) -> None:
     draw = np.random.default_rng(1)
     tables, planted = 200, [0.0] * (len(seeds) - 1) + [shift]
-    best, planted_one = "0.0, 0.1, 0.2, 2 more (5 seeds) are better than", f"than {len(seeds) - 1}.0,"
+    best, planted_one = "0.0, 0.1, 0.2, 2 more (5 seeds) is better than", f"than {len(seeds) - 1}.0,"
     found = sum(
         any(best in line and planted_one in line for line in named)
         for named in (winners(compare(table(draw, seeds, planted))) for _ in range(tables))
@@ -154,7 +154,7 @@ def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> No
     value, square = 0.119, (30 * 0.5**2 + 90 + 28 * 0.5**2 + 1) / 1002
     text = student_quantile(0.975, 999) * ((square - (119 / 1002) ** 2) / 1001) ** 0.5
     reach = math.hypot(text, student_quantile(0.975, 1) * 0.001)  # differences of 0.120 and 0.118
-    line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
+    line = f"c, d (2 seeds) is better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
     found = compare(rows).statements
     assert f"HellaSwag, completion: {line} of all items" in found
     assert "HellaSwag, completion: a, b (2 seeds) are runs of one recipe: their difference is noise" in found
