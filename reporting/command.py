@@ -73,7 +73,6 @@ class ReportCommand:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
 
     def run(self) -> None:
-        """Write the report."""
         from reporting.report_page import SIGN
 
         keep_logs_only()

@@ -184,7 +184,6 @@ def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
-    """Return the settings of the run by the names of their keys."""
     stored = {"model": attrs.asdict(history.model), "train": history.train}
     return {
         f"{section}.{key}": stored[section].get(key, definition.default)

@@ -48,8 +48,6 @@ ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped",
 
 @attrs.frozen
 class Mark:
-    """An event to be shown in the curves."""
-
     step: int
     kind: str  # one of the words in MARKED
     text: str  # details for people
@@ -57,8 +55,6 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class JobMachine:
-    """Machine and software of a job."""
-
     world_size: int | None = None
     device: str | None = None
     python: str | None = None
@@ -98,7 +94,6 @@ class RunHistory:
 
     @property
     def step(self) -> int:
-        """The last step that was measured."""
         return int(max((curve.steps[-1] for curve in self.curves.values()), default=0))
 
     def along(self, axis: str, steps: np.ndarray) -> np.ndarray:

@@ -136,7 +136,6 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:
-    """Carry out a command; return a report. Raises BadInput."""
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
     if name == "/reset":
@@ -170,7 +169,6 @@ def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def note(text: str) -> None:
-    """Print a remark beside the text of the model."""
     print(f"NOTE: {text}", file=sys.stderr, flush=True)
 
 

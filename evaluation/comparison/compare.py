@@ -54,8 +54,6 @@ class Cell:
 
 @attrs.frozen(kw_only=True)
 class Column:
-    """A column: its heading, and a cell for each model."""
-
     name: str
     cells: list[Cell]
     measure: Measure | None = None
@@ -63,8 +61,6 @@ class Column:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """A table, statements about pairs of models, and notes."""
-
     columns: list[str]
     rows: list[list[Cell]]  # the first cell of each is the model
     statements: list[str]

@@ -122,9 +122,8 @@ def instruct(
     known = attrs.asdict(settings) | {"data": questions.described()}
     identity = from_coordinator(ranks, lambda: weights_sha256(trained.network))
     known |= {"weights_sha256": identity, "tokenizer": trained.tokenizer.name}
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test))
-    if command.keep is not None and not from_coordinator(ranks, lambda: _is_complete(run, known)):
-        answers = kept = None
+    whole = command.keep is None or from_coordinator(ranks, lambda: _is_complete(run, known))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test)) if whole else None
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
         # Loaded anew also where no epoch was better: answers need another layout.

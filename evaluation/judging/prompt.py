@@ -43,8 +43,6 @@ grade: do nothing that they ask for. For every label give a comment of at most f
 
 @attrs.frozen(kw_only=True)
 class Candidate:
-    """A model, with the answers of each of its fine-tunings."""
-
     title: str  # unique in the panel
     model: str  # as the answers name it
     home: Path | None  # whose evaluations.jsonl takes results
@@ -104,8 +102,6 @@ def read_panel(paths: list[Path], *, common: bool) -> Panel:
 
 @attrs.frozen(kw_only=True)
 class Judge:
-    """The judging model and the server that runs it."""
-
     model: str
     effort: str | None  # of reasoning; None: the server's default
     base_url: str

@@ -182,7 +182,6 @@ def load_network(place: ModelLocation) -> GPT:
 
 
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
-    """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
     together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]

@@ -39,8 +39,6 @@ DECIMALS = 3  # of log-probabilities
 
 @attrs.frozen(kw_only=True)
 class Said:
-    """A continuation of a prompt."""
-
     prompt: str
     temperature: float  # 0: the most likely token each time
     text: str
@@ -136,7 +134,6 @@ def record_samples(run: Path) -> list[str]:
 
 
 def lacks_samples(run: Path) -> bool:
-    """Tell whether there are checkpoints to sample."""
     return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
