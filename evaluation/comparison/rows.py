@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
-from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_results
+from evaluation.shared.results import EvaluationResult, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
 from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
@@ -89,19 +89,16 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 def _is_whole(result: EvaluationResult) -> bool:
     """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
+    shown: list[float] = []
     try:
-        shown = [number for one in result.measurements for number in _numbers(one)]
+        for one in result.measurements:
+            _ = one.text
+            alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
+            ends = (one.error, *(one.bounds or ()), *([] if alike is None else attrs.astuple(alike)))
+            shown += [one.value, *(float(end) for end in ends if end is not None)]
     except UNREADABLE:
         return False
-    return bool(result.measurements) and all(map(is_number, shown))
-
-
-def _numbers(one: Measurement) -> list[float]:
-    """Return the numbers that a table or a statement has of a measurement."""
-    _ = one.text
-    alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
-    bounds = [] if alike is None else [alike.value, alike.low, alike.high]
-    return [one.value, *(float(end) for end in (one.error, *(one.bounds or ()), *bounds) if end is not None)]
+    return bool(shown) and all(map(is_number, shown))
 
 
 def _state(home: Path, title: str) -> SavedState | None:

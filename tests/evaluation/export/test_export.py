@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from common.errors import BadInput
 from evaluation.export import export as export_module
-from evaluation.export.export import export, save_network
-from evaluation.shared.foreign import load_foreign
+from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained, load, locate
 from model.generate import Sampling, generate
 from tests.conftest import TINY_MODEL, MakeRun, complete, one_line, shared, slow
@@ -24,7 +23,7 @@ from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
-from tests.model.test_naming import TOKENS, network
+from tests.model.test_naming import network
 from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer
@@ -100,24 +99,6 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
     assert back.network.config.tie_weights == ours.network.config.tie_weights
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
-def test_either_activation_is_the_same_there_and_back(tmp_path: Path, activation: str, theirs_is: str) -> None:
-    from transformers import AutoModelForCausalLM
-
-    ours = network(attrs.evolve(SMALL, activation=activation))
-    (tmp_path / "out").mkdir()
-    save_network(ours, tmp_path / "out")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False).eval()
-    assert theirs.config.activation_function == theirs_is
-    theirs.save_pretrained(tmp_path / "back")
-    back = load_foreign(tmp_path / "back", None)
-    assert back.config == ours.config
-    with torch.no_grad():
-        logits = theirs(TOKENS).logits
-        assert (ours(TOKENS) - logits).abs().max() < 1e-5
-        assert (back(TOKENS) - logits).abs().max() < 1e-5
 
 
 @pytest.mark.slow
