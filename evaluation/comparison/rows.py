@@ -81,7 +81,7 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
     if command is None or command.measures is None:
         return []
     try:
-        found = import_module(command.measures).read_results(record)
+        found = list(import_module(command.measures).read_results(record))
     except UNREADABLE:
         return None
     return list(filter(_is_whole, found)) or (None if found else [])

@@ -9,6 +9,7 @@ import difflib
 import json
 import logging
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -98,16 +99,15 @@ def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     return metrics
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result, one for each task; none ranks models: answers to single documents are not stored."""
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
+    """Yield a stored result of each task; none ranks models: answers to single documents are not stored."""
     version, fewshot = record.get("lm_eval"), record.get("fewshot")  # another version may ask otherwise
     shots = "" if fewshot is None else f", {fewshot} examples in the context"
-    results = []
     for task, values in record["tasks"].items():
         if isinstance(values, dict):
             evaluation, documents = f"harness {task}", values.get(DOCUMENTS)
             count = "" if documents is None else f" on {documents:,} documents"
-            result = EvaluationResult.of(
+            yield EvaluationResult.of(
                 record,
                 evaluation=evaluation,
                 subject=json.dumps([evaluation, version, fewshot, record.get("limit"), documents]),
@@ -118,8 +118,6 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
                     for metric, value, error in metrics_of(values)
                 ],
             )
-            results.append(result)
-    return results
 
 
 def _run(model: Any, wanted: HarnessCommand) -> dict[str, dict[str, Any]]:

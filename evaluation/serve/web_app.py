@@ -19,8 +19,7 @@ from starlette.routing import Route
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
-from evaluation.serve.answer import AnswerPart, DrawnAnswer
-from evaluation.serve.api_reply import ApiReply, as_event
+from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
 
