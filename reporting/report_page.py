@@ -3,15 +3,20 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
+from markupsafe import Markup
 
 from common.errors import BadInput
 from common.json_files import read_json, utc_now
 from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
+from evaluation.comparison.compare import as_fragment, compare
+from evaluation.comparison.rows import read_rows
+from model.counts import parameter_count
+from model.stock import stock_class
 from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
 from training.checkpoints.directory import checkpoints_of, steps_in
@@ -19,9 +24,6 @@ from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 from training.telemetry.progress_bar import duration
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
@@ -78,9 +80,6 @@ def headline(history: RunHistory) -> list[str]:
 
 def facts(history: RunHistory) -> Iterator[Fact]:
     """Yield network, data, machine and price of a run. Unknown facts are left out."""
-    from model.counts import parameter_count
-    from model.stock import stock_class
-
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
@@ -166,16 +165,13 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
 
 
-def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
+def _evaluations(runs: Sequence[Path]) -> tuple[Markup | None, str | None]:
     """Return the comparison of the runs that have results as HTML, and advice on those that have none."""
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     missing = [str(run) for run in runs if run not in measured]
     advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
-    from evaluation.comparison.compare import as_fragment, compare
-    from evaluation.comparison.rows import read_rows
-
     try:
         compared = as_fragment(compare(read_rows([str(run) for run in measured])))
     except BadInput as error:

@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
 from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
+from training.config.train_config import load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
@@ -113,8 +114,6 @@ def check_begun(directory: Path) -> None:
 
 def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
-    from training.config.train_config import load_run
-
     archived = directory.absolute().parent.name == ARCHIVE
     run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)

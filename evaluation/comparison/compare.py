@@ -5,19 +5,18 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
+from markupsafe import Markup
+from tabulate import tabulate
 
 from common.errors import BadInput, printable
+from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
@@ -126,10 +125,8 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
-def as_fragment(comparison: Comparison) -> "Markup":
+def as_fragment(comparison: Comparison) -> Markup:
     """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
-    from common.web_page import render
-
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
     return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
@@ -222,8 +219,6 @@ def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
 
 
 def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
-    from tabulate import tabulate
-
     numbers = ["right"] * (len(columns) - 1)
     return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
 

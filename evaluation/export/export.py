@@ -17,7 +17,7 @@ from common.hub_client import CARD, check_logged_in, check_names, hub_errors, up
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, SampleCommand
 from evaluation.export.model_card import model_card
-from evaluation.shared.chat_template import GENERATION
+from evaluation.shared.chat_template import CONFIG, GENERATION
 from evaluation.shared.load import Trained, load, locate
 from model.axes import unpadded
 from model.gpt import GPT
@@ -26,10 +26,10 @@ from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from tokens.tokenizer.template import TEMPLATES
 from tokens.tokenizer.tokenizer import END_OF_TEXT
+from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODELFILE = "Modelfile"
 LONGEST_GENERATION = 256  # tokens, the default of pipelines; a short context gets less
 # Our templates in the language of Go, in which ollama renders them.

@@ -21,7 +21,8 @@ from tabulate import tabulate
 from common.errors import BadInput
 from common.files import replace_file
 from evaluation.command_line import HarnessCommand
-from evaluation.export.export import CONFIG, hugging_face_weights
+from evaluation.export.export import hugging_face_weights
+from evaluation.shared.chat_template import CONFIG
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import EvaluationResult, Measure, Measurement

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -14,6 +14,10 @@ from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
+from evaluation.loss.held_out_loss import token_losses
+from evaluation.loss.token_range import Range
+from evaluation.shared.load import ModelLocation, Trained, load
+from evaluation.smoke.smoke import smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
@@ -23,10 +27,6 @@ from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
-
-if TYPE_CHECKING:
-    from evaluation.loss.token_range import Range
-    from evaluation.shared.load import Trained
 
 Item = TypeVar("Item")
 SPLIT = "validation"
@@ -155,7 +155,7 @@ def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
     return attrs.evolve(sample, held_out=attrs.evolve(text, source=source))
 
 
-def _missing(run: Path, text: "Range | None") -> list[str]:
+def _missing(run: Path, text: Range | None) -> list[str]:
     """Return the names of checkpoints to sample, in order of interest."""
     known = {sample.name: sample for sample in read_samples(run)[0]}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
@@ -165,10 +165,8 @@ def _missing(run: Path, text: "Range | None") -> list[str]:
     return sorted(newest_first, key=lambda name: name not in (max(names), best))
 
 
-def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
+def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
-    from evaluation.loss.token_range import Range
-
     record, job, _ = read_resolved(run)  # its notes are those of the history
     start, vocabulary = (0, 0) if record is None else (record.train["start_val_token"], record.model["vocab_size"])
     problem = f"{run / RESOLVED}: names no token files"
@@ -186,7 +184,7 @@ def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def held_out_prompts(trained: "Trained", text: "Range | None") -> list[str]:
+def held_out_prompts(trained: Trained, text: Range | None) -> list[str]:
     """Return the beginnings of lines of the held-out text, evenly spaced; none without it."""
     if text is None:
         return []
@@ -201,11 +199,8 @@ def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
     return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
 
 
-def _sample(run: Path, name: str, text: "Range | None", starts: int) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
-    from evaluation.shared.load import ModelLocation, load
-    from evaluation.smoke.smoke import smoke
-
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
     path = checkpoints_of(run) / name
     wanted = weights_on_disk(run).get(name)
@@ -240,10 +235,8 @@ def _sample(run: Path, name: str, text: "Range | None", starts: int) -> Checkpoi
     )
 
 
-def _measure(trained: "Trained", text: "Range", ranks: Ranks) -> tuple[HeldOutText, list[float | None]]:
+def _measure(trained: Trained, text: Range, ranks: Ranks) -> tuple[HeldOutText, list[float | None]]:
     """Return the text and the log-probability of each predicted token."""
-    from evaluation.loss.held_out_loss import token_losses
-
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
     known, window = bytes_of(trained.tokenizer), trained.network.config.context_length
