@@ -85,7 +85,7 @@ def measure(
     for seed in range(first, first + command.seeds):
         tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
         if ranks.coordinates:
-            print(printable(f"  {tuned[-1]}"), flush=True)
+            print(printable(f"{trained.place.path}: {tuned[-1]}"), flush=True)
     values = summary(tuned, questions, command.settings)
     means = [
         f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"

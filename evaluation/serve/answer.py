@@ -32,10 +32,7 @@ class AnswerPart(NamedTuple):
 
 
 class DrawnAnswer:
-    """One answer, drawn by the engine's thread and `post`ed in parts, up to a stop string, an end token or its length.
-
-    An exception ends it early.
-    """
+    """One answer, drawn by the engine's thread and `post`ed in parts; an exception ends it early."""
 
     def __init__(self, request: AnswerRequest, served: ServedModel, post: Callable[[AnswerPart | Exception], None]):
         self.request, self.post = request, post
