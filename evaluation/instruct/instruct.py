@@ -228,13 +228,11 @@ def _is_complete(run: Path, known: dict[str, Any]) -> bool:
 
 def _kept(file: Path, known: dict[str, Any], questions: list[Record]) -> Answers | None:
     """Return the answers of an earlier session with the same model, data and settings, if it finished."""
-    if not file.exists():
-        return None
     try:
         answers = read_answers(file)
         structured(answers.settings, FineTuned, unknown_keys=True)
     except (BadInput, ValueError):
-        return None  # another program's, or damaged: fine-tune again
+        return None  # missing, another program's, or damaged: fine-tune
     same = all(answers.settings.get(key) == value for key, value in known.items())
     return answers if same and [answer.record for answer in answers.answers] == questions else None
 
