@@ -44,10 +44,6 @@ class DrawnAnswer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held, self._tokens = "", list[tuple[int, ScoredToken]]()  # not posted yet; tokens with their places in it
 
-    @property
-    def computes_prompt(self) -> bool:
-        return self.drawing is not None and len(self.drawing.new) > 1
-
     def begin(self, prefix: Prefix) -> None:
         """Take a slot, whose prefix may hold the beginning of the prompt."""
         if self.request.repeatable:
