@@ -7,7 +7,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import option
-from common.checks import integer, number
+from common.checks import ValueCheck, integer, number
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
@@ -20,6 +20,10 @@ Tokenizer = Annotated[
 Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where there is a GPU, else cpu")]
 RangeName = Literal["fineweb-val-10m", "gpjt-test"]
 LEAST_TEMPERATURE = 1e-3  # below, logits divided by it leave fp32
+_POSITIVE = number(LEAST_TEMPERATURE, 1e3)
+TEMPERATURE = ValueCheck(
+    lambda value: value == 0 or _POSITIVE.holds(value), f"0, which is greedy, or {_POSITIVE.wanted}", float
+)
 SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
 
 
@@ -33,20 +37,13 @@ class MeasureOptions:
     device: Device = None
 
 
-def _temperature(text: str) -> float:
-    value = number(0, 1e3).parse(text)
-    if 0 < value < LEAST_TEMPERATURE:
-        raise ValueError(f"got {value:g}, wanted 0, which is greedy, or a number from {LEAST_TEMPERATURE:g}")
-    return value
-
-
 @attrs.frozen(kw_only=True)
 class SmokeCommand(MeasureOptions):
     """Generate continuations of fixed prompts, or of your own."""
 
     prompt: Annotated[tuple[str, ...], option("replaces the fixed prompts; may be repeated", "TEXT")] = ()
     tokens: Annotated[int | None, option("of each; default: 40, or half a short context", "N", check=COUNT)] = None
-    temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
+    temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=TEMPERATURE)] = 1.0
     top_k: Annotated[int, option("sampling candidates for each token", "K", check=COUNT)] = 25
     seed: Annotated[int, option("sampling seed", "N", check=integer(0))] = 0
 
@@ -67,7 +64,7 @@ class GenerationOptions(ModelOptions):
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
     tokens: Annotated[int, option("tokens of a text, or of an answer at most", "N", check=COUNT)] = 500
-    temperature: Annotated[float, option("sampling temperature; 0: the likeliest token", "T", check=_temperature)] = 0.8
+    temperature: Annotated[float, option("sampling temperature; 0: the likeliest token", "T", check=TEMPERATURE)] = 0.8
     top_k: Annotated[int, option("candidates for each token: the K likeliest", "K", check=COUNT)] = 200
     top_p: Annotated[float, option("the fewest of them that reach P", "P", check=number(0, 1, above=True))] = 1.0
     seed: Annotated[int, option("seed of the first text; the next has the next one", "N", check=integer(0))] = 0

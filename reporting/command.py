@@ -73,7 +73,6 @@ class ReportCommand:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
 
     def run(self) -> None:
-        """Write the report."""
         from reporting.report_page import SIGN
 
         keep_logs_only()
@@ -124,8 +123,7 @@ class ReportCommand:
 
     def _write(self) -> None:
         """Write the page, first with what is known: to record the samples of a large model takes minutes."""
-        from reporting.experiment_results import experiment_results
-        from reporting.report_page import report_page
+        from reporting.report_page import experiment_results, report_page
         from reporting.run_history import read_history, run_names
         from reporting.samples.sample_log import lacks_samples
         from reporting.samples.sample_sections import sample_sections

@@ -3,13 +3,20 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import numpy as np
+from markupsafe import Markup
 
 from common.errors import BadInput
-from common.json_files import utc_now
+from common.json_files import read_json, utc_now
+from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
+from evaluation.comparison.compare import as_fragment, compare
+from evaluation.comparison.rows import read_rows
+from model.counts import parameter_count
+from model.stock import stock_class
 from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
 from training.checkpoints.directory import checkpoints_of, steps_in
@@ -18,11 +25,10 @@ from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 from training.telemetry.progress_bar import duration
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
+RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
+FLOPS = 6  # of a token and a weight in a matrix product, both passes
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
@@ -74,9 +80,6 @@ def headline(history: RunHistory) -> list[str]:
 
 def facts(history: RunHistory) -> Iterator[Fact]:
     """Yield network, data, machine and price of a run. Unknown facts are left out."""
-    from model.counts import parameter_count
-    from model.stock import stock_class
-
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
@@ -129,16 +132,46 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
+def experiment_results(directory: Path) -> str | None:
+    """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
+    template = "reporting/templates/experiment_results.html"
+    for name in ("sweep", "mixture", "trial", "ladder"):
+        if (directory / f"{name}.json").exists():
+            record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
+            chart = law_chart(record).svg() if name == "ladder" else None
+            return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
+    text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
+    return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
+
+
+def law_chart(record: dict[str, Any]) -> LineChart:
+    """Return the chart of ladder.json: measured points and the law of each size over compute, and the forecast."""
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for point in record["points"]:
+        series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
+    if isinstance(target := record["target"], dict):  # none, or its name in an older file: no forecast
+        losses = (target[key] for key in ("loss", "low", "high"))
+        series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
+    law, lines = record["law"], []
+    for number, (name, points) in enumerate(series.items()):
+        tokens, loss, size = np.array(sorted(points), float).T
+        line = Line(name=name, x=FLOPS * size * tokens, y=loss, colour=number % len(PALETTE), dotted=True)
+        lines.append(line)
+        if law:
+            along, shape = np.geomspace(tokens[0] / 2, tokens[-1], 50), law["size_factor"] / size[0] ** law["alpha"]
+            fitted = law["floor"] + shape + law["token_factor"] / along ** law["beta"]
+            lines.append(attrs.evolve(line, name=f"law, {name}", x=FLOPS * size[0] * along, y=fitted, dotted=False))
+    title = f"validation loss of {', '.join(series)}, from the left; solid: law"
+    return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
+
+
+def _evaluations(runs: Sequence[Path]) -> tuple[Markup | None, str | None]:
     """Return the comparison of the runs that have results as HTML, and advice on those that have none."""
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     missing = [str(run) for run in runs if run not in measured]
     advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
-    from evaluation.comparison.compare import as_fragment, compare
-    from evaluation.comparison.rows import read_rows
-
     try:
         compared = as_fragment(compare(read_rows([str(run) for run in measured])))
     except BadInput as error:
@@ -147,7 +180,6 @@ def _evaluations(runs: Sequence[Path]) -> "tuple[Markup | None, str | None]":
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
-    """Return the settings of the run by the names of their keys."""
     stored = {"model": attrs.asdict(history.model), "train": history.train}
     return {
         f"{section}.{key}": stored[section].get(key, definition.default)

@@ -39,8 +39,6 @@ OUTLYING_FACTOR = 5.0  # between the highest values of an ordinary run and of on
 
 @attrs.frozen
 class ChartedAxis:
-    """All charts along one axis."""
-
     name: str
     unit: str  # as the charts name it
     charts: list[str]  # HTML
@@ -100,8 +98,6 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
 
 @attrs.frozen(kw_only=True)
 class _View:
-    """Runs along one axis."""
-
     histories: Sequence[RunHistory]
     axis: str
     unit: str

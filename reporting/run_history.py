@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord, read_manifest
 from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
+from training.config.train_config import load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
@@ -48,8 +49,6 @@ ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped",
 
 @attrs.frozen
 class Mark:
-    """An event to be shown in the curves."""
-
     step: int
     kind: str  # one of the words in MARKED
     text: str  # details for people
@@ -57,8 +56,6 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class JobMachine:
-    """Machine and software of a job."""
-
     world_size: int | None = None
     device: str | None = None
     python: str | None = None
@@ -98,7 +95,6 @@ class RunHistory:
 
     @property
     def step(self) -> int:
-        """The last step that was measured."""
         return int(max((curve.steps[-1] for curve in self.curves.values()), default=0))
 
     def along(self, axis: str, steps: np.ndarray) -> np.ndarray:
@@ -118,8 +114,6 @@ def check_begun(directory: Path) -> None:
 
 def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
-    from training.config.train_config import load_run
-
     archived = directory.absolute().parent.name == ARCHIVE
     run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)

@@ -263,6 +263,16 @@ def seal_again(checkpoint: Path) -> None:
     forge_manifest(checkpoint)
 
 
+def change_weights(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Have a function change a checkpoint's weights, and seal it again."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(checkpoint / "model.safetensors")
+    change(weights)
+    save_file(weights, checkpoint / "model.safetensors")
+    seal_again(checkpoint)
+
+
 def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from common.files import sha256

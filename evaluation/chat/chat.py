@@ -18,7 +18,7 @@ from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
 from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
 from evaluation.shared.load import Trained
-from model.generate import Prefix, Sampling
+from model.generate import Prefix, Sampling, draw
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
@@ -64,11 +64,12 @@ class Conversation:
 
     def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
         self.left = min(self.longest, self.context - len(ids))
-        for drawn in self.trained.draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
-            if self.interrupted:
-                return
-            self.left -= 1
-            yield drawn.token
+        with refusing(self.trained.place.path):  # logits that are not finite
+            for drawn in draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
+                if self.interrupted:
+                    return
+                self.left -= 1
+                yield drawn.token
 
     def _prompt(self, question: Message) -> list[int]:
         """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
@@ -136,7 +137,6 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:
-    """Carry out a command; return a report. Raises BadInput."""
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
     if name == "/reset":
@@ -170,7 +170,6 @@ def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def note(text: str) -> None:
-    """Print a remark beside the text of the model."""
     print(f"NOTE: {text}", file=sys.stderr, flush=True)
 
 

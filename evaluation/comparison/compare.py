@@ -5,19 +5,18 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
+from markupsafe import Markup
+from tabulate import tabulate
 
 from common.errors import BadInput, printable
+from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
@@ -54,8 +53,6 @@ class Cell:
 
 @attrs.frozen(kw_only=True)
 class Column:
-    """A column: its heading, and a cell for each model."""
-
     name: str
     cells: list[Cell]
     measure: Measure | None = None
@@ -63,8 +60,6 @@ class Column:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """A table, statements about pairs of models, and notes."""
-
     columns: list[str]
     rows: list[list[Cell]]  # the first cell of each is the model
     statements: list[str]
@@ -78,7 +73,7 @@ def run(command: CompareCommand) -> None:
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
     """Return the comparison. `stated_deviation`: of the loss over seeds, nats. Raises BadInput without an overlap."""
-    shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
+    shown = {evaluation: _shown(evaluation, rows) for evaluation in _evaluations(rows)}
     subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
     if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
         names, command = ", ".join(row.label for row in rows), "python evaluate.py loss MODEL MODEL"
@@ -130,10 +125,8 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
-def as_fragment(comparison: Comparison) -> "Markup":
+def as_fragment(comparison: Comparison) -> Markup:
     """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
-    from common.web_page import render
-
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
     return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
@@ -146,19 +139,16 @@ def _evaluations(rows: list[Row]) -> list[str]:
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 
 
-def _choose(row: Row, evaluation: str, rows: list[Row]) -> EvaluationResult | None:
-    """Return a model's newest result on the most common data; of equally common data, the least left out, newest."""
-    ranks: dict[str, tuple[int, int, str]] = {}
-    for other in rows:
-        for subject, result in _newest(other, evaluation).items():
-            count, _, latest = ranks.get(subject, (0, 0, ""))
-            ranks[subject] = count + 1, -result.left_out, max(latest, result.time)
-    mine = _newest(row, evaluation)
-    return mine[max(mine, key=lambda subject: (ranks[subject], subject))] if mine else None
+def _shown(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
+    """Return each model's newest result on the most common data; of equally common, the least left out, newest."""
+    newest = [{one.subject: one for one in row.results if one.evaluation == evaluation} for row in rows]
+    by_time = sorted((one for found in newest for one in found.values()), key=lambda one: one.time)
+    counts, latest = Counter(one.subject for one in by_time), {one.subject: one.time for one in by_time}
 
+    def rank(one: EvaluationResult) -> tuple[int, int, str, str]:
+        return counts[one.subject], -one.left_out, latest[one.subject], one.subject
 
-def _newest(row: Row, evaluation: str) -> dict[str, EvaluationResult]:
-    return {result.subject: result for result in row.results if result.evaluation == evaluation}
+    return [max(found.values(), key=rank, default=None) for found in newest]
 
 
 def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
@@ -229,8 +219,6 @@ def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
 
 
 def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
-    from tabulate import tabulate
-
     numbers = ["right"] * (len(columns) - 1)
     return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
 

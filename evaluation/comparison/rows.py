@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
-from evaluation.shared.results import EvaluationResult, Measurement, RunCost, cost_of, read_results
+from evaluation.shared.results import EvaluationResult, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
 from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
@@ -74,14 +74,14 @@ def _read(reference: str) -> Row:
     )
 
 
+@np.errstate(divide="raise", over="raise", invalid="raise")
 def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
     """Return the results of a stored line that are whole, none of an unknown evaluation; None where all are damaged."""
     command = COMMANDS.get(record["evaluation"])
     if command is None or command.measures is None:
         return []
     try:
-        with np.errstate(divide="raise", over="raise", invalid="raise"):
-            found = import_module(command.measures).read_results(record)
+        found = list(import_module(command.measures).read_results(record))
     except UNREADABLE:
         return None
     return list(filter(_is_whole, found)) or (None if found else [])
@@ -89,20 +89,16 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 def _is_whole(result: EvaluationResult) -> bool:
     """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
+    shown: list[float] = []
     try:
-        with np.errstate(divide="raise", over="raise", invalid="raise"):
-            shown = [number for one in result.measurements for number in _numbers(one)]
+        for one in result.measurements:
+            _ = one.text
+            alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
+            ends = (one.error, *(one.bounds or ()), *([] if alike is None else attrs.astuple(alike)))
+            shown += [one.value, *(float(end) for end in ends if end is not None)]
     except UNREADABLE:
         return False
-    return bool(result.measurements) and all(map(is_number, shown))
-
-
-def _numbers(one: Measurement) -> list[float]:
-    """Return the numbers that a table or a statement has of a measurement."""
-    _ = one.text
-    alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
-    bounds = [] if alike is None else [alike.value, alike.low, alike.high]
-    return [one.value, *(float(end) for end in (one.error, *(one.bounds or ()), *bounds) if end is not None)]
+    return bool(shown) and all(map(is_number, shown))
 
 
 def _state(home: Path, title: str) -> SavedState | None:

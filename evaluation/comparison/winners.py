@@ -117,7 +117,7 @@ def seed_note(measure: Measure, groups: list[Group]) -> list[str]:
     if not spreads:
         return []
     deviation, freedom = residual_deviation([runs for _, runs in recipes], paired=False)
-    spread = f"standard deviation {deviation:.{digits}f}, {freedom} degree{'s' if freedom > 1 else ''} of freedom"
+    spread = f"standard deviation {deviation:.{digits}f} (degrees of freedom: {freedom})"
     return [f"Seed noise, {measure.name}: {'; '.join(spreads)}; {spread}"]
 
 

@@ -9,19 +9,20 @@ import difflib
 import json
 import logging
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 from tabulate import tabulate
 
 from common.errors import BadInput
 from common.files import replace_file
 from evaluation.command_line import HarnessCommand
-from evaluation.export.export import CONFIG, hugging_face_weights
+from evaluation.export.export import hugging_face_weights
+from evaluation.shared.chat_template import CONFIG
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import EvaluationResult, Measure, Measurement
@@ -36,10 +37,7 @@ DOCUMENTS, ERROR = "sample_len", "_stderr"  # in the names of its values
 PIECE_BATCHES = 8  # the harness groups equal contexts, so that a piece of one batch would not fill it
 
 
-@attrs.frozen
-class Requests:
-    kind: str
-    pieces: list[list[tuple[Any, ...]]]  # arguments of each request
+Pieces = list[list[tuple[Any, ...]]]  # arguments of each request
 
 
 def run(command: HarnessCommand) -> None:
@@ -49,28 +47,23 @@ def run(command: HarnessCommand) -> None:
         raise BadInput(f'lm-evaluation-harness is not installed ({error}): pip install "{REQUIREMENT}"') from error
     if command.include_path is not None and not command.include_path.is_dir():
         raise BadInput(f"--include-path {command.include_path}: no such directory; wanted one with tasks as YAML files")
-    how = {name: getattr(command, name) for name in ("fewshot", "limit", "batch_size")}
-
-    def measured(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
-        found = measure(trained, command, ranks)
-        return {"lm_eval": lm_eval.__version__, **how, "tasks": found}, f"\n{describe(found)}"
-
-    measure_each(command, "harness", lambda _: None, measured)
+    measure_each(command, "harness", lambda _: lm_eval.__version__, partial(measure, command))
 
 
-def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str, dict[str, Any]]:
-    """Return the values of each task and group; call it on every rank. Raises BadInput for what the harness refuses."""
+def measure(command: HarnessCommand, trained: Trained, version: str, ranks: Ranks) -> tuple[dict[str, Any], str]:
+    """Return the values of each task and group, to store and as text; call it on every rank. Raises BadInput."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    model = harness_model(trained, wanted.batch_size, ranks.device)
+    model = harness_model(trained, command.batch_size, ranks.device)
     asked = copy.copy(model)
     model._rank = 1  # the harness draws bars on its rank 0: here one for every piece
     if ranks.coordinates:
         for kind in KINDS:
             setattr(asked, kind, partial(_ask, model, ranks, kind))
-    found = partial(_run, asked, wanted)
-    while isinstance(told := from_coordinator(ranks, found, group=ranks.download), Requests):
-        _answers(model, told, ranks)
-    return told
+    found = partial(_run, asked, command)
+    while isinstance(told := from_coordinator(ranks, found, group=ranks.download), tuple):
+        _answers(model, *told, ranks)
+    how = {name: getattr(command, name) for name in ("fewshot", "limit", "batch_size")}
+    return {"lm_eval": version, **how, "tasks": told}, f"\n{describe(told)}"
 
 
 def harness_model(trained: Trained, batch_size: int, device: torch.device) -> Any:
@@ -107,16 +100,15 @@ def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     return metrics
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result, one for each task; none ranks models: answers to single documents are not stored."""
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
+    """Yield a stored result of each task; none ranks models: answers to single documents are not stored."""
     version, fewshot = record.get("lm_eval"), record.get("fewshot")  # another version may ask otherwise
     shots = "" if fewshot is None else f", {fewshot} examples in the context"
-    results = []
     for task, values in record["tasks"].items():
         if isinstance(values, dict):
             evaluation, documents = f"harness {task}", values.get(DOCUMENTS)
             count = "" if documents is None else f" on {documents:,} documents"
-            result = EvaluationResult.of(
+            yield EvaluationResult.of(
                 record,
                 evaluation=evaluation,
                 subject=json.dumps([evaluation, version, fewshot, record.get("limit"), documents]),
@@ -127,8 +119,6 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
                     for metric, value, error in metrics_of(values)
                 ],
             )
-            results.append(result)
-    return results
 
 
 def _run(model: Any, wanted: HarnessCommand) -> dict[str, dict[str, Any]]:
@@ -180,7 +170,7 @@ def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> 
     size = PIECE_BATCHES * model.batch_size
     pieces = [[arguments[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
     answers: list[Any] = [None] * len(requests)
-    found = _answers(model, from_coordinator(ranks, lambda: Requests(kind, pieces), group=ranks.download), ranks)
+    found = _answers(model, *from_coordinator(ranks, lambda: (kind, pieces), group=ranks.download), ranks)
     for at, piece in enumerate(found):
         if isinstance(piece, str):
             raise BadInput(piece)
@@ -189,15 +179,15 @@ def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> 
     return answers
 
 
-def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
+def _answers(model: Any, kind: str, pieces: Pieces, ranks: Ranks) -> list[list[Any] | str]:
     """Return the answers to each piece, or the reason why there are none, on every rank."""
     from lm_eval.api.instance import Instance
 
     def answer(number: int) -> list[Any] | str:
         torch.manual_seed(number)  # for sampled answers
-        requests = [Instance(told.kind, doc={}, arguments=parts, idx=0) for parts in told.pieces[number]]
+        requests = [Instance(kind, doc={}, arguments=parts, idx=0) for parts in pieces[number]]
         try:
-            return getattr(model, told.kind)(requests, disable_tqdm=True)
+            return getattr(model, kind)(requests, disable_tqdm=True)
         except (MemoryError, RuntimeError) as error:
             if not is_memory_error(error):
                 raise
@@ -208,4 +198,4 @@ def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
             detail = " ".join(str(error).split()) or f"an answer is longer than the context, {model.max_length} tokens"
             return f"lm-evaluation-harness refuses its own requests to this model: {detail}"
 
-    return share(ranks, range(len(told.pieces)), answer)
+    return share(ranks, range(len(pieces)), answer)

@@ -160,7 +160,6 @@ def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], set
 
 
 def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path], documents: int) -> None:
-    """Write the manifest of token files, and the ranks that it names."""
     if tokenizer.has_ranks_file:
         replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()))
     opened = [read_header(path) for path in files]

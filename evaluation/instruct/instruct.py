@@ -25,14 +25,13 @@ from evaluation.instruct.fine_tuning import (
 )
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
-from evaluation.shared.measuring import TIMEOUT_SECONDS, share
+from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
-from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
 from model.generate import Sampling, lay_out_for_generation
 from training.exactness.fingerprint import set_determinism
 from training.initial_weights import weights_sha256
-from training.parallel.process_group import Ranks, from_coordinator, meet, stop
+from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS
 
@@ -74,31 +73,25 @@ class Tuned:
 
 
 def run(command: InstructCommand) -> None:
-    """Print and store each model's scores after fine-tuning; under torchrun the ranks share the work."""
-    ranks = meet(command.device, TIMEOUT_SECONDS)
+    measure_each(command, "instruct", partial(_prepare, command), partial(measure, command))
+
+
+def measure(
+    command: InstructCommand, trained: Trained, questions: HeldOutQuestions, ranks: Ranks
+) -> tuple[dict[str, Any], str]:
+    """Return a model's scores after fine-tuning, to store and as text; call it on every rank. Raises BadInput."""
     set_determinism("elastic", 1, ranks)
-    places, questions = from_coordinator(ranks, partial(_prepare, command))
-    first = command.settings.seed
-    for place in places:
+    tuned, first = [], command.settings.seed
+    for seed in range(first, first + command.seeds):
+        tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
         if ranks.coordinates:
-            print(printable(f"{place.path}:"), flush=True)
-        tuned = []
-        for seed in range(first, first + command.seeds):
-            trained = load_on_all(ranks, place, command.tokenizer)
-            tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
-            if ranks.coordinates:
-                print(f"  {tuned[-1]}", flush=True)
-        if ranks.coordinates:
-            values = summary(tuned, questions, command.settings)
-            if not is_newest(place.home, place.title, "instruct", values):
-                append_result(place.home, place.title, "instruct", values)
-            if len(tuned) > 1:
-                means = [
-                    f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
-                    for name in ("reference_loss", "chrf")
-                ]
-                print(f"  over {len(tuned)} seeds, mean ± standard deviation: {', '.join(means)}")
-    stop()
+            print(printable(f"{trained.place.path}: {tuned[-1]}"), flush=True)
+    values = summary(tuned, questions, command.settings)
+    means = [
+        f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
+        for name in ("reference_loss", "chrf")
+    ]
+    return values, f" over {len(tuned)} seeds, mean ± standard deviation: {', '.join(means)}"
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
@@ -129,12 +122,13 @@ def instruct(
     known = attrs.asdict(settings) | {"data": questions.described()}
     identity = from_coordinator(ranks, lambda: weights_sha256(trained.network))
     known |= {"weights_sha256": identity, "tokenizer": trained.tokenizer.name}
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test))
-    if command.keep is not None and not from_coordinator(ranks, lambda: _is_complete(run, known)):
-        answers = kept = None
+    whole = command.keep is None or from_coordinator(ranks, lambda: _is_complete(run, known))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test)) if whole else None
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
-        tuned = trained if made.best_epoch == 0 else load_on_all(ranks, locate(str(run), None), None)
+        # Loaded anew also where no epoch was better: answers need another layout.
+        best = (place, command.tokenizer) if made.best_epoch == 0 else (locate(str(run), None), None)
+        tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
         known |= attrs.asdict(made)
         answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
@@ -195,8 +189,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     ]
 
 
-def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQuestions]:
-    places = [locate(model, command.checkpoint) for model in command.models]
+def _prepare(command: InstructCommand, places: list[ModelLocation]) -> HeldOutQuestions:
     titles = [place.title for place in places]
     if len(set(titles)) < len(titles):
         raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
@@ -205,7 +198,7 @@ def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQues
         check_folder(command.output or place.home / ANSWERS)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
-    return places, questions
+    return questions
 
 
 def _train(
@@ -235,13 +228,11 @@ def _is_complete(run: Path, known: dict[str, Any]) -> bool:
 
 def _kept(file: Path, known: dict[str, Any], questions: list[Record]) -> Answers | None:
     """Return the answers of an earlier session with the same model, data and settings, if it finished."""
-    if not file.exists():
-        return None
     try:
         answers = read_answers(file)
         structured(answers.settings, FineTuned, unknown_keys=True)
     except (BadInput, ValueError):
-        return None  # another program's, or damaged: fine-tune again
+        return None  # missing, another program's, or damaged: fine-tune
     same = all(answers.settings.get(key) == value for key, value in known.items())
     return answers if same and [answer.record for answer in answers.answers] == questions else None
 

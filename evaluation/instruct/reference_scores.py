@@ -1,6 +1,7 @@
 """Scores of answers without a judge: exact matches, chrF, and the loss of the reference answers."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -56,22 +57,21 @@ def reference_scores(answers: Answers) -> ReferenceScores:
     )
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result, which ranks no model: without scores of single questions nothing can be paired."""
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
+    """Yield a stored result, which ranks no model: without scores of single questions nothing can be paired."""
     data = record["data"]
     measurements = []
     for key, measure in MEASURES.items():
         if record[key]["value"] is not None:
             error, freedom = _error_over_seeds(record, key)
             measurements.append(Measurement(measure=measure, value=record[key]["value"], error=error, freedom=freedom))
-    result = EvaluationResult.of(
+    yield EvaluationResult.of(
         record,
         subject=f"{data['sha256']} {data['test']}",
         description=f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
         "fine-tuning seeds where there are several",
         measurements=measurements,
     )
-    return [result]
 
 
 def _error_over_seeds(record: dict[str, Any], key: str) -> tuple[float | None, float]:

@@ -185,7 +185,6 @@ def _may_be_billed(response: httpx2.Response) -> bool:
     if response.status_code < 500:
         return response.status_code in GAVE_UP
     try:
-        of_the_api = response.status_code in FAILED and bool(parse_json(response.content).get("error"))
+        return response.status_code not in FAILED or not parse_json(response.content).get("error")
     except ValueError:
-        of_the_api = False
-    return not of_the_api
+        return True

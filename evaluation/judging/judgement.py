@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from evaluation.command_line import JudgeCommand
-from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, request_body
+from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, read_grades, request_body
 from evaluation.judging.store import (
     Asked,
     JudgeCost,
@@ -73,9 +73,7 @@ class Judgement:
 
     def is_settled(self, prompt: Prompt) -> bool:
         """Tell whether nothing is left to ask: there is a verdict, a refusal, or too many invalid replies."""
-        history = self.store.prompts[prompt.key]
-        given_up = len(history.replies) >= self._tries[prompt.key]
-        return given_up or history.refusal is not None or history.verdict(prompt.answers) is not None
+        return self.verdict(prompt).state in ("judged", "refused", "invalid")
 
     def plan(self) -> str:
         """Return the requests and their cost. Raises BadInput above --max-usd, or after invalid replies only."""
@@ -129,43 +127,39 @@ class Judgement:
             self._check_last_replies()
         except BadInput as error:
             self.fail(error)
-        return self._problem(reply) is None
+        return reply.problem(self.by_key[reply.key].answers) is None
 
     def fail(self, error: Exception) -> None:
         self.fatal = self.fatal or error
 
     def verdicts(self) -> list[PromptVerdict]:
-        return [self._verdict(prompt) for prompt in self.prompts]
+        return [self.verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
         """Return the models that answered, by the server's name."""
         replies = [reply for prompt in self.prompts for reply in self.store.prompts[prompt.key].replies]
         return sorted({reply.model for reply in replies if reply.model is not None})
 
-    def _verdict(self, prompt: Prompt) -> PromptVerdict:
-        history = self.store.prompts[prompt.key]
-        grades = history.verdict(prompt.answers)
-        if grades is not None:
-            return PromptVerdict("judged", grades=grades)
-        if history.refusal is not None:
-            return PromptVerdict("refused", f"refused: {history.refusal}")
-        if prompt.key in self.failed:
-            return self.failed[prompt.key]
-        problem = f"an invalid verdict: {history.replies[-1].problem(prompt.answers)}" if history.replies else NOT_ASKED
-        return PromptVerdict("invalid" if self.is_settled(prompt) else "missing", problem)
-
-    def _problem(self, reply: Reply) -> str | None:
-        """Return the fault of a reply; None for a verdict and a refusal."""
-        return None if reply.refusal else reply.problem(self.by_key[reply.key].answers)
+    def verdict(self, prompt: Prompt) -> PromptVerdict:
+        replies, why = self.store.prompts[prompt.key].replies, NOT_ASKED
+        for reply in replies:
+            if reply.refusal is not None:
+                return PromptVerdict("refused", f"refused: {reply.refusal}")
+            if (problem := reply.problem(prompt.answers)) is None:
+                return PromptVerdict("judged", grades=read_grades(reply.text, prompt.answers))
+            why = f"an invalid verdict: {problem}"
+        given_up = len(replies) >= self._tries[prompt.key]
+        return self.failed.get(prompt.key) or PromptVerdict("invalid" if given_up else "missing", why)
 
     def _check_last_replies(self) -> None:
         last = [one for one in self.store.replies[self._first_reply :] if one.key in self.by_key][-DEAD:]
-        if len(last) < DEAD or any(self._problem(reply) is None for reply in last):
+        problems = [reply.problem(self.by_key[reply.key].answers) for reply in last]
+        if len(last) < DEAD or None in problems:
             return
         quoted = "" if last[-1].error is not None else f"; it says '{one_line(last[-1].text)[:200]}'"
         raise BadInput(
             f"{self.judge.model}: {DEAD} replies in a row are not valid verdicts, the last one: "
-            f"{self._problem(last[-1])}{quoted}; they are stored, and not paid for again: pass another --model, or "
+            f"{problems[-1]}{quoted}; they are stored, and not paid for again: pass another --model, or "
             "--retry-wrong"
         )
 

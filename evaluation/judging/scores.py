@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -24,7 +25,6 @@ from evaluation.shared.results import (
     Measurement,
     Published,
     append_result,
-    as_read,
     results_of,
 )
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
@@ -166,7 +166,7 @@ def keep_results(
         if candidate.home is None:
             continue
         own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
-        values = as_read({**own, "free": [attrs.asdict(seed) for seed in seeds], **shared})
+        values = {**own, "free": [attrs.asdict(seed) for seed in seeds], **shared}
         earlier = results_of(candidate.home, candidate.model, "judge")
         same = [old for old in earlier if _identity(old) == _identity(values)]
         if same and same[-1]["left_out"] <= values["left_out"]:
@@ -194,7 +194,7 @@ def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[s
     return [f"the judge's comments: {path}" for path in paths]
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
     one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
@@ -205,7 +205,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     differences |= {(b, a): -difference for (a, b), difference in differences.items()}
     candidate = JudgedCandidate(name=record["candidate"], differences=differences)
     score = structured(record["score"], Interval)
-    result = EvaluationResult.of(
+    yield EvaluationResult.of(
         record,
         subject=json.dumps([record[key] for key in SUBJECT]),
         description=f"{count} questions in one session of {record['judge']}{missing}; 95 % intervals over {covered}",
@@ -213,7 +213,6 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         ranks_models=seeds > 1,
         left_out=left_out,
     )
-    return [result]
 
 
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
@@ -247,7 +246,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "left_out": len(states) - states.count("judged"),
         "refused": states.count("refused"),
         "usd": cost.usd if priced else None,
-        "usd_uncounted": cost.uncounted if priced else None,
+        "usd_uncounted": sum(cost.open) if priced else None,
     }
 
 

@@ -15,9 +15,9 @@ import attrs
 
 from common.checks import structured
 from common.errors import BadInput, nearest, printable
-from common.files import lock, writing
+from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
-from evaluation.judging.prompt import Grade, Judge, read_grades
+from evaluation.judging.prompt import Judge, read_grades
 
 _COUNT = [attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.le(1 << 50)]
 PRICES = Path(__file__).with_name("prices.json")
@@ -73,7 +73,9 @@ class Reply:
     error: str | None = None  # the server's message in place of an answer
 
     def problem(self, answers: int) -> str | None:
-        """Return the fault of the verdict; None for a valid one."""
+        """Return the fault of the reply; None for a valid verdict and a refusal."""
+        if self.refusal is not None:
+            return None
         if self.error is not None:
             return f"the server says: {self.error}"
         try:
@@ -101,14 +103,6 @@ class PromptHistory:
     open: set[str] = attrs.field(factory=set)  # ids of requests without an outcome
     replies: list[Reply] = attrs.field(factory=list)
 
-    def verdict(self, answers: int) -> list[Grade] | None:
-        valid = (reply.text for reply in self.replies if reply.problem(answers) is None)
-        return next((read_grades(text, answers) for text in valid), None)
-
-    @property
-    def refusal(self) -> str | None:
-        return next((reply.refusal for reply in self.replies if reply.refusal is not None), None)
-
 
 class VerdictStore:
     """The file, locked while it is open. Raises BadInput if it cannot be used, or is in use."""
@@ -120,8 +114,7 @@ class VerdictStore:
         self._keys: dict[str, str] = {}  # of prompts, by the id of a request
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._locked = JsonLog(path)
-            lock(self._locked.file, path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
+            self._lock = open_locked(path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
             self._log = JsonLog(path)  # opened under the lock: it checks whether the last line is whole
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
@@ -138,7 +131,7 @@ class VerdictStore:
 
     def close(self) -> None:
         self._log.close()
-        self._locked.close()
+        self._lock.close()
 
     def _take(self, line: StoreLine) -> None:
         if (asked := line.asked) is not None:
@@ -182,19 +175,15 @@ class JudgeCost:
     open: list[float]  # the most that each request without an answer or a count can cost
 
     @property
-    def uncounted(self) -> float:
-        return sum(self.open)
-
-    @property
     def usd(self) -> float:
-        return self.counted + self.uncounted
+        return self.counted + sum(self.open)
 
     def __str__(self) -> str:
         if not self.open:
             return money(self.usd)
         return (
             f"at most {money(self.usd)}: {money(self.counted)} by the server's counts, and up to "
-            f"{money(self.uncounted)} for {len(self.open):,} requests without an answer or count, which may have been "
+            f"{money(sum(self.open))} for {len(self.open):,} requests without an answer or count, which may have been "
             "billed"
         )
 

@@ -49,15 +49,12 @@ class HeldOutLoss:
     groups: Groups
 
     def __str__(self) -> str:
-        nats = plus_minus(self.nats_per_token, self.nats_per_token_error, 4)
-        if self.documents is None or self.bits_per_byte is None:
-            return f"{nats} nats per token, perplexity {self.perplexity:,.2f}, over {self.tokens:,} tokens"
-        bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
-        documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
-        return (
-            f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
-            f"tokens of {documents}"
-        )
+        parts = [f"{plus_minus(self.nats_per_token, self.nats_per_token_error, 4)} nats per token"]
+        parts.append(f"perplexity {self.perplexity:,.2f}")
+        if self.bits_per_byte is not None:
+            parts.append(f"{plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)} bits per byte")
+        documents = "" if self.documents is None else f" of {self.documents:,} documents"
+        return f"{', '.join(parts)}, over {self.tokens:,} tokens{documents}"
 
 
 def run(command: LossCommand) -> None:

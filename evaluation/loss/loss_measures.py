@@ -1,5 +1,6 @@
 """Measures of held-out loss, in sums over groups of documents: difficulty common to two models cancels."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ HELD_OUT = Measure(
 BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     span, groups = record["range"], record["groups"]
     nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
@@ -100,11 +101,10 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         for key, measure in (("nats_per_token", HELD_OUT), ("bits_per_byte", BITS))
         if record[key] is not None
     ]
-    result = EvaluationResult.of(
+    yield EvaluationResult.of(
         record,
         subject=f"{span['sha256']} {len(nats)}",
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
         "documents",
         measurements=measurements,
     )
-    return [result]

@@ -85,9 +85,8 @@ def choose_range(
             start = max((end for end in seen if end < length), default=0)
     there = length - start - 1
     if there < 1 or (count is not None and count > there):
-        wanted = "1 token" if count is None else f"{count:,} tokens"
-        got = f"{directory}: its {split} stream has {length:,} tokens"
-        raise BadInput(f"{got}, wanted {wanted} to predict after {start:,}; pass another --from or --count")
+        got = f"{directory}: its {split} stream has {length:,} tokens, wanted {count or 1:,} tokens"
+        raise BadInput(f"{got} to predict after {start:,}; pass another --from or --count")
     return Range(directory=directory, split=split, start=start, count=min(there, count or DEFAULT.count))
 
 

@@ -1,7 +1,7 @@
 """Sampling: texts of any length after a prompt, streamed; traced to the training data that holds parts of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, tee
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,11 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, searche
     ids = trained.encode(prompt)
     for number in range(command.samples):
         print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
-        new: list[int] = []
-        drawn = _kept(trained.generate(ids, command.tokens, sampling_of(command, number)), new)
+        drawn, new = tee(trained.generate(ids, command.tokens, sampling_of(command, number)))
         if not show(chain([prompt], whole_characters(trained, drawn))):
             return
         if searched:
-            print("\n".join(map(printable, trace(trained, searched, np.array(new)))))
+            print("\n".join(map(printable, trace(trained, searched, np.array([*new])))))
 
 
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
@@ -63,9 +62,3 @@ def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) ->
             lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{found}")
     share = f"{held.sum():,} of {len(text):,} new tokens stand in the training data"
     return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + "; the longest apart:" * bool(lines), *lines]
-
-
-def _kept(ids: Iterable[int], kept: list[int]) -> Iterator[int]:
-    for token in ids:
-        kept.append(token)
-        yield token

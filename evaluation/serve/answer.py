@@ -1,16 +1,20 @@
-"""Answer to a request: parts of text as tokens are drawn, up to a stop string, an end token or the wanted length."""
+"""Answer to a request: parts of text as tokens are drawn, and bodies and chunks of OpenAI's API made of them."""
 
 import codecs
+import json
+import secrets
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import attrs
 import torch
 
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from model.generate import Drawing, Drawn, Prefix
 
 ANSWER_SECONDS = 300.0  # most, waiting included
+JSON = dict[str, Any]
 
 
 class ScoredToken(NamedTuple):
@@ -28,7 +32,7 @@ class AnswerPart(NamedTuple):
 
 
 class DrawnAnswer:
-    """One answer: drawn by the engine's thread, `post`ed in parts; an exception ends it early."""
+    """One answer, drawn by the engine's thread and `post`ed in parts; an exception ends it early."""
 
     def __init__(self, request: AnswerRequest, served: ServedModel, post: Callable[[AnswerPart | Exception], None]):
         self.request, self.post = request, post
@@ -39,10 +43,6 @@ class DrawnAnswer:
         self._spelled, self._end_ids = served.trained.tokenizer.spelled, served.trained.stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held, self._tokens = "", list[tuple[int, ScoredToken]]()  # not posted yet; tokens with their places in it
-
-    @property
-    def computes_prompt(self) -> bool:
-        return self.drawing is not None and len(self.drawing.new) > 1
 
     def begin(self, prefix: Prefix) -> None:
         """Take a slot, whose prefix may hold the beginning of the prompt."""
@@ -62,13 +62,10 @@ class DrawnAnswer:
         found = [place for stop in self.request.stop if (place := self._held.find(stop)) >= 0]
         if found:
             return self._part(min(found), "stop")
-        return self._part(None, "length") if self.count == self.request.count else self._part(self._safe(), None)
-
-    def _safe(self) -> int:
-        """Return how many held characters cannot be the beginning of a stop string."""
-        held = self._held
-        begun = [n for stop in self.request.stop for n in range(1, len(stop)) if held.endswith(stop[:n])]
-        return len(held) - max(begun, default=0)
+        if self.count == self.request.count:
+            return self._part(None, "length")
+        begun = [n for stop in self.request.stop for n in range(1, len(stop)) if self._held.endswith(stop[:n])]
+        return self._part(len(self._held) - max(begun, default=0), None)  # the rest may begin a stop string
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
         """Release held text up to `end`, and its tokens; None: all of it, the rest of a broken character too."""
@@ -80,6 +77,75 @@ class DrawnAnswer:
         self._tokens = [(place - cut, token) for place, token in self._tokens if place >= cut]
         self._held = self._held[len(text) :]
         return AnswerPart(text, released, finish)
+
+
+@attrs.frozen
+class ApiReply:
+    """Form of the reply to one request."""
+
+    answer: DrawnAnswer
+    served: ServedModel
+    created: int = attrs.field(factory=lambda: int(time.time()))
+    number: str = attrs.field(factory=lambda: secrets.token_hex(12))
+
+    def body(self, parts: list[AnswerPart]) -> JSON:
+        text, tokens = "".join(part.text for part in parts), [token for part in parts for token in part.tokens]
+        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = self._choice(AnswerPart(text, tokens, parts[-1].finish), message)
+        return {**self._head(""), "choices": [choice], "usage": self.usage()}
+
+    def chunk(self, part: AnswerPart, *, first: bool = False) -> JSON:
+        delta = {"delta": {**({"role": "assistant"} if first else {}), "content": part.text}}
+        unused = {"usage": None} if self.answer.request.include_usage else {}
+        return {**self._head(".chunk"), "choices": [self._choice(part, delta)], **unused}
+
+    def usage_chunk(self) -> JSON:
+        return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> JSON:
+        prompt, count = len(self.answer.request.prompt), self.answer.count
+        tokens = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        return {**tokens, "prompt_tokens_details": {"cached_tokens": self.answer.cached}}
+
+    def _head(self, suffix: str) -> JSON:
+        kind, prefix = "text_completion", "cmpl"
+        if self.answer.request.is_chat:
+            kind, prefix = f"chat.completion{suffix}", "chatcmpl"
+        return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.served.name}
+
+    def _choice(self, part: AnswerPart, chat: JSON) -> JSON:
+        """Return a choice; `chat`: its content in a chat completion."""
+        is_chat, scores = self.answer.request.is_chat, None
+        if self.answer.request.alternatives is not None:
+            scores = self._chat_scores(part.tokens) if is_chat else self._scores(part.tokens)
+        content = chat if is_chat else {"text": part.text}
+        return {"index": 0, **content, "logprobs": scores, "finish_reason": part.finish}
+
+    def _chat_scores(self, tokens: list[ScoredToken]) -> JSON:
+        def scored(token: int, log_probability: float) -> JSON:
+            spelled = self._bytes(token)
+            return {"token": spelled.decode(errors="replace"), "logprob": log_probability, "bytes": [*spelled]}
+
+        rows = [[scored(*each) for each in [(one.token, one.log_probability), *one.alternatives]] for one in tokens]
+        content = [token | {"top_logprobs": likeliest} for token, *likeliest in rows]
+        return {"content": content, "refusal": None}
+
+    def _scores(self, tokens: list[ScoredToken]) -> JSON:
+        def name(token: int) -> str:
+            return self._bytes(token).decode(errors="backslashreplace")
+
+        return {
+            "tokens": [name(one.token) for one in tokens],
+            "token_logprobs": [one.log_probability for one in tokens],
+            "top_logprobs": [{name(token): value for token, value in one.alternatives} for one in tokens],
+        }
+
+    def _bytes(self, token: int) -> bytes:
+        return self.served.trained.tokenizer.spelled.get(token, b"")
+
+
+def as_event(value: JSON) -> bytes:
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def _scored(drawn: Drawn, alternatives: int) -> ScoredToken:

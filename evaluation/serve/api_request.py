@@ -46,10 +46,12 @@ class ServedModel:
 
 def _is_stop(value: Any) -> bool:
     given = [value] if isinstance(value, str) else value
-    return isinstance(given, list) and all(isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in given)
+    if not isinstance(given, list) or len(given) > STOP_STRINGS:
+        return False
+    return all(isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in given)
 
 
-STOP = ValueCheck(_is_stop, f"strings of at most {STOP_CHARACTERS:,} characters")
+STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
 FLAGS = ValueCheck(lambda value: isinstance(value, dict) and all(type(one) is bool for one in value.values()), "flags")
 
 
@@ -127,9 +129,6 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
             raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
     else:
         prompt, alternatives, count = _plain_prompt(wanted, served), wanted.logprobs, wanted.max_tokens
-    stop = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
-    if len(stop) > STOP_STRINGS:
-        raise ValueError(f"stop: got {len(stop)} strings, wanted at most {STOP_STRINGS}")
     if len(prompt) >= served.context:
         problem = f"the prompt has {len(prompt):,} tokens; prompt and answer together have at most {served.context:,}"
         raise ApiError(400, f"{problem} tokens", code="context_length_exceeded")
@@ -139,7 +138,7 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
         prompt=prompt,
         count=min(count, served.longest_answer, served.context - len(prompt)),
         sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=seed),
-        stop=tuple(stop),
+        stop=(wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop),
         alternatives=alternatives,
         stream=wanted.stream,
         include_usage=wanted.stream_options.get("include_usage", False),

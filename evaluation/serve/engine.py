@@ -61,7 +61,8 @@ class Engine:
                 elif answer.closed or now > answer.deadline:
                     problem = "the answer took too long; ask for fewer tokens"
                     self._release(answer, ApiError(503, problem, code="timeout"))
-            alone = [one for one in self._active if one.request.repeatable or one.computes_prompt]
+            prompts = [one for one in self._active if one.drawing is not None and len(one.drawing.new) > 1]
+            alone = [one for one in self._active if one.request.repeatable or one in prompts]
             together = [one for one in self._active if one not in alone]
             for group in [*filter(None, [together]), *([one] for one in alone)]:
                 self._advance(group)

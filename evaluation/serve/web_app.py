@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,16 +15,13 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
-from evaluation.serve.answer import AnswerPart, DrawnAnswer
-from evaluation.serve.api_reply import ApiReply, as_event
+from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 BODY_BYTES = 1 << 20  # most of a request
 BODY_SECONDS = 20.0  # to send it, and before it the headers
@@ -139,10 +135,10 @@ async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGener
 class OriginGuard:
     """Middleware: refuses other origins, and requests of the API without its key."""
 
-    def __init__(self, app: "ASGIApp", key: bytes | None, names: Collection[str]):
+    def __init__(self, app: ASGIApp, key: bytes | None, names: Collection[str]):
         self.app, self.key, self.names = app, key, names
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(Request(scope))
         await (self.app if problem is None else await on_error(None, problem))(scope, receive, send)
 

@@ -19,7 +19,7 @@ from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
 from model.config import ModelConfig
-from model.generate import Drawn, Prefix, Sampling, draw, generate
+from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.character_files import NANOGPT
@@ -96,14 +96,9 @@ class Trained:
         return Template(recorded.template) if recorded and recorded.template else read_template(self.place.path)
 
     @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """The ids that its files name as ends of an answer. Raises BadInput."""
-        return end_ids(self.place.path)
-
-    @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end an answer: of a turn, of a text. Raises BadInput."""
-        ends = self.end_ids | {self.tokenizer.end_of_text_id}
+        """The ids that end an answer: those that its files name, of a turn, of a text. Raises BadInput."""
+        ends = end_ids(self.place.path) | {self.tokenizer.end_of_text_id}
         return ends if self.template is None else ends.union(self.template.ends(self.tokenizer))
 
     @property
@@ -120,15 +115,8 @@ class Trained:
         """Return the text of ids; those beyond the tokenizer's vocabulary have none."""
         return self.tokenizer.decode([token for token in ids if token < self.tokenizer.vocabulary_size])
 
-    def draw(
-        self, prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
-    ) -> Iterator[Drawn]:
-        """Yield new tokens as model/generate.py does. Raises BadInput for logits that are not finite."""
-        with refusing(self.place.path):
-            yield from draw(prefix, prompt, count, sampling, stop)
-
     def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> Iterator[int]:
-        """Yield new ids as model/generate.py does. Raises BadInput as `draw`."""
+        """Yield new ids as model/generate.py does. Raises BadInput for logits that are not finite."""
         with refusing(self.place.path):
             yield from generate(self.network, prompt, count, sampling, stop)
 
@@ -182,7 +170,6 @@ def load_network(place: ModelLocation) -> GPT:
 
 
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
-    """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
     together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]

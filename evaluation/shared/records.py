@@ -37,8 +37,6 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Answers:
-    """One model's answers to a set of questions, in the questions' order."""
-
     model: str  # its title
     seed: int  # of the fine-tuning
     home: Path | None  # run or model directory, for evaluations.jsonl
@@ -62,7 +60,6 @@ def check_folder(folder: Path, option: str = "--output") -> None:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write one model's answers atomically. Raises BadInput where that fails."""
     rows = [
         attrs.asdict(answer.record) | {"answer": answer.text, "reference_loss": answer.reference_loss}
         for answer in answers.answers
@@ -75,7 +72,6 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def read_answers(path: Path) -> Answers:
-    """Read a file of `write_answers`. Raises BadInput."""
     value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
     if not isinstance(value.get("answers"), list) or not value["answers"]:
         raise BadInput(f"{path}: {WANTED_ANSWERS}")

@@ -113,20 +113,9 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
         raise BadInput(f"{write_error(path, error)}; the result is {json.dumps(result)}") from error
 
 
-def is_newest(home: Path, model: str, kind: str, values: dict[str, Any]) -> bool:
-    """Tell whether a model's newest result of that kind equals this one."""
-    kept, written = results_of(home, model, kind), as_read(values)
-    return bool(kept) and {key: kept[-1].get(key) for key in written} == written
-
-
 def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
     """Return a model's results of one kind, oldest first. Raises BadInput as `read_results` does."""
     return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
-
-
-def as_read(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as they are read back from JSON: tuples become lists, keys strings."""
-    return json.loads(json.dumps(values))
 
 
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:

@@ -76,7 +76,6 @@ class SeedNoise:
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:
-    """Return a value and, where known, its standard error as text."""
     text = f"{round(value, digits) + 0.0:.{digits}f}"  # -0.04 is 0.0, not -0.0
     return text if error is None else f"{text} ± {error:.{digits}f}"
 

@@ -51,8 +51,6 @@ SIGN = b"Lockstep's <code>train.py --look</code>"
 
 @attrs.frozen(eq=False)
 class ReadSequence:
-    """A sequence of a step, as it was read."""
-
     number: int  # in the global batch
     rank: int
     directory: TokenDirectory
@@ -143,7 +141,6 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
 
 
 def mean(losses: np.ndarray, weights: np.ndarray) -> float:
-    """Return the mean of the losses that count, 0 of none."""
     return float((losses * weights).sum() / max(1, weights.sum()))
 
 

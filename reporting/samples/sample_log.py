@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
+import torch
 
 from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
+from evaluation.loss.held_out_loss import token_losses
+from evaluation.loss.token_range import Range
+from evaluation.shared.load import ModelLocation, Trained, load
+from evaluation.smoke.smoke import smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
@@ -20,12 +25,8 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, step_of, steps_in
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import manifest_entries
-from training.parallel.process_group import Ranks, start, stop
+from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
-
-if TYPE_CHECKING:
-    from evaluation.loss.token_range import Range
-    from evaluation.shared.load import Trained
 
 Item = TypeVar("Item")
 SPLIT = "validation"
@@ -34,13 +35,10 @@ SEED, TOP_K = 0, 25
 PROMPTS, PROMPT_CHARACTERS = 6, 32
 PROMPT_TOKENS = 1 << 16  # of held-out text, from which prompts are taken
 DECIMALS = 3  # of log-probabilities
-TIMEOUT_SECONDS = 3600  # of collectives, of which a group of one has none that waits
 
 
 @attrs.frozen(kw_only=True)
 class Said:
-    """A continuation of a prompt."""
-
     prompt: str
     temperature: float  # 0: the most likely token each time
     text: str
@@ -119,14 +117,12 @@ def record_samples(run: Path) -> list[str]:
         return notes
     path = run / SAMPLES
     try:
-        with writing(path), closing(JsonLog(path)) as log, ExitStack() as stack:
+        with writing(path), closing(JsonLog(path)) as log:
             lock(log.file, path, f"{path}: another report is recording samples; this one shows those that are there")
-            ranks = start("cpu", TIMEOUT_SECONDS)
-            stack.callback(stop)
             for name in _missing(run, text):  # another process may have recorded some
                 starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts, ranks)
+                    sample = _sample(run, name, text, starts)
                 except BadInput as error:
                     notes.append(str(error))
                     continue
@@ -138,7 +134,6 @@ def record_samples(run: Path) -> list[str]:
 
 
 def lacks_samples(run: Path) -> bool:
-    """Tell whether there are checkpoints to sample."""
     return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
@@ -160,7 +155,7 @@ def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
     return attrs.evolve(sample, held_out=attrs.evolve(text, source=source))
 
 
-def _missing(run: Path, text: "Range | None") -> list[str]:
+def _missing(run: Path, text: Range | None) -> list[str]:
     """Return the names of checkpoints to sample, in order of interest."""
     known = {sample.name: sample for sample in read_samples(run)[0]}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
@@ -170,10 +165,8 @@ def _missing(run: Path, text: "Range | None") -> list[str]:
     return sorted(newest_first, key=lambda name: name not in (max(names), best))
 
 
-def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
+def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
-    from evaluation.loss.token_range import Range
-
     record, job, _ = read_resolved(run)  # its notes are those of the history
     start, vocabulary = (0, 0) if record is None else (record.train["start_val_token"], record.model["vocab_size"])
     problem = f"{run / RESOLVED}: names no token files"
@@ -191,7 +184,7 @@ def _held_out_tokens(run: Path) -> "tuple[Range | None, list[str]]":
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def held_out_prompts(trained: "Trained", text: "Range | None") -> list[str]:
+def held_out_prompts(trained: Trained, text: Range | None) -> list[str]:
     """Return the beginnings of lines of the held-out text, evenly spaced; none without it."""
     if text is None:
         return []
@@ -206,11 +199,9 @@ def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
     return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
 
 
-def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Ranks) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
-    from evaluation.shared.load import ModelLocation, load
-    from evaluation.smoke.smoke import smoke
-
+    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
     path = checkpoints_of(run) / name
     wanted = weights_on_disk(run).get(name)
     try:
@@ -244,10 +235,8 @@ def _sample(run: Path, name: str, text: "Range | None", starts: int, ranks: Rank
     )
 
 
-def _measure(trained: "Trained", text: "Range", ranks: Ranks) -> tuple[HeldOutText, list[float | None]]:
+def _measure(trained: Trained, text: Range, ranks: Ranks) -> tuple[HeldOutText, list[float | None]]:
     """Return the text and the log-probability of each predicted token."""
-    from evaluation.loss.held_out_loss import token_losses
-
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
     known, window = bytes_of(trained.tokenizer), trained.network.config.context_length

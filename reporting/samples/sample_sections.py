@@ -4,16 +4,15 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from markupsafe import Markup
 
 from common.web_page import HEAT_LEGEND, HEAT_NATS, render
 from reporting.run_history import run_names
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, record_samples, spaced
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
 MOST_LISTED = 40  # checkpoints whose means are listed, of all runs together
@@ -27,7 +26,7 @@ Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # with its label
 Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicted, or not finite
 
 
-def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, Markup], list[str]]":
+def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str]]:
     """Return sections by title, and notes; first `record` what is missing. Raises BadInput for an unreadable log."""
     notes = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
@@ -40,7 +39,7 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> "tuple[dict[str, M
     return {title: html for title, html in parts.items() if html is not None}, notes
 
 
-def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
+def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup | None:
     """Return the continuations of named runs as HTML, by prompt; None where there are none."""
     said = [_labelled(name, [sample for sample in samples if sample.said], len(runs)) for name, samples in runs]
     rows = [row for of_run in said for row in spaced(of_run, max(2, MOST_SHOWN // len(runs)))]
@@ -55,7 +54,7 @@ def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup |
     )
 
 
-def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> "Markup | None":
+def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup | None:
     """Return the heat map of named runs as HTML; None where there is nothing to show.
 
     Two views: the last checkpoint of the first run that has a text, and its difference from the first checkpoint, or

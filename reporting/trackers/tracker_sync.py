@@ -73,8 +73,6 @@ def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """A run as a tracker sees it."""
-
     directory: Path
     name: str  # for people
     project: str
@@ -250,7 +248,6 @@ def _unix_time(text: Any) -> float | None:
 
 
 def _add(digest: "hashlib._Hash", rows: Sequence[TrackedRow]) -> "hashlib._Hash":
-    """Add rows to their digest and return it."""
     for row in rows:
         digest.update(repr((row.step, row.values, row.events)).encode())
     return digest

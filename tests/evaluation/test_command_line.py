@@ -46,11 +46,6 @@ def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.Mo
     assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
 
 
-def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
-    home = write(losses_on(tmp_path / "a"), "poetry", rhymes=12)
-    assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
-
-
 def test_every_registered_module_runs_its_command_or_reads_its_results() -> None:
     assert all(callable(import_module(entry.module).run) for entry in COMMANDS.values())
     named = [entry.measures for entry in COMMANDS.values() if entry.measures is not None]

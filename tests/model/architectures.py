@@ -46,6 +46,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NanoChatForCausalLM", NANOCHAT),
     ("NanoChatForCausalLM", NANOCHAT | {"logit_softcap": 2.0, "n_kv_heads": 2, "qkv_bias": True}),
     ("NanoChatForCausalLM", NANOCHAT | {"activation": "gelu_tanh", "tie_weights": True, "mlp_width": 100}),
+    ("GPT2LMHeadModel", {"activation": "gelu"}),
 ]
 # Networks for tests of everything but the classes: between them they have all options.
 MODERN: dict[str, ModelConfig] = {

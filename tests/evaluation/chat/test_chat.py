@@ -54,7 +54,7 @@ class Talker(Trained):
     """A model whose template and ends are not read from files."""
 
     template: Template | None = None
-    end_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
 
 
 class Terminal:
@@ -97,7 +97,9 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
         model.head.weight[:128] *= 5
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
     place = ModelLocation(Path("model"), None, Path("model"))
-    return Talker(model, tokenizer, place, None if template is None else TEMPLATES[template])
+    known = None if template is None else TEMPLATES[template]
+    ends = [] if known is None else known.ends(tokenizer)
+    return Talker(model, tokenizer, place, known, frozenset([tokenizer.end_of_text_id, *ends]))
 
 
 @pytest.mark.slow
@@ -182,7 +184,7 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     talk = Conversation(model, 30)
     whole = "".join(talk.answer("Hi", GREEDY))
     assert len(whole) == 30 and talk.left == 0
-    ending = attrs.evolve(model, end_ids=frozenset({ord(whole[-1])}))
+    ending = attrs.evolve(model, stop_ids=model.stop_ids | {ord(whole[-1])})
     talk = Conversation(ending, 30)
     assert "".join(talk.answer("Hi", GREEDY)) == whole[: whole.index(whole[-1])] and talk.left > 0
     talk = Conversation(model, 30)
@@ -196,7 +198,7 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
 
 
 def test_a_turn_without_an_answer_is_not_kept() -> None:
-    talk = Conversation(attrs.evolve(trained(), end_ids=frozenset(range(261))), 30)
+    talk = Conversation(attrs.evolve(trained(), stop_ids=frozenset(range(261))), 30)
     assert ("".join(talk.answer("Hi", GREEDY)), talk.turns, talk.left) == ("", [], 30)
 
 

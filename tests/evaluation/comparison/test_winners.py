@@ -126,7 +126,7 @@ def test_the_spread_over_seeds_is_noted() -> None:
 
     assert seed_note(measure, [group(1, 3), group(5, 5, 8), group(9)]) == [
         "Seed noise, loss: r1, r3 (2 seeds) from 1.00 to 3.00; r5, r5, r8 (3 seeds) from 5.00 to 8.00; "
-        "standard deviation 1.63, 3 degrees of freedom"
+        "standard deviation 1.63 (degrees of freedom: 3)"
     ]
     assert seed_note(measure, [group(1), group(2)]) == []
     assert group(1, 2, 3, 4).name == "r1, r2, r3, r4 (4 seeds)"

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 
 from common.errors import BadInput
 from evaluation.export import export as export_module
-from evaluation.export.export import export, save_network
-from evaluation.shared.foreign import load_foreign
-from evaluation.shared.load import Trained, load, locate
+from evaluation.export.export import export
+from evaluation.shared.load import ModelLocation, Trained, load, locate
 from model.generate import Sampling, generate
 from tests.conftest import TINY_MODEL, MakeRun, complete, one_line, shared, slow
 from tests.evaluation.comparison.stored import evaluate, said
@@ -24,17 +23,30 @@ from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
-from tests.model.test_naming import TOKENS, network
+from tests.model.test_naming import network
 from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, USER, Message, Template
 from training.config.train_config import load_run
 
-CPU = torch.device("cpu")
+TEXTS = [
+    "Hi!",
+    "  both ends \n",
+    "\n\n\nx\r\n\ty",
+    "日本語 🚀 naïve",
+    "if x:\n    '''{{ y }}''' # {% %}",
+    "<|end|>",
+    "",
+]
+CONVERSATIONS = [
+    *([Message(USER, text)] for text in TEXTS),
+    *([Message(SYSTEM, text), Message(USER, text), Message(ASSISTANT, text), Message(USER, "more")] for text in TEXTS),
+]
 
 
 def trained(reference: str) -> Trained:
-    return load(locate(reference, None), None, CPU)
+    return load(locate(reference, None), None, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -87,24 +99,6 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
     assert back.network.config.tie_weights == ours.network.config.tie_weights
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
-def test_either_activation_is_the_same_there_and_back(tmp_path: Path, activation: str, theirs_is: str) -> None:
-    from transformers import AutoModelForCausalLM
-
-    ours = network(attrs.evolve(SMALL, activation=activation))
-    (tmp_path / "out").mkdir()
-    save_network(ours, tmp_path / "out")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False).eval()
-    assert theirs.config.activation_function == theirs_is
-    theirs.save_pretrained(tmp_path / "back")
-    back = load_foreign(tmp_path / "back", None)
-    assert back.config == ours.config
-    with torch.no_grad():
-        logits = theirs(TOKENS).logits
-        assert (ours(TOKENS) - logits).abs().max() < 1e-5
-        assert (back(TOKENS) - logits).abs().max() < 1e-5
 
 
 @pytest.mark.slow
@@ -206,3 +200,54 @@ def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> N
     assert "| dataset | `bytes` |" in card
     assert "| learning rate | 2 steps of warm-up to 0.01, cosine decay to 0.001 at step 8 |" in card
     assert "None" not in card
+
+
+def chat_model(folder: Path, template: Template, **options: Any) -> Trained:
+    tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
+    config = attrs.evolve(SMALL, **options, vocab_size=tokenizer.vocabulary_size, context_length=400)
+    folder.mkdir(exist_ok=True)
+    (folder / "chat_template.jinja").write_text(template.text)
+    return Trained(network(config), tokenizer, ModelLocation(folder, None, folder))
+
+
+@pytest.mark.parametrize("options", [QWEN3, *slow({}, {"tie_weights": False}, SWIGLU, SWIGLU | {"tie_weights": True})])
+def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    template = TEMPLATES["turns"]
+    ours, out = chat_model(tmp_path, template, **options), tmp_path / "out"
+    export(ours, out, None, None)
+    back = trained(str(out))
+    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
+    assert (out / "chat_template.jinja").read_bytes().decode() == tokenizer.chat_template == template.text
+    assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == template.text
+    assert theirs.generation_config.eos_token_id == sorted(ours.stop_ids) == sorted(back.stop_ids)
+    for number, messages in enumerate(CONVERSATIONS):
+        prompt = template.prompt(ours.tokenizer, messages)
+        conversation = [message._asdict() for message in messages]
+        asked = tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
+        )
+        assert back.template is not None
+        assert asked == back.template.prompt(back.tokenizer, messages) == prompt
+        if number % 4:
+            continue
+        answer = [*ours.generate(prompt, 16, Sampling(temperature=0), ours.stop_ids)]
+        assert answer == [*back.generate(prompt, 16, Sampling(temperature=0), back.stop_ids)]
+        said = theirs.generate(torch.tensor([asked]), do_sample=False, max_new_tokens=16)[0, len(prompt) :].tolist()
+        assert said[: len(answer)] == answer
+        assert set(said[len(answer) :]) <= ours.stop_ids
+
+
+def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> None:
+    for name in TEMPLATES:
+        export(chat_model(tmp_path, TEMPLATES[name]), tmp_path / name, None, None)
+    written = (tmp_path / "turns" / "Modelfile").read_text()
+    turns = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>"
+    assert written.startswith(f'FROM ./model.gguf\nTEMPLATE """{turns}')
+    assert 'PARAMETER stop "<|end|>"\n' in written and 'PARAMETER stop "<|endoftext|>"\n' in written
+    assert "PARAMETER num_ctx 400\n" in written
+    assert "### Response:\n{{ .Content }}<|endoftext|>" in (tmp_path / "alpaca" / "Modelfile").read_text()
+    own = Template("{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}")
+    export(chat_model(tmp_path, own), tmp_path / "own", None, None)
+    assert (tmp_path / "own" / "chat_template.jinja").is_file() and not (tmp_path / "own" / "Modelfile").exists()

@@ -53,7 +53,8 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: 
     assert (first.model, first.seed, second.seed) == (f"run {run.joinpath('checkpoints/best').resolve().name}", 0, 1)
     assert [answer.record for answer in first.answers] == records()[34:38]
     assert first.settings["losses"] != second.settings["losses"]
-    (line,) = results(run)  # the same thrice
+    line, *others = results(run)
+    assert [one | {"time": line["time"]} for one in others] == [line] * 2
     losses = [seed["reference_loss"] for seed in line["seeds"]]
     assert line["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
 

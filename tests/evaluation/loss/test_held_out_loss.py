@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
-from tests.conftest import MakeRun, complete, seal_again, shared
+from tests.conftest import MakeRun, change_weights, complete, seal_again, shared
 from tests.evaluation.comparison.stored import refused, results, said
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.loading import load_tokenizer
-from training.checkpoints.directory import WEIGHTS
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
 
@@ -62,7 +60,7 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
     alone = summary(losses, text, tokenizer)
-    assert str(alone).endswith(f"over {alone.tokens} tokens of 1 document")
+    assert str(alone).endswith(f"over {alone.tokens} tokens of 1 documents")
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
     assert summary(losses, text, tokenizer).documents == 2
@@ -180,11 +178,7 @@ def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, t
     assert run(PREPARE, *other).returncode == 0
     said = refused("loss", trained, "--tokens", tmp_path / "gpt2", "--split", "train")
     assert "its tokens are of tokenizer gpt2.tiktoken, but" in said
-    checkpoint = trained / "checkpoints" / "latest"
-    weights = load_file(checkpoint / WEIGHTS)
-    weights["final_norm.bias"].fill_(torch.nan)
-    save_file(weights, checkpoint / WEIGHTS)
-    seal_again(checkpoint)
+    change_weights(trained / "checkpoints" / "latest", lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     assert "its loss is not finite" in refused("loss", trained, "--checkpoint", "latest", "--count", "100", ranks=2)
 
 

@@ -11,7 +11,6 @@ from evaluation.shared.results import (
     Measurement,
     RunCost,
     append_result,
-    is_newest,
     read_results,
     results_of,
     seconds_by_price,
@@ -20,17 +19,12 @@ from evaluation.shared.significance import Interval
 from reporting.run_history import clock
 
 
-def test_results_are_found_by_model_and_kind_oldest_first_and_the_newest_is_told(tmp_path: Path) -> None:
+def test_results_are_found_by_model_and_kind_oldest_first(tmp_path: Path) -> None:
     for model, kind, value in (("a", "loss", 1), ("b", "loss", 2), ("a", "smoke", 3), ("a", "loss", 4)):
         append_result(tmp_path / "new", model, kind, {"value": value})
     assert [result["value"] for result in results_of(tmp_path / "new", "a", "loss")] == [1, 4]
     assert [result["value"] for result in read_results(tmp_path / "new")] == [1, 2, 3, 4]
     assert read_results(tmp_path / "absent") == []
-    append_result(tmp_path, "a", "loss", {"value": (1, 2)})
-    assert is_newest(tmp_path, "a", "loss", {"value": (1, 2)})  # a tuple is read back as a list
-    assert not is_newest(tmp_path, "b", "loss", {"value": (1, 2)})
-    append_result(tmp_path, "a", "loss", {"value": 3})
-    assert not is_newest(tmp_path, "a", "loss", {"value": (1, 2)})
 
 
 def test_a_result_that_cannot_be_stored_is_in_the_error(tmp_path: Path) -> None:

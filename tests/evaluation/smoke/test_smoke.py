@@ -1,31 +1,20 @@
 """`evaluate.py smoke` speaks with the run's own tokenizer, the same way for a seed, and refuses what is no output."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
-from tests.conftest import ROOT, MakeRun, complete, one_line, only_line, seal_again, shared
+from tests.conftest import ROOT, MakeRun, change_weights, complete, one_line, only_line, shared
 from tests.evaluation.comparison.stored import evaluate, results, said
-from training.checkpoints.directory import WEIGHTS
 
 
 def smoke(run: Path, *options: str) -> Any:
     return evaluate("smoke", run, "--device", "cpu", "--prompt", "def", *options)
-
-
-def change_weights(run: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    path = run / "checkpoints" / "latest"
-    weights = load_file(path / WEIGHTS)
-    change(weights)
-    save_file(weights, path / WEIGHTS)
-    seal_again(path)
 
 
 def test_a_trained_run_continues_a_prompt_the_same_way_for_the_same_seed(copied: Path) -> None:
@@ -55,17 +44,17 @@ def test_what_is_no_output_is_one_line(copied: Path) -> None:
     assert "best" in refused(copied, "--checkpoint", "absent")
     assert "no such directory" in refused("runs/absent")
     assert "no checkpoint yet" in refused("runs/8xa100")
-    newest = ("--checkpoint", "latest")
+    newest, latest = ("--checkpoint", "latest"), copied / "checkpoints" / "latest"
 
     def repeat(weights: dict[str, torch.Tensor]) -> None:
         weights["final_norm.weight"].zero_()
         weights["final_norm.bias"].copy_(weights["token_embedding.weight"][65] * 1e6)
 
-    change_weights(copied, repeat)
+    change_weights(latest, repeat)
     assert "degenerate output: 16 tokens that repeat every 1, 'AAAAA" in refused(copied, *newest)
-    change_weights(copied, lambda weights: weights["final_norm.bias"].fill_(torch.nan))
+    change_weights(latest, lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     assert "logits are not finite" in refused(copied, *newest)
-    change_weights(copied, lambda weights: weights.pop("final_norm.bias"))
+    change_weights(latest, lambda weights: weights.pop("final_norm.bias"))
     assert "parameter final_norm.bias is missing" in refused(copied, *newest)
 
 

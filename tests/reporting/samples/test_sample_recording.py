@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import reporting.samples.sample_log as recording
 from common.files import lock
 from reporting.samples.sample_log import read_samples, record_samples
-from tests.conftest import complete, metrics, seal_again
+from tests.conftest import change_weights, complete, metrics
 from tokens.format.token_file import open_split
 from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
@@ -73,10 +72,7 @@ def test_lines_of_superseded_steps_are_not_shown(copied: Path) -> None:
 
 def test_weights_of_another_run_at_the_same_step_are_sampled_again(copied: Path) -> None:
     record_samples(copied)
-    last = copied / "checkpoints" / "step-00000008"
-    weights = load_file(last / WEIGHTS)
-    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, last / WEIGHTS)
-    seal_again(last)
+    change_weights(copied / "checkpoints" / "step-00000008", lambda weights: weights["final_norm.weight"].mul_(1.5))
     assert [sample.step for sample in read_samples(copied)[0]] == [4]
     record_samples(copied)
     assert [sample.step for sample in read_samples(copied)[0]] == [4, 8] and len(lines(copied)) == 3
@@ -128,10 +124,9 @@ def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(copied: Path) -> Non
 
 
 def test_a_diverged_model_is_recorded_once_with_its_problem(copied: Path) -> None:
-    last = copied / "checkpoints" / "step-00000008"
-    weights = load_file(last / WEIGHTS)
-    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}, last / WEIGHTS)
-    seal_again(last)
+    change_weights(
+        copied / "checkpoints" / "step-00000008", lambda weights: weights["final_norm.bias"].fill_(torch.nan)
+    )
     for _ in range(2):
         assert record_samples(copied) == []
     sample = read_samples(copied)[0][1]
