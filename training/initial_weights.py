@@ -28,8 +28,6 @@ FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 
 class OtherModel(NamedTuple):
-    """A model from whose weights a run can start."""
-
     network: GPT  # on the CPU
     tokenizer: TokenizerRecord | None  # of its tokens, where it is a run that recorded it
 

@@ -35,7 +35,6 @@ KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that ve
 
 
 def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
-    """Resolve determinism, precision and compilation for a device."""
     wanted = train.execution
     return Numerics(
         determinism=wanted.determinism or ("off" if device.type == "cuda" else "elastic"),

@@ -60,8 +60,6 @@ class DiskNeed:
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    """Requirements of a run on this machine."""
-
     device: str | None = None  # as wanted; None: cuda where there are GPUs
     compiles: bool = True  # kernels, if on a GPU
     disk: DiskNeed | None = None

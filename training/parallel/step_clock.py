@@ -21,8 +21,6 @@ Mark = float | torch.cuda.Event  # a moment: on a GPU, in its compute stream
 
 @attrs.frozen(kw_only=True)
 class StepSeconds:
-    """Totals of steps."""
-
     steps: int = 0
     own: float = 0.0
 
@@ -39,7 +37,6 @@ class StepClock:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Context of one step."""
         with advisory("step clock"):
             while self._steps and _passed(self._steps[0][-1][1]):
                 own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())

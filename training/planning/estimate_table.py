@@ -211,14 +211,14 @@ def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
 
 def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     """Return the meaning of the columns, the assumptions behind them, and settings that they leave out."""
-    prices, start_up, train = estimate.prices, estimate.start_up, estimate.run.train
-    measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
+    prices, (seconds, jobs), train = estimate.prices, estimate.start_up, estimate.run.train
+    measured = f"measured, median of this run's {jobs} earlier jobs" if jobs else "an assumption"
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
     gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
         f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; the machine's time "
         "before and after the run is not included",
-        f"hours: training, validation, and {start_up.seconds:.0f} s of start-up ({measured})",
+        f"hours: training, validation, and {seconds:.0f} s of start-up ({measured})",
         f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB of each GPU at micro-batch "
         f"{train.batch.microbatch_size}; {CALIBRATION}",
     ]

@@ -28,8 +28,6 @@ Departure = Literal["done", "asked to stop", "failed", "cut off"]
 
 @attrs.frozen(kw_only=True)
 class Beat:
-    """One heartbeat of a rank."""
-
     count: int  # beats so far
     departure: Departure | None  # None: the rank stays
     host: str
@@ -77,7 +75,6 @@ class Beats:
         return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]
 
     def departed(self, *departures: Departure) -> bool:
-        """Tell whether any rank has left for one of these reasons."""
         return not self.departures.isdisjoint(departures)
 
     def silent_seconds(self, rank: int) -> float:

@@ -32,8 +32,6 @@ NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where i
 
 
 class LockHolder(NamedTuple):
-    """A group of ranks, as the lock file has it."""
-
     nodes: int
     torchruns: Collection[str]  # launch.torchrun_identity of each
     resumed: bool = False  # it has done what --resume asked
@@ -62,7 +60,6 @@ class RunLock:
         self._write()
 
     def write_resumed(self) -> None:
-        """Write that the job has done what --resume asked."""
         self.resumed = True
         self._write()
 
@@ -119,8 +116,6 @@ class ExitRecord:
 
 
 class JobExit(NamedTuple):
-    """The content of an exit record."""
-
     status: int
     outcome: str
     final: bool
