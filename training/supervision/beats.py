@@ -77,9 +77,6 @@ class Beats:
     def departed(self, *departures: Departure) -> bool:
         return not self.departures.isdisjoint(departures)
 
-    def silent_seconds(self, rank: int) -> float:
-        return self._silent_polls[rank] * BEAT_SECONDS
-
     @advisory("seconds of each rank")
     def rank_seconds(self) -> list[float] | None:
         """Return each rank's own seconds a step since the last call that had them; None until all have taken one."""
@@ -97,7 +94,7 @@ class Beats:
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
-            silence = f", silent for {self.silent_seconds(rank):.0f} s" if silent else ""
+            silence = f", silent for {self._silent_polls[rank] * BEAT_SECONDS:.0f} s" if silent else ""
             lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {beat.position()}")
         return lines
 
