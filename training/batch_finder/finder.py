@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadInput, printable
-from common.files import replace_file, write_error
+from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
@@ -121,15 +121,12 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
             f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
             "the micro-batch: set it first"
         )
-    for key, reason in (
-        ("gradient_accumulation_steps", "it is derived from global_batch_size; leave it out"),
-        (
-            "validation_batches",
-            f'it counts micro-batches; wanted "validation_sequences": {train.validation.validation_sequences}',
-        ),
-    ):
+    for key in ("gradient_accumulation_steps", "validation_batches"):
         if key in keys:
-            raise BadInput(f"{path}: --write: got {key} {keys[key]}: {reason}")
+            raise BadInput(
+                f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted "
+                f"global_batch_size and validation_sequences {train.validation.validation_sequences} alone"
+            )
 
 
 def write_microbatch(path: Path, size: int) -> bool:
@@ -145,11 +142,9 @@ def write_microbatch(path: Path, size: int) -> bool:
     if after == before:
         return False
     mode = file.stat().st_mode
-    try:
+    with writing(path):
         replace_file(file, after, durable=True)
         file.chmod(mode)
-    except OSError as error:
-        raise BadInput(f"{write_error(path, error)}, or put microbatch_size {size} there") from error
     return True
 
 

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import torch
 
 from common.errors import advisory
 
-Mark = float | torch.cuda.Event  # a moment: on a GPU, in its compute stream
+Mark = Any  # a moment: time.perf_counter(), or on a GPU an event in its compute stream
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +82,4 @@ def _passed(mark: Mark) -> bool:
 
 
 def _seconds(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        assert isinstance(begin, float) and isinstance(end, float)
-        return end - begin
-    return begin.elapsed_time(end) / 1000
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
