@@ -16,7 +16,7 @@ import bench
 import numpy as np
 from tabulate import tabulate
 
-from training.planning.spot import Preemptions
+from training.planning.price_list import Preemptions
 
 WORK, START_UP = 36_000.0, 120.0  # seconds
 RATES, SAVES, INTERVALS = (0.1, 0.47, 2.0), (5.0, 60.0), (300.0, 900.0, 3600.0)

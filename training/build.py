@@ -169,7 +169,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     windows = run.train.validation.start_val_token, plan.validation_sequences, run.model.context_length
     streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
     writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
-    saving = Saving(writer, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
+    saving = Saving(writer, state, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
         ranks=job.ranks,
         asked=job.supervision.stop_asked,

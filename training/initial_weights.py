@@ -28,8 +28,6 @@ FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 
 class OtherModel(NamedTuple):
-    """A model from whose weights a run can start."""
-
     network: GPT  # on the CPU
     tokenizer: TokenizerRecord | None  # of its tokens, where it is a run that recorded it
 
@@ -41,8 +39,12 @@ class InitialWeights:
     source: str  # as on the command line
     load: Callable[[], OtherModel]  # raises BadInput
 
-    def check(self, other: OtherModel, wanted: ModelConfig, model_file: Path) -> None:
-        """Raise BadInput where the other model's network is another than that of `model_file`, but for new ids."""
+    def load_checked(self, wanted: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
+        """Return the other model. Raises BadInput for another network than `model_file`'s, but for new ids.
+
+        Also where an id of the run's `tokenizer` means something else to it.
+        """
+        other = self.load()
         described = _described(other.network.config)
         for key, ours in _described(wanted).items():
             theirs = described[key]
@@ -51,16 +53,14 @@ class InitialWeights:
                     f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {self.source} has "
                     f"{json.dumps(theirs)}; set it to that"
                 )
-
-    def check_tokenizer(self, other: OtherModel, tokenizer: TokenizerRecord | None) -> None:
-        """Raise BadInput where an id of the run's `tokenizer` means something else to the other model."""
-        theirs = other.tokenizer
-        if tokenizer is not None and theirs is not None and not tokenizer.extends(theirs):
+        known = other.tokenizer
+        if tokenizer is not None and known is not None and not tokenizer.extends(known):
             raise BadInput(
-                f"--init-from {self.source}: its tokenizer is {theirs.name}, {theirs.vocabulary_size:,} ids, that of "
+                f"--init-from {self.source}: its tokenizer is {known.name}, {known.vocabulary_size:,} ids, that of "
                 f"the run's tokens {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or another of that name; "
                 "prepare them with its tokenizer"
             )
+        return other
 
 
 def start_random(state: TrainState, seed: int) -> None:
@@ -78,9 +78,7 @@ def start_from(
     wanted = state.parallel.network.config
 
     def load() -> WeightsOrigin:
-        other = initial.load()
-        initial.check(other, wanted, model_file)
-        initial.check_tokenizer(other, tokenizer)
+        other = initial.load_checked(wanted, model_file, tokenizer)
         network, unseen = other.network, {} if tokenizer is None else unseen_tokens(other, tokenizer)
         for name, parameter in network.named_parameters():
             values = with_new_rows(name, parameter.detach(), network.config, wanted)

@@ -26,7 +26,7 @@ from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.precision import Numerics
 from training.resume import ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
-from training.supervision.supervision import Supervision
+from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_counted
 from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
@@ -96,8 +96,6 @@ def run_job(run: Run, options: Options, supervision: Supervision, initial: Initi
             status = EXIT_DONE if loop is None else run_loop(loop, job)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     if options.then is not None:
-        from training.supervision.then_command import run_then
-
         supervision.exit_record.write(status)
         run_then(options.then, run.directory, status, uploaded=job.uploader is None or not job.uploader.failed)
     return status

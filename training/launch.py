@@ -107,11 +107,6 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def will_restart() -> bool:
-    """Tell whether torchrun --max-restarts will restart this group of ranks if one fails."""
-    return restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-
-
 def torchrun_process() -> int | None:
     """Return the process of torchrun that started this one; None without, or where the system does not tell (/proc)."""
     try:

@@ -41,8 +41,6 @@ def kept_casts(device: torch.device) -> AbstractContextManager[object]:
 
 @attrs.frozen(kw_only=True)
 class SavedLossScale:
-    """Loss scale in a checkpoint."""
-
     scale: float = attrs.field(validator=number(0.0, above=True))
     finite_steps: int = attrs.field(validator=integer(0))
 

@@ -65,7 +65,6 @@ class Feed:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count the time inside as waiting for data."""
         began = time.perf_counter()
         try:
             yield
@@ -105,5 +104,4 @@ def pinned(batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def on_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """Return a pinned micro-batch on the device."""
     return batch.moved(lambda values: values.to(device, non_blocking=True))

@@ -26,8 +26,6 @@ _FRESH = "all records of the run tell so; to train anew with the new values: a n
 
 @attrs.frozen
 class ResumeRequest:
-    """Run to continue, and how."""
-
     directory: Path
     wanted: str  # "auto", "never" or a checkpoint's name
     record: RunRecord  # this job's, to compare with the checkpoint's

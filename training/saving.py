@@ -10,7 +10,6 @@ from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
 from training.telemetry.reporter import Reporter
-from training.telemetry.time_ledger import TimeLedger
 
 AGAIN = "to be tried again at the next checkpoint:"
 
@@ -29,16 +28,8 @@ class Saved:
 class Saving:
     """Saves of this job. Every rank calls `begin` and `settle` at the same steps."""
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        state: TrainState,
-        ledger: TimeLedger,
-        reporter: Reporter,
-        expected_seconds: float,
-    ):
-        """`expected_seconds`: of the first save."""
-        self._writer, self._state, self._ledger, self._reporter = writer, state, ledger, reporter
+    def __init__(self, writer: CheckpointWriter, state: TrainState, reporter: Reporter, expected_seconds: float):
+        self._writer, self._state, self._ledger, self._reporter = writer, state, reporter.ledger, reporter
         self.directory = writer.directory
         self._seconds = expected_seconds  # duration of the last save; of the first one, as expected
         self._thread: threading.Thread | None = None

@@ -26,8 +26,6 @@ DECAYS = {
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """Learning rate over a run."""
-
     peak: float
     decay: str | None = None  # one of DECAYS; None: the peak at every step
     warmup_steps: int = 0

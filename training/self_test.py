@@ -50,7 +50,6 @@ def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTe
 
 
 def describe(outcome: SelfTest, numerics: Numerics) -> str:
-    """Return the outcome and its meaning, as one line."""
     level = f"determinism {numerics.determinism}"
     if outcome.held:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")

@@ -30,15 +30,12 @@ class Intervals:
     last_step: int  # where this job ends: the run's last step, or --max-steps
 
     def log_due(self, step: int) -> bool:
-        """Tell whether to log: at intervals, and the first and the last step."""
         return step % self.log == 0 or step in (1, self.last_step)
 
     def checkpoint_due(self, step: int) -> bool:
-        """Tell whether to save: at intervals and at the end."""
         return step > 0 and (step % self.checkpoint == 0 or step == self.last_step)
 
     def validation_due(self, step: int) -> bool:
-        """Tell whether to validate: at intervals, before a run's first step, with each checkpoint."""
         return self.validation is not None and (step % self.validation == 0 or self.checkpoint_due(step))
 
     def out_of_patience(self, position: Position) -> bool:

@@ -17,8 +17,6 @@ from training.state import StepSettings, TrainState
 
 
 class Validation:
-    """A slice of the validation stream, to measure a model on."""
-
     def __init__(self, stream: TokenStream, start_token: int, sequences: int, context_length: int):
         """Raises BadInput for conversations of which no token counts."""
         self._stream, self._start_token, self._sequences = stream, start_token, sequences

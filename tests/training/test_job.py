@@ -90,20 +90,27 @@ def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(make_ru
     assert "make room" not in line and "move" in line
 
 
-def test_a_checkpoint_of_another_run_is_not_resumed(copied: Path) -> None:
-    line = one_line(train(copied, "--set", "model.n_heads=4"))
-    assert "model.json: n_heads: got 4, but" in line
-    assert "set it back to resume, or start anew with --resume never (a --set of this key counts" in line
-
-
-def test_a_resume_on_other_tokens_is_refused(make_run: MakeRun, own_tokens: Path) -> None:
-    run = make_run()
+def test_a_resume_takes_the_same_tokens_elsewhere_and_refuses_others_all_without_a_manifest(
+    make_run: MakeRun, token_files: Path, own_tokens: Path
+) -> None:
+    run, options = make_run(), ("--token-files", str(own_tokens))
     complete(run, "--max-steps", "1")
-    assert train(run, "--max-steps", "2", "--token-files", str(own_tokens)).returncode == 0  # the same, elsewhere
+    (own_tokens / "manifest.json").unlink()
+    complete(run, "--max-steps", "2", *options)
+    record = json.loads((run / "resolved.json").read_text())
+    manifest = json.loads((token_files / "manifest.json").read_text())
+    for split in ("train", "validation"):
+        name = f"{split}.safetensors"
+        assert record[f"{split}_stream"]["files"] == [name]
+        assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
+    with (own_tokens / "validation.safetensors").open("r+b") as file:
+        file.seek(4096 + 64)
+        file.write(bytes(64))
+    line = one_line(train(run, *options))
+    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
     tokens = load_file(own_tokens / "train.safetensors")["tokens"]
     save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
-    (own_tokens / "manifest.json").unlink()
-    line = one_line(train(run, "--token-files", str(own_tokens)))
+    line = one_line(train(run, *options))
     assert f"{own_tokens}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
 
 
@@ -155,25 +162,6 @@ def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_
     else:
         assert done.returncode == 1 and count
     assert "SIGBUS" not in done.stderr
-
-
-def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
-    make_run: MakeRun, token_files: Path, own_tokens: Path
-) -> None:
-    run = make_run(dataset=str(own_tokens))
-    (own_tokens / "manifest.json").unlink()
-    complete(run, "--max-steps", "1")
-    record = json.loads((run / "resolved.json").read_text())
-    manifest = json.loads((token_files / "manifest.json").read_text())
-    for split in ("train", "validation"):
-        name = f"{split}.safetensors"
-        assert record[f"{split}_stream"]["files"] == [name]
-        assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
-    with (own_tokens / "validation.safetensors").open("r+b") as file:
-        file.seek(4096 + 64)
-        file.write(bytes(64))
-    line = one_line(train(run))
-    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
 @pytest.mark.slow

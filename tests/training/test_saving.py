@@ -30,7 +30,8 @@ def saving_of(problem: str | None = None) -> tuple[Saving, Any, Any, Any]:
         return problem is None, problem
 
     writer.write.side_effect = write
-    return Saving(writer, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, writer, reporter
+    reporter.ledger = TimeLedger(time.perf_counter())
+    return Saving(writer, state, reporter, 60.0), state, writer, reporter
 
 
 def events(reporter: Any) -> list[tuple[int, str]]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadInput, printable
-from common.files import replace_file, write_error
+from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
@@ -34,8 +34,8 @@ _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
     """Find the largest micro-batch that fits on every rank; print it, and write it into train.json with `write`.
 
-    `overrides`: those that `run` was read with. `processes`: ranks to start here, None: one for each GPU; under
-    torchrun each rank starts its own. Raises BadInput when not even one sequence fits, or a probe fails.
+    `overrides`: those of `run`. `processes`: ranks to start here, None: one for each GPU; under torchrun each rank
+    starts its own. Raises BadInput when not even one sequence fits, or a probe fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
@@ -55,27 +55,21 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 prober.probe(next_size)
             return
         try:
-            size = find_largest(run, prober)
+            size, all_known = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
         finally:
             prober.agree(None)
+        if size is None:
+            remedies = MemoryModel.of(run.model, run.train, prober.world_size).remedies()
+            raise BadInput(
+                f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; {remedies}"
+            )
+        print("" if all_known else "time was up: a larger one may fit\n", end="")
+        print(_summary(run, prober.world_size, size), flush=True)
         if write:
             changed = "written" if write_microbatch(run.train.file, size) else "unchanged"
             print(printable(f"{run.train.file}: {changed}"), flush=True)
     except dist.DistError as error:
         raise not_met() from error
-
-
-def find_largest(run: Run, prober: Prober) -> int:
-    """Search, print each probe and the result, and return it. Raises BadInput, as report_largest does."""
-    size, all_known = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
-    if size is None:
-        raise BadInput(
-            f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-            + MemoryModel.of(run.model, run.train, prober.world_size).remedies()
-        )
-    print("" if all_known else "time was up: a larger one may fit\n", end="")
-    print(_summary(run, prober.world_size, size), flush=True)
-    return size
 
 
 def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:
@@ -127,15 +121,12 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
             f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
             "the micro-batch: set it first"
         )
-    for key, reason in (
-        ("gradient_accumulation_steps", "it is derived from global_batch_size; leave it out"),
-        (
-            "validation_batches",
-            f'it counts micro-batches; wanted "validation_sequences": {train.validation.validation_sequences}',
-        ),
-    ):
+    for key in ("gradient_accumulation_steps", "validation_batches"):
         if key in keys:
-            raise BadInput(f"{path}: --write: got {key} {keys[key]}: {reason}")
+            raise BadInput(
+                f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted "
+                f"global_batch_size and validation_sequences {train.validation.validation_sequences} alone"
+            )
 
 
 def write_microbatch(path: Path, size: int) -> bool:
@@ -151,11 +142,9 @@ def write_microbatch(path: Path, size: int) -> bool:
     if after == before:
         return False
     mode = file.stat().st_mode
-    try:
+    with writing(path):
         replace_file(file, after, durable=True)
         file.chmod(mode)
-    except OSError as error:
-        raise BadInput(f"{write_error(path, error)}, or put microbatch_size {size} there") from error
     return True
 
 

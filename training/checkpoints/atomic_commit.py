@@ -38,8 +38,6 @@ from training.checkpoints.saved_state import FileDigest, SavedState, combined_sh
 
 @attrs.frozen
 class NewFile:
-    """A file to be filled by all ranks."""
-
     header: bytes
     size_bytes: int  # header included
 

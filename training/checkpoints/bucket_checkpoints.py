@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: the objects that one has there, its publication, retention and download."""
+"""Checkpoints in a bucket: the objects that one has there, retention and download."""
 
 import hashlib
 from pathlib import Path
@@ -65,13 +65,6 @@ def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
         )
 
 
-def complete_upload(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
-    """Complete an uploaded checkpoint: state, then manifest; after a kill in between `fetch` takes an older one."""
-    bucket.write(f"{name}/{STATE}", small[STATE])
-    manifest = f"{name}/{MANIFEST}"
-    bucket.replace(manifest, small[MANIFEST], bucket.read(manifest))
-
-
 def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
     """Write `latest` and `best`; delete what kills have left, and older checkpoints.
 
@@ -100,7 +93,7 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         contents = {file: version.content for file, version in small.items() if version is not None}
         wanted, state = manifest_entries(contents[MANIFEST]), contents[STATE]
         check_format(values := parse_json(state), f"{address}/{STATE}")
-        try:  # its own sha256 may be newer than the manifest's: see `complete_upload`
+        try:  # its own sha256 may be newer than the manifest's, which is uploaded last
             check_identity(name, parse_state(values), {file: wanted[file].sha256 for file in TENSOR_FILES})
         except ValueError as error:
             raise ValueError(f"{STATE}: {error}") from error

@@ -23,7 +23,7 @@ import attrs
 from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput, advisory
 from common.files import is_folder
-from training.checkpoints.bucket_checkpoints import complete_steps, complete_upload, holds, prune_bucket
+from training.checkpoints.bucket_checkpoints import complete_steps, holds, prune_bucket
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
 from training.checkpoints.saved_state import best_name
 from training.config.train_config import Run
@@ -122,10 +122,8 @@ class Uploader:
         began, problem = time.perf_counter(), None
         try:
             self._upload(lease, checkpoint, opened)
-        except BadInput as error:
-            problem = str(error)
         except Exception as error:  # noqa: BLE001  # of the disk or the client library: training goes on
-            problem = f"{type(error).__name__}: {error}"
+            problem = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         opened.set()
         self.failed = problem is not None
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
@@ -142,7 +140,9 @@ class Uploader:
             for file, content in tensors.items():
                 self.bucket.upload(f"{name}/{file}", content)
         lease.check()
-        complete_upload(self.bucket, name, small)
+        self.bucket.write(f"{name}/{STATE}", small[STATE])
+        manifest = f"{name}/{MANIFEST}"  # last: after a kill in between `fetch` takes an older checkpoint
+        self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
         newest = max(name, self._complete or name)  # the best one may come after it
         prune_bucket(self.bucket, newest, best, self._keep)
         self._complete = newest

@@ -39,8 +39,6 @@ BROADCAST_BYTES = 64 << 20
 
 @attrs.frozen
 class HeldCheckpoints:
-    """Checkpoints of one node."""
-
     steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
     found: tuple[int, str] | None  # step and name of the one to resume from
     problem: str | None  # why there is none

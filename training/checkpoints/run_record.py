@@ -72,8 +72,6 @@ def _train_form(values: dict[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """Resolved configuration of a run."""
-
     # keys of model.json and train.json in their one form
     model: dict[str, Any] = attrs.field(converter=_model_form)
     train: dict[str, Any] = attrs.field(converter=_train_form)

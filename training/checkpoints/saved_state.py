@@ -86,7 +86,6 @@ def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> Sa
 
 
 def check_format(values: dict[str, Any], where: str) -> None:
-    """Raise BadInput for the state of another version."""
     if values.get("format") != STATE_FORMAT:
         raise BadInput(
             f"{where}: got format {quoted(values.get('format'))}, wanted {STATE_FORMAT}: another version of Lockstep "

@@ -168,7 +168,11 @@ def load(checkpoint: Path, state: TrainState) -> None:
             with unreadable, safe_open(file, framework="pt") as opened:
                 _check_tensors(file, opened, tensors)
                 for stored in tensors:
-                    _read_rows(opened, stored)
+                    first, held = held_rows(stored.value)
+                    count = max(0, min(len(held), stored.rows - first))
+                    held[count:].zero_()  # rows beyond the vocabulary
+                    if count:
+                        held[:count].copy_(opened.get_slice(stored.key)[first : first + count])
     state.optimizer.steps = saved.optimizer_steps
     state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
     state.position = saved.position
@@ -214,12 +218,3 @@ def _header(tensors: list[Stored]) -> bytes:
 def _bytes_of(rows: Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor of any type."""
     return memoryview(rows.view(torch.uint8).numpy().data).cast("B")
-
-
-def _read_rows(file: Any, stored: Stored) -> None:
-    """Read into a parameter or a state tensor the rows that this rank holds; rows beyond the vocabulary are zero."""
-    first, held = held_rows(stored.value)
-    count = max(0, min(len(held), stored.rows - first))
-    held[count:].zero_()
-    if count:
-        held[:count].copy_(file.get_slice(stored.key)[first : first + count])

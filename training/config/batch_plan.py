@@ -170,7 +170,6 @@ def describe_balance(layout: Layout) -> list[str]:
 
 
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
-    """Return the arithmetic as lines for people."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
     follows = " (no global_batch_size in train.json: it follows the world size)"
     group_rates = describe_group_rates(train.optimization)

@@ -50,8 +50,6 @@ def one_form_of_dataset(value: Any) -> Any:
 
 @attrs.frozen
 class DatasetPart:
-    """A dataset's part in a mixture."""
-
     dataset: str = attrs.field(validator=checks.text())
     weights: Stages = attrs.field(converter=_read_weight, alias="weight")
 

@@ -144,8 +144,6 @@ class OptimizationOptions:
 
 @attrs.frozen(kw_only=True)
 class CheckpointOptions:
-    """Checkpoints: how often, how many."""
-
     checkpoint_interval: int = define(integer(1), 500, plumbing=True)  # steps
     keep_checkpoints: int = define(integer(1), 3, plumbing=True)  # newest ones; the best is kept beside them
     checkpoints: str | None = define(_BUCKET, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
@@ -153,8 +151,6 @@ class CheckpointOptions:
 
 @attrs.frozen(kw_only=True)
 class ValidationOptions:
-    """Validation: how often, on how much."""
-
     validation_interval: int | None = define(optional(integer(1)), 500, plumbing=True)  # steps; null: none
     validation_sequences: int = define(integer(1, 1 << 30), 1024, plumbing=True)
     start_val_token: int = define(integer(0), 0, plumbing=True)  # in the validation stream
@@ -164,8 +160,6 @@ class ValidationOptions:
 
 @attrs.frozen(kw_only=True)
 class ExecutionOptions:
-    """Execution: parallelism, determinism, precision, compilation."""
-
     parallel: str = define(one_of("ddp", "fsdp", "hsdp"), "ddp", plumbing=True)
     # null: elastic on a CPU where the world size allows it, off on a GPU
     determinism: str | None = define(optional(one_of("off", "run", "elastic")), None, plumbing=True)

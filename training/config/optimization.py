@@ -11,7 +11,6 @@ from training.schedule import DECAYS, Schedule
 
 
 def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
-    """Return the schedule of a run of so many steps."""
 
     def share(percent: float) -> int:
         return int(steps * Fraction(repr(percent)) // 100)  # exact: as a float, 2.3 % of 1,000 steps are 22

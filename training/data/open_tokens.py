@@ -55,8 +55,6 @@ class TokenDirectory:
 
 @attrs.frozen
 class TokenSet:
-    """The token files of a run."""
-
     directories: tuple[TokenDirectory, ...]  # in the order of train.json
 
     @property

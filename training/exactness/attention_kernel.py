@@ -95,11 +95,10 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Enable the kernel of a checkpoint where this job timed another as fastest; return the numerics with it."""
     name = before.get("attention")
-    if shape.device.type != "cuda" or now["determinism"] != "off" or name == now["attention"] or name not in KERNELS:
+    if now["determinism"] != "off" or name == now["attention"] or name not in KERNELS:
         return now
-    if any(before.get(field) != now[field] for field in SAME_MACHINE):
-        return now
-    if from_coordinator(ranks, lambda: problem_of(name, shape)) is not None:
+    other_machine = any(before.get(field) != now[field] for field in SAME_MACHINE)
+    if other_machine or from_coordinator(ranks, lambda: problem_of(name, shape)) is not None:
         return now
     _enable(name)
     return now | {"attention": name}

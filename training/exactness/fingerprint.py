@@ -35,7 +35,6 @@ KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that ve
 
 
 def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
-    """Resolve determinism, precision and compilation for a device."""
     wanted = train.execution
     return Numerics(
         determinism=wanted.determinism or ("off" if device.type == "cuda" else "elastic"),
@@ -46,6 +45,8 @@ def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
 
 def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     cuda = ranks.device.type == "cuda"
+    switches = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}  # of attention
+    kernels = [name for name, own in switches.items() if getattr(torch.backends.cuda, f"{own}_sdp_enabled")()]
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
         "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
@@ -55,7 +56,7 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
-        "attention": attention_backends() if cuda else "cpu",
+        "attention": "+".join(kernels) if cuda else "cpu",
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
@@ -83,18 +84,6 @@ def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return "field: old -> new" for each difference between two fingerprints."""
     fields = sorted(before.keys() | now.keys())
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
-
-
-def attention_backends() -> str:
-    """Return the enabled kernels of scaled_dot_product_attention, joined by "+"."""
-    backends = torch.backends.cuda
-    enabled = {
-        "flash": backends.flash_sdp_enabled(),
-        "efficient": backends.mem_efficient_sdp_enabled(),
-        "cudnn": backends.cudnn_sdp_enabled(),
-        "math": backends.math_sdp_enabled(),
-    }
-    return "+".join(name for name, on in enabled.items() if on)
 
 
 def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:

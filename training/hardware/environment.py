@@ -34,7 +34,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
-    """Return package versions and hardware for the record."""
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),

@@ -37,10 +37,6 @@ class Gpu:
         """Dense bf16 peak in FLOP/s."""
         return self.bf16_tflops * 1e12
 
-    @property
-    def bytes_per_second(self) -> float:
-        return self.gb_per_second * 1e9
-
 
 @functools.cache
 def known_gpus() -> dict[str, Gpu]:

@@ -60,8 +60,6 @@ class DiskNeed:
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    """Requirements of a run on this machine."""
-
     device: str | None = None  # as wanted; None: cuda where there are GPUs
     compiles: bool = True  # kernels, if on a GPU
     disk: DiskNeed | None = None
@@ -137,11 +135,10 @@ def check_compiler() -> Check:
             problem = next((line for line in done.stderr.splitlines() if "error" in line), f"{compiler} fails")
         except OSError as error:
             problem = f"{compiler}: {error.strerror}"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = (
         "torch.compile, and determinism run or elastic on a GPU, need a C compiler and Python's headers: "
-        f"{problem}; run: sudo apt-get install build-essential python{version}-dev; or train more slowly with "
-        "--set compile=false, and determinism off"
+        f"{problem}; run: sudo apt-get install build-essential python{sysconfig.get_python_version()}-dev; or train "
+        "more slowly with --set compile=false, and determinism off"
     )
     return Check("compiler", found, "problem")
 

@@ -39,7 +39,6 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 def orthogonalization_flops(matrix: Matrix) -> int:
-    """Return the FLOPs of the matrix products that make a matrix orthogonal."""
     short, long = sorted((matrix.rows, matrix.columns))
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 

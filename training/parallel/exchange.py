@@ -25,8 +25,6 @@ PIECE = 1 << 24
 
 @attrs.frozen(kw_only=True)
 class Exchange:
-    """Exchange of partial sums among ranks that own neighboring ranges of leaves, and the additions that follow."""
-
     ranks: RankGroup
     counts: list[int]  # partial sums of each rank
     piece: int  # elements of each that are sent at a time

@@ -93,7 +93,6 @@ def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
 
 
 def block_groups(blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return runs of blocks that are gathered and reduced together."""
     parameters = sum(parameter.numel() for parameter in blocks[0].parameters())
     length = group_length(parameters, len(blocks))
     return [blocks[first : first + length] for first in range(0, len(blocks), length)]

@@ -48,7 +48,6 @@ def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
 
 
 def levels_of(mesh: DeviceMesh) -> Levels:
-    """Return this process's place on each level."""
     across = _dimension(mesh, ACROSS) if ACROSS in (mesh.mesh_dim_names or ()) else ALONE
     return Levels(inside=_dimension(mesh, INSIDE), across=across)
 

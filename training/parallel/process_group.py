@@ -55,8 +55,6 @@ ALONE = RankGroup(rank=0, size=1)
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """Rank of this process, world size, and the process groups of the job."""
-
     rank: int
     world_size: int
     node: RankGroup = attrs.field()  # ranks of this machine, without a group; the place among them picks the GPU

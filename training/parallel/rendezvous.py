@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 from datetime import timedelta
+from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -94,8 +95,6 @@ def interface_with(address: str | None) -> str | None:
     """Return the name of the interface with an IPv4 address; None where it cannot be told."""
     if address is None or sys.platform != "linux":
         return None
-    from fcntl import ioctl  # not on every system
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         for _, name in socket.if_nameindex():
             request = array.array("B", IFREQ.pack(name.encode(), 0, b""))

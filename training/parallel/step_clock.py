@@ -10,19 +10,18 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import torch
 
 from common.errors import advisory
 
-Mark = float | torch.cuda.Event  # a moment: on a GPU, in its compute stream
+Mark = Any  # a moment: time.perf_counter(), or on a GPU an event in its compute stream
 
 
 @attrs.frozen(kw_only=True)
 class StepSeconds:
-    """Totals of steps."""
-
     steps: int = 0
     own: float = 0.0
 
@@ -39,7 +38,6 @@ class StepClock:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Context of one step."""
         with advisory("step clock"):
             while self._steps and _passed(self._steps[0][-1][1]):
                 own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
@@ -84,7 +82,4 @@ def _passed(mark: Mark) -> bool:
 
 
 def _seconds(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        assert isinstance(begin, float) and isinstance(end, float)
-        return end - begin
-    return begin.elapsed_time(end) / 1000
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000

@@ -17,8 +17,6 @@ from tokens.batches.sampling import odd_factor, rank_shares
 
 @attrs.frozen
 class SumTree:
-    """Shape of a sum."""
-
     leaves: int
     run: int  # leaves added in order before the pairwise tree begins
 
@@ -65,7 +63,6 @@ class SumTree:
 
 
 def leaf(number: int) -> range:
-    """Return the range of one leaf."""
     return range(number, number + 1)
 
 

@@ -19,8 +19,7 @@ from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_p
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.network_sizes import network_sizes
-from training.planning.price_list import Machine, PriceList
-from training.planning.spot import Preemptions
+from training.planning.price_list import Machine, Preemptions, PriceList
 from training.planning.throughput import Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import last_price, read_counted
@@ -30,17 +29,7 @@ ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, com
 
 
 @attrs.frozen(kw_only=True)
-class StartUp:
-    """Time from launch to the first ordinary step."""
-
-    seconds: float
-    jobs: int  # of the run, whose median it is; 0: an assumption
-
-
-@attrs.frozen(kw_only=True)
 class Offer:
-    """A run on a machine."""
-
     machine: Machine
     plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
@@ -73,7 +62,7 @@ class RunEstimate:
 
     run: Run
     prices: PriceList
-    start_up: StartUp
+    start_up: tuple[float, int]  # seconds from launch to the first ordinary step; as `start_up_of`
     network: Network
     asked: int | None  # GPUs by the run directory's name, on all nodes
     own: Plan | None  # the run on them, else on one
@@ -92,7 +81,7 @@ def make_estimate(
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
-    offers = [_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines]
+    offers = [_offer(run, machine, lengths, start_up[0], network) for machine in prices.machines]
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(run.model, run.train, offers))
     if not any(offer.plan for offer in offers):
@@ -115,7 +104,7 @@ def make_estimate(
         network=network,
         asked=gpus and gpus * network.nodes,
         own=own,
-        last_job=_last_job(run, lengths, start_up, usd),
+        last_job=_last_job(run, lengths, start_up[0], usd),
         offers=tuple(sorted(offers, key=order)),
     )
 
@@ -139,7 +128,7 @@ def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
 
 
 def _last_job(
-    run: Run, lengths: Mapping[str, int | None], start_up: StartUp, usd: float | None
+    run: Run, lengths: Mapping[str, int | None], start_up_seconds: float, usd: float | None
 ) -> tuple[float, float, float | None] | None:
     """Return speed and cost by the newest job; None where it logged no speed, or has other settings than now."""
     lines = read_counted(run.directory).records
@@ -149,18 +138,17 @@ def _last_job(
     with suppress(BadInput):
         if WORLD_SIZE.holds(ranks):
             tokens = _token_equivalents(run.train, make_plan(run.train, run.model.context_length, ranks, lengths))
-            seconds = start_up.seconds + tokens / (speed := statistics.median(speeds))
+            seconds = start_up_seconds + tokens / (speed := statistics.median(speeds))
             return speed, seconds / 3600, usd or last_price(lines)
     return None
 
 
-def start_up_of(run_directory: Path) -> StartUp:
-    """Return the start-up, compilation included, that earlier jobs of a run have measured, else the assumption."""
+def start_up_of(run_directory: Path) -> tuple[float, int]:
+    """Return the seconds of start-up and compilation, the median of so many jobs of a run; an assumption for 0 jobs."""
     ledgers = [record["ledger"] for record in read_counted(run_directory).records if "ledger" in record]
     if not ledgers:
-        return StartUp(seconds=ASSUMED_START_UP_SECONDS, jobs=0)
-    seconds = statistics.median(ledger.get("start-up", 0.0) + ledger["compile"] for ledger in ledgers)
-    return StartUp(seconds=seconds, jobs=len(ledgers))
+        return ASSUMED_START_UP_SECONDS, 0
+    return statistics.median(ledger.get("start-up", 0.0) + ledger["compile"] for ledger in ledgers), len(ledgers)
 
 
 def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
@@ -236,21 +224,17 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
 
 
 def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str:
-    size, batch = train.batch.microbatch_size, train.batch.global_batch_size
+    size, batch, least = train.batch.microbatch_size, train.batch.global_batch_size, min(each.bytes for each in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
-    room = f"more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
     best = max(offers, key=lambda offer: offer.largest or 0)
-    if best.largest is not None:
-        fitting = [best.largest] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
-        advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a larger global_batch_size"
-        least = min(offer.bytes for offer in offers) / GIB
-        return (
-            f"{train.file}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, {room}; the largest "
-            f"that fits is {best.largest}, on {best.machine.name}: set {advice}"
-        )
-    needs = min(MemoryModel.of(model, train, offer.machine.gpus).predict(1).total for offer in offers) / GIB
-    advice = MemoryModel.of(model, train, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
+    if best.largest is None:
+        advice = "not even 1 fits; " + MemoryModel.of(model, train, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
+    else:
+        fitting = [] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
+        largest = max(fitting, default=best.largest)
+        advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
     return (
-        f"{train.file.with_name('model.json')}: too big for every machine: under {train.execution.parallel} one "
-        f"sequence needs {needs:.1f} GiB of a GPU, {room}; {advice}"
+        f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "
+        f"needs {least / GIB:.1f} GiB of a GPU, more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of "
+        f"{roomiest.name}; {advice}"
     )

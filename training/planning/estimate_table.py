@@ -40,7 +40,8 @@ _UNKNOWN = (
 )
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
-    "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; expect less"
+    "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; it leaves out the cost of recompute_blocks, "
+    "loss_chunks and sharding; expect less"
 )
 FORECAST = "forecast.json"
 WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
@@ -55,10 +56,9 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         if found is not None:
             check_origin(initial, read_state(found).config.initial_weights, found)
         else:
-            other = initial.load()
-            initial.check(other, run.model, run.directory / "model.json")
             token_set = tokens_at_hand(run.train, command.options.token_files)
-            initial.check_tokenizer(other, token_set.tokenizer[1] if token_set and token_set.tokenizer else None)
+            tokenizer = token_set.tokenizer[1] if token_set and token_set.tokenizer else None
+            initial.load_checked(run.model, run.directory / "model.json", tokenizer)
     streams = streams_at_hand(run.train, command.options.token_files)
     check_objective(run, streams.values())
     lengths = lengths_of(streams)
@@ -85,7 +85,6 @@ def wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
-    """Return the run's arithmetic, the table and its notes, as lines."""
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     plan, machine = estimate.own, "1 process; the directory's name has no number of GPUs"
     if plan is None:
@@ -211,14 +210,14 @@ def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
 
 def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
     """Return the meaning of the columns, the assumptions behind them, and settings that they leave out."""
-    prices, start_up, train = estimate.prices, estimate.start_up, estimate.run.train
-    measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
+    prices, (seconds, jobs), train = estimate.prices, estimate.start_up, estimate.run.train
+    measured = f"measured, median of this run's {jobs} earlier jobs" if jobs else "an assumption"
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
     gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
         f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; the machine's time "
         "before and after the run is not included",
-        f"hours: training, validation, and {start_up.seconds:.0f} s of start-up ({measured})",
+        f"hours: training, validation, and {seconds:.0f} s of start-up ({measured})",
         f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB of each GPU at micro-batch "
         f"{train.batch.microbatch_size}; {CALIBRATION}",
     ]
@@ -241,14 +240,6 @@ def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
         )
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
         lines.append("memory, tokens/s: for bf16, compiled; this run is not: it takes more memory and time")
-    slower = {
-        "recompute_blocks": train.memory.recompute_blocks,
-        "loss_chunks": train.memory.loss_chunks > 1,
-        f'parallel "{train.execution.parallel}"': train.execution.parallel != "ddp",
-    }
-    options = [option for option, given in slower.items() if given]
-    if options and ESTIMATE_CAUTION in lines:
-        lines.append(f"estimates leave out the cost of {' and '.join(options)}")
     return lines
 
 

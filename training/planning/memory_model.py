@@ -151,8 +151,6 @@ class Prediction:
 
 @attrs.frozen(kw_only=True)
 class MemoryModel:
-    """Memory of one rank in bf16, compiled."""
-
     model: ModelConfig
     parallel: str = "ddp"  # as in train.json
     world_size: int = 1

@@ -39,7 +39,6 @@ class NetworkSizes:
         return self.outer_parameters + layers * self.block_parameters
 
     def state_bytes(self, optimizer: str, layers: int) -> int:
-        """Return the bytes of optimizer state of the whole network."""
         rules = rules_of(optimizer)
         return state_bytes(rules, self.outer.values()) + layers * state_bytes(rules, self.block.values())
 

@@ -80,8 +80,6 @@ class Throughput:
 
 @attrs.frozen(kw_only=True)
 class Network:
-    """Machines of a job, and the links between them."""
-
     nodes: int = 1
     link: float = math.inf  # GB/s of a node to the others, each direction
 
@@ -136,11 +134,10 @@ def roofline(config: ModelConfig, gpu: Gpu) -> float:
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
-    """Return the roofline by kind of kernel."""
     sizes, length, layers = network_sizes(config), config.context_length, config.n_layers
     window = min(attention_window(config) or length, length)
     keys = window - window**2 / (2 * length)  # that a query attends to, on average: of all, the causal half
-    traffic = reached.bandwidth * gpu.bytes_per_second
+    traffic = reached.bandwidth * gpu.gb_per_second * 1e9
     return {
         "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
         "attention": 12 * layers * sizes.attention_width * keys / (reached.attention * gpu.peak_flops),

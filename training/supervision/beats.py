@@ -28,8 +28,6 @@ Departure = Literal["done", "asked to stop", "failed", "cut off"]
 
 @attrs.frozen(kw_only=True)
 class Beat:
-    """One heartbeat of a rank."""
-
     count: int  # beats so far
     departure: Departure | None  # None: the rank stays
     host: str
@@ -77,11 +75,7 @@ class Beats:
         return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]
 
     def departed(self, *departures: Departure) -> bool:
-        """Tell whether any rank has left for one of these reasons."""
         return not self.departures.isdisjoint(departures)
-
-    def silent_seconds(self, rank: int) -> float:
-        return self._silent_polls[rank] * BEAT_SECONDS
 
     @advisory("seconds of each rank")
     def rank_seconds(self) -> list[float] | None:
@@ -100,7 +94,7 @@ class Beats:
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
-            silence = f", silent for {self.silent_seconds(rank):.0f} s" if silent else ""
+            silence = f", silent for {self._silent_polls[rank] * BEAT_SECONDS:.0f} s" if silent else ""
             lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {beat.position()}")
         return lines
 

@@ -31,6 +31,7 @@ STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
 TIMED_POLLS = 10  # between two looks of rank 0 at the seconds of all
+AGAIN = "run the same command again; the last checkpoint is as it was"
 SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
 
 
@@ -135,7 +136,11 @@ class Heartbeat:
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
                     self._publish(None)  # the place of the error, to be printed
-                    self._print_places()
+                    if self._exchange.first("told"):
+                        self._exchange.poll(everyone=True)
+                        self._print_places(f"a collective failed on rank {self.ranks.rank}")
+                    else:
+                        time.sleep(SPEAKER_SECONDS)
             with advisory("heartbeat", dist.DistError):
                 self._exchange.poll()  # another rank's last beat may have come since
             self._publish(self._departure)
@@ -159,8 +164,10 @@ class Heartbeat:
                 self._stopped()
         if lost := self.beats.lost(self._patience):
             self._exchange.tell_lost(lost)
+            silent = [str(rank) for rank in lost if self.beats.last[rank].departure is None]
             with advisory("places of the ranks", dist.DistError):
-                self._print_lost(lost)
+                if silent and self._exchange.first("told lost"):  # no other rank has found out before
+                    self._print_places(f"no answer of rank {', '.join(silent)}: {AGAIN}")
         if told := self._exchange.lost():
             self._end_without(told)
 
@@ -173,11 +180,8 @@ class Heartbeat:
             seen = self._count
             if silent >= patience:
                 if self.ranks.node.rank == 0:
-                    seconds = silent * BEAT_SECONDS
-                    _print(
-                        f"the first node, {os.environ.get('MASTER_ADDR')}, has not answered for {seconds:.0f} s; the "
-                        "last checkpoint is as it was: run the same command again"
-                    )
+                    address, seconds = os.environ.get("MASTER_ADDR"), silent * BEAT_SECONDS
+                    _print(f"no answer of the first node, {address}, for {seconds:.0f} s: {AGAIN}")
                 self._lost()
                 os._exit(EXIT_ERROR)
 
@@ -197,23 +201,6 @@ class Heartbeat:
         )
         self._exchange.publish(beat)
 
-    def _print_lost(self, lost: list[int]) -> None:
-        """Print which ranks are lost and where one waits for them, if no other rank has found out before."""
-        beats = self.beats.last
-        silent = [
-            f"rank {rank} ({beats[rank].host}, pid {beats[rank].pid}) has not answered for "
-            f"{self.beats.silent_seconds(rank):.0f} s, last seen {beats[rank].position()}"
-            for rank in lost
-            if beats[rank].departure is None
-        ]
-        if silent and self._exchange.first("told lost"):
-            present = [rank for rank, beat in beats.items() if rank not in lost and beat.departure is None]
-            waiting = min(present, default=self.ranks.rank)
-            _print(
-                f"{'; '.join(silent)}; rank {waiting} is {beats[waiting].position()}; the last checkpoint is as it "
-                "was: run the same command again"
-            )
-
     def _end_without(self, lost: dict[int, Beat]) -> NoReturn:
         """End this process, and frozen ones of this node: torchrun would wait for them."""
         frozen = [beat for beat in lost.values() if beat.departure is None]
@@ -228,14 +215,8 @@ class Heartbeat:
         finally:
             os._exit(EXIT_ERROR)
 
-    def _print_places(self) -> None:
-        """Print where every rank is, on the first rank that gets here; the others give it time."""
-        if self._exchange.first("told"):
-            self._exchange.poll(everyone=True)
-            failed = f"a collective failed on rank {self.ranks.rank}; the ranks at their last heartbeats:"
-            _print("\n  ".join([failed, *self.beats.report()]))
-        else:
-            time.sleep(SPEAKER_SECONDS)
+    def _print_places(self, problem: str) -> None:
+        _print("\n  ".join([f"{problem}; the ranks at their last heartbeats:", *self.beats.report()]))
 
 
 def _print(problem: str) -> None:

@@ -1,25 +1,17 @@
 """Supervision of a training process: requests to stop, loss of a rank, run lock, exit record, exit status.
 
 Phases: start (before torch is imported, until the ranks have met), preparation (until there is something to save),
-training.
+training. A request to stop may come on any rank: a signal, a stop of another node, torchrun's end, a used-up budget.
 
-Requests to stop may come on any rank. In training they are noted: before each step and inside a validation all ranks
-agree (training/step_intervals.py), and one rank's request makes all of them save and end as "stopped".
+In training it is noted: before each step and inside a validation all ranks agree (training/step_intervals.py), and one
+rank's request makes all of them save and end as "stopped". Before, it ends this process at once, in preparation after
+the others' heartbeats (3 s) have told whether one is "lost" or in "error". A signal may be torchrun's own, sent to the
+others after one rank's death: in start a rank cannot tell, so its "stopped" is not final, and a group of ranks that
+torchrun restarts goes on. Where torchrun is gone nothing is recorded.
 
-| request                            | in start             | in preparation                        | in training |
-|------------------------------------|----------------------|---------------------------------------|-------------|
-| SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
-| (`receive_signals`)                  | "stopped", not final | "lost" or "error" by the beats, else  |             |
-|                                    |                      | "stopped"                             |             |
-| another rank was asked, and        |                      | the same, and end torchrun            |             |
-| torchrun does not ask this one     |                      |                                       |             |
-| torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
-| budget used up (condition of loop) |                      |                                       | noted       |
-
-A signal may be torchrun's own, sent to the others after one rank's death. In start a rank cannot tell, so the record is
-not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" the ranks end torchrun
-of several nodes, which would restart them (`end_torchrun`); a group that it restarts nevertheless ends again at once.
-On another number of nodes it goes on: torchrun also asks ranks to stop because a node has come.
+After a final "stopped" or "diverged" the ranks end torchrun of several nodes, which would restart them
+(`end_torchrun`); a group that it restarts nevertheless ends again at once. On another number of nodes it goes on:
+torchrun also asks ranks to stop because a node has come.
 
 Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes or hangs:
 the others end as "lost" (heartbeat.py).
@@ -30,22 +22,35 @@ run_lock.py. Outcomes and their causes: docs/checkpoints.md.
 
 import os
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
+from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory, printable
+from common.files import LOCK_POLL_SECONDS
 from training.launch import (
     environment_nodes,
+    environment_rank,
     is_first_on_machine,
+    restarts,
     tell_torchrun,
     torchrun_identity,
     torchrun_process,
-    will_restart,
+    without_launcher,
 )
-from training.supervision.run_lock import LOST, ExitRecord, RunLock, final_status, take_run_lock
+from training.supervision.run_lock import (
+    LOST,
+    NODE_VARIABLE,
+    ExitRecord,
+    RunLock,
+    final_status,
+    lock_is_held,
+    take_run_lock,
+)
 
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
@@ -108,8 +113,8 @@ class Supervision:
         Not where it has asked them to stop: it then ends by itself, or another node has come and they shall go on. The
         torchruns of other nodes need not have been asked; left alone, they would wait for this one.
         """
-        torchrun = torchrun_process()
-        if torchrun is None or not will_restart() or environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
+        torchrun, last = torchrun_process(), restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        if torchrun is None or last or environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
             return
         # torchrun tells all once it has heard; were a rank to end before, it would restart them
         if not is_first_on_machine():
@@ -172,3 +177,22 @@ def receive_signals(on_signal: Callable[[str], object]) -> None:
                 on_signal(signal.Signals(number).name)
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
+
+
+def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) -> None:
+    """Run the command of --then on rank 0 and print its exit status, with all checkpoints in the bucket. Collective.
+
+    The run lock is held until it has ended: no other job begins what it might power off. It runs in a session of its
+    own, without torchrun's variables, and so outlives a torchrun that ends its ranks.
+    """
+    if environment_rank() != 0:
+        # torchrun ends all ranks once one has ended with another status than 0.
+        while status == EXIT_STOPPED and os.environ.get("GROUP_RANK", "0") == "0" and lock_is_held(run_directory):
+            time.sleep(LOCK_POLL_SECONDS)
+    elif not uploaded:
+        print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
+    else:
+        print(printable(f"--then: {command}"), flush=True)
+        environment = {name: value for name, value in without_launcher().items() if name != NODE_VARIABLE}
+        ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
+        print(f"--then: ended with status {ended}", flush=True)

@@ -22,8 +22,6 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class TrainingProcess:
-    """A job that this process has started."""
-
     def __init__(self, directory: Path, command: list[str], environment: Mapping[str, str]):
         """Start Python. It has a session of its own: Ctrl-C in a terminal reaches its parent alone, which asks it."""
         path = self.log = directory / JOB_LOG

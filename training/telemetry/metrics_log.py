@@ -56,12 +56,11 @@ class MetricsLog:
 
     def close(self) -> None:
         """Write the lines kept in memory and close the file; print how many are lost."""
+        reason: str | None = "too many to keep in memory"
         try:
             self._log.flush()
         except OSError as error:
             reason = error.strerror
-        else:
-            reason = "too many to keep in memory"
         if lost := self._log.unwritten:
             self._say(f"WARNING: {self._log.path}: {lost:,} lines could not be written and are lost: {reason}")
         self._log.close()

@@ -137,7 +137,6 @@ class Reporter:
         }
 
     def _outlook(self, remaining_seconds: float | None) -> list[str]:
-        """Return remaining time and cost, as far as they are known."""
         parts = [] if remaining_seconds is None else [f"ETA {duration(remaining_seconds)}"]
         spent = self.ledger.usd()
         if spent is not None:
@@ -159,7 +158,6 @@ class Reporter:
 
 
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
-    """Return device, layout and arithmetic of a job."""
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     parallel = run.train.execution.parallel

@@ -73,10 +73,8 @@ class TimeLedger(Spending):
         self._since = began
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
-        self._first_step_seconds = 0.0  # compilation, buffers, waiting for data: not typical of later steps
-        self._first_step_waited = 0.0  # part of it, spent waiting for data
-        self._before_step = 0.0  # training seconds before the current step
-        self._waited_before = 0.0  # part of it, spent waiting for data
+        # Seconds of training, and of these the wait for data: of the first step, which is not typical, and of all steps
+        self._first_step = self._all_steps = 0.0, 0.0
         self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # steps after the first, without waits for data
         self.steps = 0  # taken by this process
         self._last_read = 0, 0.0  # steps and training seconds, by steps_per_second
@@ -99,15 +97,12 @@ class TimeLedger(Spending):
 
     def after_step(self, waited_for_data_seconds: float) -> None:
         """Count a step; the first is kept apart from typical ones. Waited: by this process so far."""
-        seconds = self.training_seconds() - self._before_step
-        waited = waited_for_data_seconds - self._waited_before
-        self._before_step += seconds
-        self._waited_before += waited
+        (seconds, waited), self._all_steps = self._all_steps, (self.training_seconds(), waited_for_data_seconds)
         self.steps += 1
         if self.steps == 1:
-            self._first_step_seconds, self._first_step_waited = seconds, waited
+            self._first_step = self._all_steps
         else:
-            self._recent_seconds.append(seconds - waited)
+            self._recent_seconds.append(self._all_steps[0] - seconds - (self._all_steps[1] - waited))
 
     def longest_step_seconds(self) -> float:
         """Return the longest recent step, without waits for data; before the first, the last job's compile time."""
@@ -142,8 +137,8 @@ class TimeLedger(Spending):
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
         if self.steps > 1:  # the excess of the first step over a typical one
-            first = self._first_step_seconds - self._first_step_waited
-            extra = max(0.0, first - self._typical_step_seconds())
+            seconds, waited = self._first_step
+            extra = max(0.0, seconds - waited - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
             parts["training"] -= parts["compile"]
         names = dict.fromkeys((*PARTS, *self.earlier.parts))
@@ -157,7 +152,7 @@ class TimeLedger(Spending):
         }
 
     def _typical_step_seconds(self) -> float:
-        return (self.training_seconds() - self._first_step_seconds) / (self.steps - 1)
+        return (self.training_seconds() - self._first_step[0]) / (self.steps - 1)
 
     def _turn_to(self, part: str) -> str:
         """Attribute the time from now on to a part; return the part before."""

@@ -70,7 +70,11 @@ def test_followed_tokens_are_those_of_the_finished_files() -> None:
         ({"global_batch_size": 16}, r"train\.json: global_batch_size: got 16, but step-1 was made with 8"),
         ({"train": {"shuffle": True}}, r"train\.json: shuffle: got true, but step-1 was made with false"),
         ({"train": {"optimizer": "muon"}}, r'train\.json: optimizer: got "muon", but step-1 was made with "adamw"'),
-        ({"model": {"emb_dim": 8}}, r"model\.json: emb_dim: got 8, but step-1 was made with 4"),
+        (
+            {"model": {"emb_dim": 8}},
+            r"model\.json: emb_dim: got 8, but step-1 was made with 4; set it back to resume, or "
+            r"start anew with --resume never \(a --set of this key counts",
+        ),
     ],
 )
 def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -220,9 +220,8 @@ def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
     now = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
     recorded = now | {"attention": "cudnn"} | before
-    on_gpu = attrs.evolve(shape(), device=torch.device("cuda"))
     now["determinism"] = recorded["determinism"]
-    numerics = attention.keep_attention(on_gpu, recorded, now, SimpleNamespace())
+    numerics = attention.keep_attention(shape(), recorded, now, SimpleNamespace())
     assert numerics == now | {"attention": kept} and enabled == ["cudnn"] * (kept == "cudnn")
 
 

@@ -13,7 +13,7 @@ from tests.training.config.test_train_config import GPT2_124M, PUBLIC, run_direc
 from training.build import make_intervals
 from training.command import Options
 from training.config.train_config import load_run
-from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
+from training.planning.estimate import ASSUMED_START_UP_SECONDS, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
 from training.planning.throughput import Network
 from training.telemetry.metrics_log import METRICS
@@ -62,11 +62,11 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
     ("options", "message"),
     [
         (["--machine", "8xa100-40g"], "--machine 8xa100-40g: no such machine; did you mean '8xa100-40gb'?"),
-        ([*HUGE], "too big for every machine: under ddp one sequence needs"),
+        ([*HUGE], "too big for every machine: under ddp it needs"),
         (["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"], "predicted to fit: --set parallel=fsdp"),
         (
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
-            "train.json: microbatch_size: got 2048, which needs",
+            "train.json: microbatch_size: got 2048, too big for every machine: under ddp it needs",
         ),
         (
             ["--set", "microbatch_size=4", "--set", "global_batch_size=4", "--machine", "8xa100-40gb"],
@@ -106,12 +106,12 @@ def test_a_plan_counts_the_validations_that_a_run_makes(datasets: int, validatio
 
 
 def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path) -> None:
-    assert start_up_of(tmp_path) == StartUp(seconds=ASSUMED_START_UP_SECONDS, jobs=0)
+    assert start_up_of(tmp_path) == (ASSUMED_START_UP_SECONDS, 0)
     parts = dict.fromkeys(PARTS, 0.0)
     ledgers = [parts | {"start-up": start_up, "compile": 30.0, "training": 9.0} for start_up in (10.0, 50.0, 60.0)]
     lines = [{"step": 1, "ledger": ledger, "run_ledger": ledger, "elapsed_seconds": 1.0} for ledger in ledgers]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert start_up_of(tmp_path) == StartUp(seconds=80.0, jobs=3)
+    assert start_up_of(tmp_path) == (80.0, 3)
 
 
 def test_two_nodes_cost_twice_as_much_an_hour_and_are_less_than_twice_as_fast() -> None:

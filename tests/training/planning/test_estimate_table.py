@@ -14,7 +14,7 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import ROOT, MakeRun, complete, train
 from training.config.train_config import Run, load_run
-from training.planning.estimate import RunEstimate, StartUp, gpus_by_name, make_estimate
+from training.planning.estimate import RunEstimate, gpus_by_name, make_estimate
 from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
 from training.planning.price_list import MACHINES, PriceList, read_machines
 from training.telemetry.metrics_log import METRICS
@@ -87,7 +87,7 @@ def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
     text = "\n".join(lines)
     assert re.search(r"^cheapest: 1xrtx4090 spot, \$\d\.\d\d in \d\.\d\d hours \(rough\)$", text, re.MULTILINE)
     assert "\ncheapest of the measured: 1xh200, $8.69 in 1.89 hours (measured here)\n" in text
-    measured = attrs.evolve(estimate(run, prices), start_up=StartUp(seconds=42.0, jobs=2))
+    measured = attrs.evolve(estimate(run, prices), start_up=(42.0, 2))
     text = " ".join(line.strip() for line in describe_estimate(measured))
     assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in text
 

@@ -77,7 +77,6 @@ def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
     assert polled(5, 5, 5).report()[1] == f"rank 1 {known}): at step 3 in training/step.py:1, run"
     failed = polled(5, 5, 5, 5, departure="failed", step=None)
     assert failed.report()[1] == f"rank 1 {known}): failed starting up in training/step.py:1, run"
-    assert polled(5, 5, 5, 5).silent_seconds(1) == 3
 
 
 def test_seconds_of_each_rank_are_of_the_steps_since_the_last_time() -> None:

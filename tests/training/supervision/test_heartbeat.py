@@ -51,18 +51,17 @@ def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen:
         time.sleep(1)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
-    silent = "5" if len(frozen) == 1 else "[3-5]"
-    lost = [
-        rf"rank {rank} \(\S+, pid {pids[rank]}\) has not answered for {silent} s, last seen {POSITION}"
-        for rank in frozen
-    ]
+    [(number, line)] = [pair for pair in enumerate(errors.splitlines()) if pair[1].startswith("train.py:")]
+    assert line == (
+        f"train.py: no answer of rank {', '.join(map(str, frozen))}: run the same command again; the last checkpoint "
+        "is as it was; the ranks at their last heartbeats:"
+    )
+    table = errors.splitlines()[number + 1 : number + 1 + ranks]
+    for rank in frozen:
+        silent = "5" if len(frozen) == 1 else "[3-5]"
+        assert re.fullmatch(rf"  rank {rank} \(\S+, pid {pids[rank]}, silent for {silent} s\): {POSITION}", table[rank])
     waiting = min({*range(ranks)} - {*frozen})
-    assert re.fullmatch(
-        rf"train\.py: {'; '.join(lost)}; rank {waiting} is {COLLECTIVE}; "
-        r"the last checkpoint is as it was: run the same command again",
-        line,
-    ), line
+    assert re.fullmatch(rf"  rank {waiting} \(\S+, pid {pids[waiting]}\): {COLLECTIVE}", table[waiting]), table
     assert checkpoints(run) == saved
     if 0 not in frozen:
         assert outcome(run) == "lost"
