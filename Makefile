@@ -60,11 +60,10 @@ picture: .venv/installed token_files/quickstart/manifest.json
 test: .venv/installed-test
 	$(BIN)/python -m pytest
 
-HARNESS = lm_eval[hf]==0.4.13
 TRACKERS = tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
 
 test-long: .venv/installed-test
-	$(PIP) "$(HARNESS)" "transformers[serving]==5.20.2" $(TRACKERS)
+	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2" $(TRACKERS)
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -m long -n 0 -s
 
@@ -90,7 +89,7 @@ first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VE
 	grep -v '^torch==' requirements.txt | $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin \
 	  --requirement tools/fakegpu/requirements.txt
 	grep -E '^(pytest|hypothesis|beartype)' requirements-test.txt | \
-	  $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin "$(HARNESS)"
+	  $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin
 	touch $@
 
 lint: .venv/installed-test

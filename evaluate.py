@@ -21,7 +21,6 @@ EPILOG = """examples:
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
   python evaluate.py core runs/8xa100
-  python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
   python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
   python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown

@@ -6,6 +6,7 @@ Both score every choice behind its examples; the harness reads no id that begins
 """
 
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import attrs
 import bench  # first: it makes the repository's modules importable
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 from evaluation.core.bundle import CoreTask, read_bundle
 from evaluation.core.core import measure
-from evaluation.harness.harness import harness_model
+from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import GPT2_SIZES
 from model.gpt import GPT, initialize
@@ -36,7 +38,9 @@ def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int =
     trained = Trained(network.eval(), known, ModelLocation(Path("random"), None, Path("random")))
     ranks = start("cpu", 3600)
     torch.set_num_threads(1)
-    theirs = harness_model(trained, BATCH_SIZE, ranks.device)
+    with tempfile.TemporaryDirectory() as folder:
+        export(trained, Path(folder) / "model", None, None)
+        theirs = HFLM(pretrained=f"{folder}/model", batch_size=BATCH_SIZE, device="cpu")
     chosen, data = read_bundle(bundle, tasks, items)
     rows = []
     for task in chosen:

@@ -179,20 +179,6 @@ class JudgeCommand:
 
 
 @attrs.frozen(kw_only=True)
-class HarnessCommand(MeasureOptions):
-    """Run tasks of lm-evaluation-harness, which must be installed."""
-
-    tasks: Annotated[str, option("names, with commas; see `lm-eval ls tasks`", name="TASKS")] = attrs.field(
-        kw_only=False
-    )
-    models: Models = attrs.field(kw_only=False)
-    include_path: Annotated[Path | None, option("directory of additional tasks, as YAML files", "DIR")] = None
-    fewshot: Annotated[int | None, option("examples in the context; default: the task's", "N", check=integer(0))] = None
-    limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=COUNT)] = None
-    batch_size: Annotated[int, option("requests per batch", "N", check=COUNT)] = 16
-
-
-@attrs.frozen(kw_only=True)
 class CompareCommand:
     """Compare stored results in one table, and name significant differences."""
 
@@ -238,7 +224,6 @@ COMMANDS = {  # in the order of the comparison's columns
         InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
     ),
     "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
-    "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
     "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.compare"),
     "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
 }

@@ -9,10 +9,9 @@ import pytest
 from common.errors import EXIT_DONE, EXIT_ERROR
 from tests.conftest import ROOT, write_run
 from tests.cuda.conftest import SMALL
-from tests.cuda.emulated import disturbed, finished, run, train
+from tests.cuda.emulated import disturbed, finished, train
 from tests.evaluation.comparison.stored import results
 from tests.evaluation.core.written_bundle import write_bundle
-from tests.evaluation.harness.test_harness import OFFLINE, tasks  # noqa: F401  # a fixture
 from tests.evaluation.instruct.instructions import RECORDS
 
 
@@ -49,9 +48,3 @@ def test_samples_are_generated(trained: Path) -> None:
     options = ("--prompt", "def ", "--tokens", "20")
     # status 1 for degenerate output: noise may be
     assert "def " in evaluated(trained, 1, "smoke", *options, statuses=(EXIT_DONE, EXIT_ERROR))
-
-
-def test_tasks_of_the_harness(trained: Path, tasks: Path) -> None:  # noqa: F811
-    options = ("our_choices,our_rolling,our_spoken", trained, "--include-path", tasks, "--limit", "2")
-    finished(run(ROOT / "evaluate.py", "harness", *options, ranks=2, **OFFLINE))
-    assert results(trained)[-1]["tasks"].keys() == {"our_choices", "our_rolling", "our_spoken"}

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from common.errors import BadInput
+from evaluation.core.core import Choice, choice_losses
 from evaluation.export import export as export_module
 from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained, load, locate
@@ -251,3 +253,22 @@ def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> No
     own = Template("{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}")
     export(chat_model(tmp_path, own), tmp_path / "own", None, None)
     assert (tmp_path / "own" / "chat_template.jinja").is_file() and not (tmp_path / "own" / "Modelfile").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # importing the harness takes ten seconds
+def test_lm_evaluation_harness_scores_an_export_as_we_score_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    complete(run := make_run(), "--max-steps", "2")
+    said("export", run, tmp_path / "exported")
+    model = trained(str(run))
+    pairs = [("def main(", "): pass"), ("The", " same"), ("日本語", "🚀"), ("a b c", " d e f g h")]
+    requests = [Instance("loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
+    asked = HFLM(pretrained=str(tmp_path / "exported"), batch_size=2, device="cpu")  # without code of ours
+    rows = [[model.tokenizer.encode(text) for text in pair] for pair in pairs]
+    choices = [[Choice(np.concatenate(parts), len(parts[1]))] for parts in rows]
+    ours = [(-float(nats.sum()), bool(likeliest.all())) for ((nats, likeliest),) in choice_losses(model, choices)]
+    assert asked.loglikelihood(requests, disable_tqdm=True) == [(pytest.approx(a, abs=1e-4), b) for a, b in ours]
