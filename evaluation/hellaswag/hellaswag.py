@@ -199,7 +199,7 @@ def _download(source: str) -> Path:
         raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
     problem = "no such file, and no dataset available on the hub"
     advice = "; pass hellaswag_val.jsonl of github.com/rowanz/hellaswag with --data"
-    folder = download_snapshot(source, "dataset", PATTERNS, problem, advice)
+    folder = Path(download_snapshot(source, "dataset", PATTERNS, problem, advice))
     found = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
     if len(found) != 1:
         raise BadInput(f"{source}: got {len(found)} files of a validation split, wanted 1; pass a file with --data")

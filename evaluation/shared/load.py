@@ -224,7 +224,9 @@ def _best(directory: Path) -> str:
 def _download(reference: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
         raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
-    return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
+    return Path(
+        download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
+    )
 
 
 def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:

@@ -160,7 +160,7 @@ def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
         stream.read(10)
         texts.write(kind, texts.read(kind).content[::-1])
         stream.seek(0)
-        with pytest.raises(BadInput, match=f"{url}: was replaced while it was read"):
+        with pytest.raises(BadInput, match=f"{url}: was replaced meanwhile"):
             read(stream)
 
 

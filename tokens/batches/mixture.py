@@ -79,10 +79,8 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     divisor = math.gcd(*whole)
     shares = tuple(weight // divisor for weight in whole)
     if sum(shares) > MOST_ENTRIES:
-        raise ValueError(
-            f"got weights {', '.join(map(str, weights))}, wanted whole numbers of the same proportion to add up to "
-            f"{MOST_ENTRIES:,} at most; round the weights to fewer digits"
-        )
+        got, wanted = ", ".join(map(str, weights)), f"a sum of at most {MOST_ENTRIES:,} as whole numbers"
+        raise ValueError(f"got weights {got}, wanted {wanted}; round the weights to fewer digits")
     return shares
 
 

@@ -97,9 +97,7 @@ class Reader:
             return
         start = len(text_file.BYTE_ORDER_MARK) if data.startswith(text_file.BYTE_ORDER_MARK) else 0
         if self._separator is None:
-            begin, end = (
-                text_file.edge(stream, position, size, self._pattern) for position in (extent.begin, extent.end)
-            )
+            begin, end = (text_file.edge(stream, at, size, self._pattern) for at in (extent.begin, extent.end))
             ends = begin < end == size or size == 0
             yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
             return
@@ -224,9 +222,7 @@ class Reader:
         if table.metadata.num_rows == 0:
             self._empty(item)
         elif extent.begin == extent.end:
-            self.problems.add(
-                "damaged file", item.path, "it could not be read when the plan was made", 1, item.size_bytes
-            )
+            self.problems.add("damaged file", item.path, "not readable when the plan was made", 1, item.size_bytes)
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row

@@ -18,7 +18,7 @@ from common.checks import structured
 from common.errors import BadInput, quoted, refusing
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
-from tokens.format.header import WEIGHT, TokenFile, readable_tokens
+from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 from tokens.format.token_file import TokenStream, open_split
 
 SPLITS = ("train", "validation", "test")
@@ -212,6 +212,13 @@ def check_size(file: TokenFile, manifest: Manifest) -> None:
     got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
     if got != wanted:
         raise BadInput(f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; prepare or download both again")
+
+
+def check_file(path: Path, manifest: Manifest) -> None:
+    """Read a whole file. Raises BadInput unless it is as its manifest entry says."""
+    check_listed(path, manifest)
+    check_size(file := read_header(path), manifest)
+    read_contents([file], manifest)
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:

@@ -79,10 +79,8 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
     if not found.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
-    say(
-        f"bad documents: {kinds}; {found.lost_documents:,} documents and {found.lost_bytes:,} bytes of "
-        "input are left out:"
-    )
+    lost = f"{found.lost_documents:,} documents and {found.lost_bytes:,} bytes of input"
+    say(f"bad documents: {kinds}; {lost} are left out:")
     for line in itertools.chain.from_iterable(found.examples.values()):
         say(f"  {line}")
     if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):

@@ -17,7 +17,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import sync
 from tokens.format.header import HEADER_BYTES, WEIGHT, write_header
-from tokens.format.manifest import SPLITS
+from tokens.format.manifest import SPLITS, split_of
 from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettings
 
 PARTIAL = ".partial-"
@@ -53,9 +53,7 @@ class GrowingStream:
 
     def resume(self, length: int, why: Path) -> None:
         """Continue after `length` tokens, as the log `why` says; hide named files, delete the rest. Raises BadInput."""
-        whole = self._directory / f"{self.split}.safetensors"
-        shards = self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")
-        named = [*([whole] if whole.exists() else []), *shards]
+        named = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
         for path in named if self._settings.template is None else ():  # else they are made of the growing files
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))

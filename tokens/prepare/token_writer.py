@@ -102,9 +102,8 @@ class TokenWriter:
         self._plan = plan
         self._ranks = ranks
         self._log = log
-        self._streams = {
-            split: GrowingStream(directory, split, plan.settings, to_bucket=bucket is not None) for split in SPLITS
-        }
+        to_bucket = bucket is not None
+        self._streams = {split: GrowingStream(directory, split, plan.settings, to_bucket=to_bucket) for split in SPLITS}
         for split, length in (self.totals.cut or self.totals.tokens).items():
             self._streams[split].resume(length, log.path)
 

@@ -16,8 +16,7 @@ from tokens.documents.sources import resolve_sources
 from tokens.prepare.command import SPECIAL, PrepareCommand, TokenizerCommand
 from tokens.prepare.display import refuse_losses, report_problems, say
 from tokens.prepare.executors import start_workers
-from tokens.prepare.plan import make_plan
-from tokens.prepare.prepare import settings_of
+from tokens.prepare.plan import make_plan, settings_of
 from tokens.tokenizer.hugging_face_files import ranks_of, tokenizer_text
 from tokens.tokenizer.known import PATTERNS
 from tokens.tokenizer.loading import load_tokenizer

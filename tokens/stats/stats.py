@@ -68,9 +68,8 @@ def stats(
     if manifest is not None and manifest.rows is not None:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
-        lines.append(
-            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} {noun}s"
-        )
+        share = split.tokens / tokens
+        lines.append(f"  {name:20} {split.tokens:,} tokens ({share:.2%}), {len(split.hashes):,} {noun}s")
     lines += _copies(splits, noun)
     if against or near_duplicates:
         tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")

@@ -123,8 +123,7 @@ def _load_known(name: str) -> Tokenizer:
     try:
         encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
-        raise BadInput(
-            f"tokenizer {name}: its ranks are neither cached nor downloadable ({type(error).__name__}); "
-            "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
-        ) from error
+        problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
+        advice = "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
+        raise BadInput(f"tokenizer {name}: {problem}; {advice}") from error
     return _of_known(name, known, BytePairCoder(encoding, known.pattern))

@@ -135,9 +135,8 @@ def _compiled(text: str) -> "JinjaTemplate":
         raise ValueError(problem)
 
     # As transformers has it
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    loops = ["jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text

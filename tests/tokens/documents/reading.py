@@ -14,8 +14,7 @@ from tokens.documents.inputs import Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.plan import make_plan
-from tokens.prepare.prepare import settings_of
+from tokens.prepare.plan import make_plan, settings_of
 from tokens.tokenizer.loading import load_tokenizer
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]

@@ -134,7 +134,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     assert "tokens: not a repository name; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
     told = refusal(push(hub, prepared, NAME, "--license", "a: b"))
-    assert "--license: got 'a: b', wanted a license identifier" in told
+    assert "--license: got 'a: b', wanted a license of the hub" in told
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     entry = {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""}

@@ -58,7 +58,7 @@ def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(
     assert sorted(said) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
-    unknown = r"unit 0, made from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
+    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
     with pytest.raises(BadInput, match=unknown):
         write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
     with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
@@ -184,7 +184,7 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
             return encode(coder, text)
 
         monkeypatch.setattr(ByteCoder, "encode", fail)
-        message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
+        message = re.escape(f"unit 0, from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
         with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / "b.txt")
 
