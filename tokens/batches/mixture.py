@@ -107,9 +107,8 @@ def assign(shares: Sequence[int]) -> list[int]:
     counts, following = [0] * len(shares), [dates(source, 0) for source in sources]
     chosen = []
     for sample in range(1, size + 1):
-        _, source, place = min(
-            [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
-        )
+        may = [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
+        _, source, place = min(may)
         counts[source] += 1
         following[place] = dates(source, counts[source])
         chosen.append(source)

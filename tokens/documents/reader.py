@@ -230,10 +230,7 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    if isinstance(value, str) and len(value) < text_file.LONGEST_GAP and not self._is_marked(value):
-                        yield Piece(value, True, value[:HEAD_CHARACTERS])
-                    else:
-                        yield from self._value(value, f"{item.path}: row {row}")
+                    yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
@@ -256,10 +253,6 @@ class Reader:
             return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
         self.problems.add("null text" if value is None else kind, where, detail)
-
-    def _is_marked(self, text: str) -> bool:
-        """Tell whether a text, which nearly none is, may be several documents."""
-        return END_OF_TEXT in text or (self._separator is not None and self._separator in text)
 
     def _empty(self, item: Input) -> None:
         self.problems.add("empty file", item.path, "it holds no record", documents=0)

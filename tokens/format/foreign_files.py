@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.lib.format as npy
 
-from common.errors import QUOTED_CHARACTERS, BadInput, quoted
+from common.errors import QUOTED_CHARACTERS, BadInput
 from common.files import by_number
 from tokens.format.header import TokenFile, regular_file
 
@@ -86,10 +86,9 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     if magic not in LLM_C:
         name = parse_name(path.name)
         if name is None or name.split is None or (name.token_set, name.number) != ("", None):
-            raise BadInput(
-                f"{path}: got magic number {magic}, wanted {' or '.join(map(str, LLM_C))}, llm.c's of uint16 and "
-                "uint32 tokens; download it again (nanoGPT's files, which have none, are train.bin and val.bin)"
-            )
+            known = f"{' or '.join(map(str, LLM_C))}, llm.c's of uint16 and uint32 tokens"
+            advice = "download it again (nanoGPT's files, which have none, are train.bin and val.bin)"
+            raise BadInput(f"{path}: got magic number {magic}, wanted {known}; {advice}")
         if size % NANOGPT.itemsize:
             raise BadInput(f"{path}: got {size} bytes, wanted an even number: uint16 tokens; copy it again")
         return TokenFile(path, NANOGPT, 0, size // NANOGPT.itemsize)
@@ -110,10 +109,9 @@ def _read_npy(path: Path, size: int) -> TokenFile:
         said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
     if array.dtype not in NPY_TYPES or array.ndim != 1:
-        raise BadInput(
-            f"{path}: got type {quoted(str(array.dtype))} and shape {quoted(array.shape)}, wanted uint16 or uint32, "
-            "little-endian, and one dimension; save tokens.ravel().astype('<u2'), or '<u4' for large ids"
-        )
+        got, wanted = f"type {array.dtype} and shape {array.shape}", "uint16 or uint32, little-endian, one dimension"
+        advice = "save tokens.ravel().astype('<u2'), or '<u4' for large ids"
+        raise BadInput(f"{path}: got {got:.200}, wanted {wanted}; {advice}")
     _check_size(path, size, array.offset, len(array), array.dtype)
     return TokenFile(path, array.dtype, array.offset, len(array))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, say
 from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of
@@ -47,11 +47,6 @@ class UnitProgress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def say(line: str) -> None:
-    """Print a line on stderr."""
-    print(printable(line), file=sys.stderr)
 
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:

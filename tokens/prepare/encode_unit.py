@@ -71,20 +71,19 @@ class Result:
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit into `unit_file`s, each time the same. Raises BadInput for an input, and OSError."""
-    encoder = _encoder(job.tokenizer, job.directory.parent, job.recipe)
-    if job.settings.template is None:
-        settings = job.settings
+    settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
+    if settings.template is None:
         reader = Reader(task.inputs, settings.text_field, settings.separator, settings.pattern)
     else:
         assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
         reader = ConversationReader(task.inputs, encoder.special_tokens)
     paths = {split: unit_file(job.directory, task.index, split) for split in SPLITS}
-    writers = {split: _PartWriter(paths[split], job.settings, encoder, reader.problems) for split in SPLITS}
+    writers = {split: _PartWriter(paths[split], settings, encoder, reader.problems) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
             try:
-                text_bytes += _encode(batch, job.settings, writers)
+                text_bytes += _encode(batch, settings, writers)
             except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
                 if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise

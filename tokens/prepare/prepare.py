@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.files import is_folder, open_locked, replace_file, writing
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
@@ -14,7 +14,7 @@ from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_fi
 from tokens.prepare.bucket_output import IN_USE, BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, read_log
-from tokens.prepare.display import UnitProgress, say
+from tokens.prepare.display import UnitProgress
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
@@ -38,7 +38,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         bucket = None if command.bucket is None else BucketOutput(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
-        sources = resolve_sources(command.sources, () if plan is None else plan.sources, say)
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources)
         tokenizer = _tokenizer_of(command, sources, plan)
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)

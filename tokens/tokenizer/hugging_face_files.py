@@ -259,10 +259,9 @@ def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str
 
 
 def _refused(path: Path, got: str) -> BadInput:
-    return BadInput(
-        f"{path}: {got}: not implemented, wanted byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k; if the model "
-        "was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
-    )
+    wanted = "byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k"
+    advice = "if the model was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
+    return BadInput(f"{path}: {got}: not implemented, wanted {wanted}; {advice}")
 
 
 def _undamaged(path: Path) -> AbstractContextManager[None]:

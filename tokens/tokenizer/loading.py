@@ -98,8 +98,7 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
 def _is_tokenizer_json(path: Path) -> bool:
     """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
     with suppress(OSError, ValueError):
-        values = parse_json(read_regular(path))
-        return isinstance(values, dict) and isinstance(values.get("model"), dict)
+        return isinstance(parse_json(read_regular(path)).get("model"), dict)
     return False
 
 
