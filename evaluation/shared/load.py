@@ -22,9 +22,8 @@ from model.config import ModelConfig
 from model.generate import Drawn, Prefix, Sampling, draw, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
-from tokens.tokenizer.character_files import NANOGPT
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.loading import NANOGPT, load_tokenizer, recorded_tokenizer
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS

@@ -89,7 +89,7 @@ class BucketOutput:
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
                 for split, tokens in tensors.items():
                     shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
-                    path = partial_path(self._scratch, split, shard, sharded=True)
+                    path = partial_path(self._scratch, split, shard, plan.settings)
                     with path.open("ab" if inside else "wb") as file:  # a shard may be begun several times, empty
                         file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
                     self._lengths[split] = int(begins[split][0]) + len(tokens)

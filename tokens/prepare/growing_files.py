@@ -45,7 +45,6 @@ class GrowingStream:
         self._directory = directory
         self._dtype = settings.growing_dtype
         self._settings = settings
-        self._sharded = settings.shard_tokens is not None
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
         self._moved = 0  # the first shards, which are in a bucket and not here
@@ -175,12 +174,12 @@ class GrowingStream:
         return HEADER_BYTES + tokens * self._dtype.itemsize
 
     def _partial(self, index: int) -> Path:
-        return partial_path(self._directory, self.split, index, sharded=self._sharded)
+        return partial_path(self._directory, self.split, index, self._settings)
 
 
-def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> Path:
+def partial_path(directory: Path, split: str, index: int, settings: PrepareSettings) -> Path:
     """Return the hidden path of a file of a split."""
-    return directory / f"{PARTIAL}{split}{f'-{index:05d}' if sharded else ''}.safetensors"
+    return directory / f"{PARTIAL}{split}{'' if settings.shard_tokens is None else f'-{index:05d}'}.safetensors"
 
 
 def partial_files(directory: Path) -> Iterator[Path]:

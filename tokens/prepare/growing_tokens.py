@@ -143,8 +143,8 @@ class FollowedStream(TokenStream):
 
     def _path(self, index: int) -> Path:
         """Return the path of a file: hidden, or final where a kill came between the names and the manifest."""
-        growing, sharded = self._growing, self._growing.settings.shard_tokens is not None
-        hidden = partial_path(growing.directory, self._split, index, sharded=sharded)
+        growing = self._growing
+        hidden = partial_path(growing.directory, self._split, index, growing.settings)
         if hidden.exists():
             return hidden
         names = [f"{self._split}.safetensors", f"{self._split}-{index:05d}-of-*.safetensors"]
