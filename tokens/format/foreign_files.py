@@ -1,6 +1,7 @@
 """Other programs' token files, which are read as they are: names, splits and headers of llm.c, nanoGPT and numpy."""
 
 import itertools
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy.lib.format as npy
 
 from common.errors import QUOTED_CHARACTERS, BadInput
 from common.files import by_number
-from tokens.format.header import TokenFile, regular_file
+from common.json_files import open_regular
+from tokens.format.header import TokenFile, readable_tokens
 
 SUFFIXES = ("bin", "npy")
 
@@ -76,7 +78,8 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 
 def read_foreign_header(path: Path) -> TokenFile:
     """Return the token file behind a path. Raises BadInput for another kind of file, or one that is cut short."""
-    with regular_file(path) as (file, size):
+    with readable_tokens(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         return _read_npy(path, size) if path.suffix == ".npy" else _read_bin(path, file, size)
 
 

@@ -85,11 +85,7 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
 def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:
     """Raise BadInput where more of `size_bytes` of input was lost than is acceptable; `made` is complete without."""
     documents = found.documents + found.lost_documents
-    damaged = found.problems.get("damaged file")  # with an unknown number of documents
-    encoded = found.problems.get(WRONG_ENCODING)
-    too_many = found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes
-    what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
-    if encoded and not damaged:
-        what = f"{encoded:,} documents in another encoding than UTF-8"
-    if damaged or encoded or too_many:
+    whole = {kind: found.problems[kind] for kind in ("damaged file", WRONG_ENCODING) if kind in found.problems}
+    what = ", ".join(f"{count:,} {kind}" for kind, count in whole.items()) or f"more than {BAD_SHARE:.0%} of the input"
+    if whole or found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes:
         raise BadInput(f"{what} could not be read; {made} complete without")

@@ -101,7 +101,6 @@ def begun_by_another_plan(out: Path) -> None:
 
 FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
-    (lambda out: None, {"text_field": "body"}, "text_field: got body, wanted text"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
     (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: changed since these tokens"),
     (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
