@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
 
 @pytest.mark.parametrize("unit_bytes", [1, 30, 1 << 24])
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_a_line_that_is_too_long_is_left_out(
+def test_too_long_a_line_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
 ) -> None:
     monkeypatch.setattr(Reader, "longest_line", 40)

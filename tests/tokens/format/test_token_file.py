@@ -83,9 +83,7 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_token_files_that_cannot_be_read_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -111,7 +109,7 @@ SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of fi
 
 
 @pytest.mark.parametrize(("writers", "said"), SETS)
-def test_files_that_make_up_no_stream_are_refused(
+def test_files_of_no_stream_are_refused(
     tmp_path: Path, writers: dict[str, Callable[[Path], object]], said: str
 ) -> None:
     for name, write in writers.items():

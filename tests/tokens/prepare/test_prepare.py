@@ -167,9 +167,7 @@ def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
 
 
-def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):  # what Rust's panics are to Python
         pass
 
