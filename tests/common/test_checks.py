@@ -11,7 +11,6 @@ import pytest
 
 from common import checks
 
-
 ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose square is none
 
 
@@ -28,9 +27,7 @@ ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose squ
         (checks.optional(checks.integer(1)), [None, 1], [0, "1"], "an integer"),
     ],
 )
-def test_values_fit_or_are_refused_in_words(
-    check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str
-) -> None:
+def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str) -> None:
     made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
         assert made(value).field == value
