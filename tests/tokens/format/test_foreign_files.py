@@ -69,8 +69,8 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
     "train.bin": [(FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number: uint16 tokens; copy it again")],
     "train.npy": [
         (npy(FEW.reshape(10, 100)), r"got type uint16 and shape \(10, 100\), wanted uint16 or uint32, little-endian"),
-        (npy(FEW.astype(np.int64)), "got type 'int64' and shape"),
-        (npy(FEW.astype(">u2")), "got type '>u2' and shape"),
+        (npy(FEW.astype(np.int64)), "got type int64 and shape"),
+        (npy(FEW.astype(">u2")), "got type >u2 and shape"),
         (npy(FEW[0]), r"got type uint16 and shape \(\), wanted"),
         (npy(np.array(["a", None])), "not a .npy file, or cut short at .* Python objects"),  # unread
         *((beheaded(each), "not a .npy file, or cut short at ") for each in NPY_HEADERS),
