@@ -107,8 +107,8 @@ def assign(shares: Sequence[int]) -> list[int]:
     counts, following = [0] * len(shares), [dates(source, 0) for source in sources]
     chosen = []
     for sample in range(1, size + 1):
-        may = [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
-        _, source, place = min(may)
+        ready = [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
+        _, source, place = min(ready)
         counts[source] += 1
         following[place] = dates(source, counts[source])
         chosen.append(source)

@@ -222,7 +222,8 @@ class Reader:
         if table.metadata.num_rows == 0:
             self._empty(item)
         elif extent.begin == extent.end:
-            self.problems.add("damaged file", item.path, "not readable when the plan was made", 1, item.size_bytes)
+            detail = "it could not be read when the plan was made"
+            self.problems.add("damaged file", item.path, detail, 1, item.size_bytes)
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row

@@ -53,9 +53,7 @@ class PrepareCommand:
     ] = None
     template: Annotated[str | None, option("conversations, not text: their template", "turns|alpaca|FILE.jinja")] = None
     context_length: Annotated[int | None, option("tokens per row of packed conversations", "T", check=COUNT)] = None
-    validation_fraction: Annotated[float, option("share of documents held out for validation", "F", check=FRACTION)] = (
-        0.01
-    )
+    validation_fraction: Annotated[float, option("share of the documents for validation", "F", check=FRACTION)] = 0.01
     test_fraction: Annotated[float, option("share for test", "F", check=FRACTION)] = 0.0
     split: Annotated[Literal["hash", "tail"], option("held out: by a hash of the text, or the last ones")] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0

@@ -141,15 +141,13 @@ def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]
     for path, length in files:
         first, last = max(begin, position), min(end, position + length)
         if first < last:
-            remote = REMOTE in path
-            with (
-                suppress(OSError, BadInput),
-                look_up_remote(path).open() if remote else open_regular(Path(path)) as file,
-            ):
-                file.seek(HEADER_BYTES + first - position)
-                while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
-                    first += len(data)
-                    yield data
+            with suppress(OSError, BadInput):
+                opened = look_up_remote(path).open() if REMOTE in path else open_regular(Path(path))
+                with opened as file:
+                    file.seek(HEADER_BYTES + first - position)
+                    while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
+                        first += len(data)
+                        yield data
         position += length
 
 
