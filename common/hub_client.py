@@ -50,10 +50,7 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
 def download_snapshot(
     repository: str, kind: str, patterns: list[str], problem: str, advice: str = "", **options: Any
 ) -> Any:
-    """Download files of a "model" or "dataset" (`kind`); return their folder. Raises BadInput with `advice`.
-
-    `options`: more of the client's snapshot_download, which returns a list of files for a `dry_run`.
-    """
+    """Download files of a "model" or "dataset"; return their folder, of a `dry_run` their list. Raises BadInput."""
     from huggingface_hub import snapshot_download
 
     quiet()

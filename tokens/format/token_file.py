@@ -61,10 +61,7 @@ class TokenStream:
             weights.fill(1)
 
     def read_into(self, values: np.ndarray, start: int, *, weights: bool = False) -> None:
-        """Fill a contiguous 1-D array of the stream's dtype with the tokens from `start` on. Raises as `read`.
-
-        `weights`: an array of uint8 with the weights of these tokens.
-        """
+        """Fill a contiguous 1-D array with the tokens from `start` on, in their dtype, or uint8 `weights` of them."""
         assert start >= 0 and start + len(values) <= self.length, (start, len(values), self.length)
         size = WEIGHT.itemsize if weights else self.dtype.itemsize
         while len(values):

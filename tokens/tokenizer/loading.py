@@ -1,7 +1,4 @@
-"""Loading of a tokenizer by the name on a command line, by a file, or by its entry in a manifest.
-
-Of nanoGPT's meta.pkl, a character vocabulary, nothing is executed.
-"""
+"""Loading of a tokenizer by the name on a command line, by a file, or by its entry in a manifest."""
 
 import pickletools
 from contextlib import suppress
@@ -153,7 +150,7 @@ def _load_known(name: str) -> Tokenizer:
 
 
 def _pickled(data: bytes) -> dict[Any, Any]:
-    """Return the dict `stoi`, the last one, of a pickle. Raises ValueError for an instruction of any other pickle."""
+    """Return the dict `stoi`, the last one, of a pickle, and execute nothing. Raises ValueError for any other."""
     values: list[Any] = []  # strings and integers, in their order: a key comes before its value
     kept: list[Any] = []
     for opcode, argument, offset in pickletools.genops(data):
