@@ -68,10 +68,7 @@ def read_header(path: Path) -> TokenFile:
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:
-    """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them.
-
-    `context_length`: of the rows of a file with weights, which follow all tokens, None of another.
-    """
+    """Write the first HEADER_BYTES of a file of `length` tokens; `context_length`: of the rows of one with weights."""
     names, end = {value: name for name, value in _DTYPES.items()}, length * dtype.itemsize
     header: dict[str, Any] = {"tokens": {"dtype": names[dtype], "shape": [length], "data_offsets": [0, end]}}
     if context_length is not None:
@@ -92,10 +89,7 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput; but not that a file is missing.
-
-    A file that is being prepared gets its final name at any moment: then the caller looks for that.
-    """
+    """Turn an OSError of the block, which reads `path`, into BadInput; not a missing file: it may be named just now."""
     try:
         yield
     except FileNotFoundError:
