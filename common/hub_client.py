@@ -22,9 +22,7 @@ def check_names(repository: str, license_name: str | None) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repository, re.ASCII):
         raise BadInput(f"{repository}: not a repository name; wanted OWNER/NAME, as in its URL on the hub")
     if license_name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license_name):
-        raise BadInput(
-            f"--license: got '{license_name}', wanted a license of the hub, such as mit, odc-by or cc-by-4.0"
-        )
+        raise BadInput(f"--license: got '{license_name}', wanted a license of the hub, such as mit or cc-by-4.0")
 
 
 def check_logged_in() -> None:

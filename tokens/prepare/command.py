@@ -41,9 +41,7 @@ class PrepareCommand:
     sources: Annotated[
         tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
-    output: Annotated[
-        str, option("directory of the token files; resumes if partially written", "DIR|s3://...|gs://...|az://...")
-    ]
+    output: Annotated[str, option("token directory; resumes if partially written", "DIR|s3://...|gs://...|az://...")]
     tokenizer: Annotated[
         str, option("text to ids; or cl100k, o200k; FILE: .tiktoken, .model, .pkl, .json", "gpt2|bytes|chars|FILE")
     ] = "gpt2"
