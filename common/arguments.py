@@ -55,9 +55,8 @@ def parse(
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
-    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and `meant`, a
-    function of an unknown option and its value that returns advice or "". Exits after --help, and with EXIT_USAGE and
-    one line on an error.
+    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and `meant`,
+    which returns advice on an unknown option and its value. Exits after --help, and with one line on a usage error.
     """
     app = _app(script, help_text or commands.__doc__ or "", getattr(commands, "help_groups", {}))
     if isinstance(commands, type):

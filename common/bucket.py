@@ -152,9 +152,7 @@ class Bucket:
                 arrived = str(self.upload(name, file)).strip('"')
             if arrived == tag or self.sha256(name) == sha256:
                 return
-        raise BadInput(
-            f"{self.url}/{name}: arrived damaged {UPLOADS} times; check the network, then rerun the same command"
-        )
+        raise BadInput(f"{self.url}/{name}: arrived damaged {UPLOADS} times; check the network, then rerun the command")
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of an object, read to its end."""
@@ -177,15 +175,12 @@ class Bucket:
         for left in reversed(range(ATTEMPTS)):
             try:
                 got = self._ask(name, "read", lambda: self._client.get(self._store, name, options=options).bytes())
-                data = memoryview(got)
-                if len(data) != end - begin:
-                    raise BadInput(f"{self._where(name)}: got {len(data)} bytes at {begin}, wanted {end - begin}")
-                return data
+                if len(got) != end - begin:
+                    raise BadInput(f"{self._where(name)}: got {len(got)} bytes at {begin}, wanted {end - begin}")
+                return memoryview(got)
             except BadInput as error:
                 if isinstance(error.__cause__, PreconditionError):
-                    raise Taken(
-                        f"{self._where(name)}: was replaced while it was read; rerun the same command"
-                    ) from error
+                    raise Taken(f"{self._where(name)}: was replaced meanwhile; rerun the same command") from error
                 if not left or not (isinstance(error.__cause__, GenericError) and "body error" in str(error)):
                     raise
         raise AssertionError("the last attempt raises")
@@ -271,8 +266,6 @@ def _aws_profile() -> dict[str, str]:
     }
     others = sorted(found.keys() & {"credential_process", "role_arn", "sso_session", "sso_start_url"})
     if others and "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
-        raise BadInput(
-            f"AWS profile {name}: got {others[0]}, wanted access keys; run "
-            f'eval "$(aws configure export-credentials --profile {name} --format env)"'
-        )
+        advice = f'run eval "$(aws configure export-credentials --profile {name} --format env)"'
+        raise BadInput(f"AWS profile {name}: got {others[0]}, wanted access keys; {advice}")
     return options

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Structured = TypeVar("Structured")
 Hook = Callable[[Any, Any], Any]
 
-_WANTED = {bool: "true or false", int: "an integer of 64 bits", float: "a number", str: "a string"}
-_WANTED_CONTAINERS: dict[type, str] = {dict: "an object", list: "an array"}
+_SCALARS = {bool: "true or false", int: "an integer of 64 bits", float: "a number", str: "a string"}
+_WANTED: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
 
 
 @attrs.frozen
@@ -135,9 +135,8 @@ def _converter(unknown_keys: bool) -> "Converter":
     from cattrs import Converter, cols, gen
 
     converter = Converter(forbid_extra_keys=not unknown_keys)
-    for kind, wanted in _WANTED.items():
-        accepted = (int, float) if kind is float else (kind,)
-        converter.register_structure_hook(kind, _checked(accepted, wanted, _scalar))
+    for kind in _SCALARS:
+        converter.register_structure_hook(kind, _checked(kind, _scalar))
     for matches, container, make in (
         (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
         (cols.is_mutable_sequence, list, cols.list_structure_factory),
@@ -149,15 +148,16 @@ def _converter(unknown_keys: bool) -> "Converter":
 
 
 def _container_hook(container: type, make: Callable[..., Hook], kind: Any, converter: "Converter") -> Hook:
-    return _checked((container,), _WANTED_CONTAINERS[container], make(kind, converter))
+    return _checked(container, make(kind, converter))
 
 
-def _checked(accepted: tuple[type, ...], wanted: str, structure: Hook) -> Hook:
+def _checked(wanted: type, structure: Hook) -> Hook:
     """Refuse values of other types, subclasses included: True is an int, too."""
+    accepted = (int, float) if wanted is float else (wanted,)
 
     def hook(value: Any, kind: Any) -> Any:
         if type(value) not in accepted:
-            raise ValueError(f"got {quoted(value)}, wanted {wanted}")
+            raise ValueError(f"got {quoted(value)}, wanted {_WANTED[wanted]}")
         return structure(value, kind)
 
     return hook

@@ -107,6 +107,11 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
+def say(line: str) -> None:
+    """Print untrusted text as a line on stderr."""
+    print(printable(line), file=sys.stderr)
+
+
 def printable_lines(text: str) -> str:
     """Return text of several lines for a terminal or a log, each as `printable`."""
     return "\n".join(map(printable, text.split("\n")))

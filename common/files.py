@@ -1,8 +1,7 @@
 """Atomic and durable file writes, file locks, file hashes, free disk, and errors of failed writes.
 
-A lock is flock's: the system releases it however the process ends. flock itself, because filelock (which torch
-installs) accepts a pipe at the path, refuses a symbolic link, and does not tell a file system without locks from a file
-that cannot be opened.
+A lock is flock's: the system releases it however the process ends. Torch's filelock accepts a pipe at the path, refuses
+a symbolic link, and does not tell a file system without locks from a file that cannot be opened.
 """
 
 import errno

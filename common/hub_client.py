@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import BadInput, printable
 
@@ -22,9 +22,7 @@ def check_names(repository: str, license_name: str | None) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repository, re.ASCII):
         raise BadInput(f"{repository}: not a repository name; wanted OWNER/NAME, as in its URL on the hub")
     if license_name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license_name):
-        raise BadInput(
-            f"--license: got '{license_name}', wanted a license identifier of the hub, such as mit, odc-by or cc-by-4.0"
-        )
+        raise BadInput(f"--license: got '{license_name}', wanted a license of the hub, such as mit or cc-by-4.0")
 
 
 def check_logged_in() -> None:
@@ -39,7 +37,7 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
     """Upload files to a "model" or "dataset" (`kind`) in one commit. Raises the errors that `hub_errors` explains."""
     from huggingface_hub import CommitOperationAdd
 
-    show_bars_in_terminals_only()
+    quiet()
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     for operation in operations:
         # One by one: the hub keeps uploaded files, committed or not, and a rerun skips them.
@@ -47,30 +45,25 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
     api.create_commit(repository, operations, commit_message=message, repo_type=kind)
 
 
-def download_snapshot(repository: str, kind: str, patterns: list[str], problem: str, advice: str = "") -> Path:
-    """Download files of a "model" or "dataset" (`kind`); return their folder. Raises BadInput with `advice`."""
+def download_snapshot(
+    repository: str, kind: str, patterns: list[str], problem: str, advice: str = "", **options: Any
+) -> Any:
+    """Download files of a "model" or "dataset"; return their folder, of a `dry_run` their list. Raises BadInput."""
     from huggingface_hub import snapshot_download
 
-    show_bars_in_terminals_only()
-    try:
-        return Path(snapshot_download(repository, repo_type=kind, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises its own errors and those of its transport
-        detail = _offline(error) or " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{repository}: {problem}: {detail}{advice}") from error
-
-
-def show_bars_in_terminals_only() -> None:
-    """Disable the client's progress bars where stderr is not a terminal."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    quiet()
+    with hub_errors(f"{repository}: {problem}", "read", advice):
+        return snapshot_download(repository, repo_type=kind, allow_patterns=patterns, **options)
 
 
 def quiet() -> None:
-    """Silence the client's warnings about single attempts; the final error remains."""
+    """Silence warnings about single attempts, not the final error; show progress bars in terminals only."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
 
 
 @contextmanager
@@ -86,22 +79,15 @@ def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iter
 
 def explained(error: BaseException, wanted: str = "write to") -> str:
     """Return an error of the hub client as one line with advice. `wanted`: what the access token must allow."""
+    from huggingface_hub import constants
+
     while type(error) is RuntimeError and error.__cause__ is not None:  # "Error while uploading"
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)
     said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
     detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
-    if status is None and (offline := _offline(error)) is not None:
-        return offline
+    if status is None and constants.HF_HUB_OFFLINE and not isinstance(error, ValueError):
+        return "HF_HUB_OFFLINE is set: unset it to reach the hub"
     if status in (401, 403):
         return f"{detail}; run `hf auth login` with a token that may {wanted} it"
     return f"{detail}; rerun the same command to resume"
-
-
-def _offline(error: BaseException) -> str | None:
-    """Return why the hub was not asked at all; None where it was, or the error is another."""
-    from huggingface_hub import constants
-
-    if not constants.HF_HUB_OFFLINE or isinstance(error, ValueError):
-        return None
-    return "HF_HUB_OFFLINE is set: unset it to reach the hub"

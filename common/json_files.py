@@ -55,11 +55,7 @@ def utc_now() -> str:
 
 
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
-    """Return the value of a JSON file, as `parse_json` does.
-
-    Raises BadInput, with `advice` at its end, for a file that is missing, unreadable, not regular, larger than
-    `most_bytes`, or not such JSON.
-    """
+    """Return the value of a regular JSON file, as `parse_json` does. Raises BadInput with `advice` at its end."""
     with refusing(path, advice):
         return parse_json(_content(path, most_bytes, advice), kind)
 
@@ -139,21 +135,12 @@ def is_number(value: Any) -> bool:
     return type(value) is float and (value == 0 or LEAST <= abs(value) <= LARGEST)
 
 
-def numbers_in(value: Any) -> Iterator[int | float]:
-    """Yield the numbers in a JSON value, at any depth."""
+def scalars_in(value: Any) -> Iterator[Any]:
+    """Yield the numbers, strings, booleans and nulls in a JSON value, at any depth; keys are none."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from numbers_in(item)
-    elif type(value) in (int, float):
-        yield value
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, at any depth; keys are none."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(item)
-    elif isinstance(value, str):
+            yield from scalars_in(item)
+    else:
         yield value
 
 
@@ -205,16 +192,8 @@ class JsonLog:
 
 
 def _content(path: Path, most_bytes: int, advice: str) -> bytes:
-    try:
+    with refusing(f"{path}: cannot be read", advice, (OSError,)):
         return read_regular(path, most_bytes)
-    except FileNotFoundError as error:
-        raise BadInput(f"{path}: no such file{_suffix(advice)}") from error
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{_suffix(advice)}") from error
-
-
-def _suffix(advice: str) -> str:
-    return f"; {advice}" if advice else ""
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
@@ -244,7 +223,5 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 def _ends_torn(path: Path) -> bool:
     with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read() not in (b"", b"\n")

@@ -72,10 +72,6 @@ def look_up_remote(url: str) -> RemoteFile:
     return _remote_file(url, bucket.look_up(name))
 
 
-def open_remote(url: str) -> BinaryIO:
-    return look_up_remote(url).open()
-
-
 class _Ranges(io.RawIOBase):
     """A remote file whose errors cannot be taken for those of a damaged file."""
 

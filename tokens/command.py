@@ -86,9 +86,8 @@ def stats_command(
     near_duplicates: Annotated[bool, option("look for documents that are nearly alike")] = False,
 ) -> Lines:
     """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
-    return partial(
-        _call, "tokens.stats.stats", "stats", Path(directory), end_of_text, against, near_duplicates=near_duplicates
-    )
+    options = {"against": against, "near_duplicates": near_duplicates}
+    return partial(_call, "tokens.stats.stats", "stats", Path(directory), end_of_text, **options)
 
 
 def push_command(
@@ -96,14 +95,11 @@ def push_command(
     repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")],
     *,
     private: Annotated[bool, option("visible only to its owner; default: public")] = False,
-    license: Annotated[
-        str | None, option("license of the text by its hub id: mit, odc-by; default: none", "ID")
-    ] = None,
+    license: Annotated[str | None, option("license of the text by its hub id, such as odc-by", "ID")] = None,
 ) -> Lines:
     """Upload to the Hugging Face hub, as a dataset."""
-    return partial(
-        _call, "tokens.hub.upload", "push", Path(directory), repository, private=private, license_name=license
-    )
+    options = {"private": private, "license_name": license}
+    return partial(_call, "tokens.hub.upload", "push", Path(directory), repository, **options)
 
 
 COMMANDS: dict[str, Any] = {

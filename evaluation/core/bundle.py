@@ -16,7 +16,7 @@ from common.checks import structured
 from common.errors import BadInput, nearest, quoted, refusing
 from common.files import replace_file, sha256, writing
 from common.json_files import LINES_BYTES, check_text, open_regular, parse_json, read_regular
-from common.remote_files import open_remote
+from common.remote_files import look_up_remote
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")
@@ -118,7 +118,7 @@ def _downloaded() -> Path:
         if not DOWNLOADED.exists():
             print(f"downloading {URL} to {DOWNLOADED}", flush=True)
             DOWNLOADED.parent.mkdir(parents=True, exist_ok=True)
-            with open_remote(URL) as file:
+            with look_up_remote(URL).open() as file:
                 replace_file(DOWNLOADED, file.read(), durable=True)
         line = f"{sha256(DOWNLOADED)}  {DOWNLOADED.name}\n".encode()  # as sha256sum -c takes it
         if not recorded.exists():

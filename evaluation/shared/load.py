@@ -22,9 +22,8 @@ from model.config import ModelConfig
 from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
-from tokens.tokenizer.character_files import NANOGPT
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.loading import NANOGPT, load_tokenizer, recorded_tokenizer
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
@@ -211,7 +210,9 @@ def _best(directory: Path) -> str:
 def _download(reference: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
         raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
-    return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
+    return Path(
+        download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
+    )
 
 
 def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:

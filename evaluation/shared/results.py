@@ -12,7 +12,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import write_error
-from common.json_files import JsonLog, is_number, numbers_in, read_json_lines, utc_now
+from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
 
@@ -170,5 +170,5 @@ def seconds_by_price(
 def _is_sound(record: dict[str, Any]) -> bool:
     """Tell whether a result names its model and evaluation, and its numbers are within arithmetic, or not finite."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
-    numbers = (one for one in numbers_in(record) if type(one) is int or math.isfinite(one))
-    return named and all(map(is_number, numbers))
+    numbers = [one for one in scalars_in(record) if type(one) in (int, float)]
+    return named and all(is_number(one) for one in numbers if type(one) is int or math.isfinite(one))

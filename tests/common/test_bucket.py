@@ -42,9 +42,7 @@ def test_a_file_of_several_pieces_arrives_and_returns_as_it_was(tmp_path: Path) 
     assert [offset for offset, _ in bucket.pieces("a/file", len(content))] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
 
-def test_a_request_that_fails_for_good_is_one_line(
-    bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_fails_is_one_line(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
     bucket_server.refusal = lambda _: 503
     with pytest.raises(BadInput, match=r"s3://runs/x/a: cannot be written: Refused: by the test$"):

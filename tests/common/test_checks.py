@@ -3,6 +3,7 @@
 JSON values become attrs classes without conversion; what does not fit is named in one line.
 """
 
+import math
 from typing import Any
 
 import attrs
@@ -10,17 +11,14 @@ import pytest
 
 from common import checks
 
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose square is none
+
 
 @pytest.mark.parametrize(
     ("check", "good", "bad", "wanted"),
     [
         (checks.integer(1, 8000), [1, 8], [0, 8001, True, 1.0, "1", None], "an integer of at least 1, at most 8,000"),
-        (
-            checks.number(0.0),
-            [0, 0.5, 1e38],
-            [-1, True, float("nan"), float("inf"), 10**400, 1e308, 5e-324, "0"],
-            "a number from 0",
-        ),
+        (checks.number(0.0), [0, 0.5, 1e38], [-1, True, *ODD, "0"], "a number from 0"),
         (checks.number(0.0, 1.0, above=True), [1e-9, 1], [0, 1.1], "a number above 0 up to 1"),
         (checks.text(), ["x"], ["", 1, None], "a non-empty string"),
         (checks.boolean(), [True, False], [1, 0, "true", None], "true or false"),
@@ -29,9 +27,7 @@ from common import checks
         (checks.optional(checks.integer(1)), [None, 1], [0, "1"], "an integer"),
     ],
 )
-def test_values_are_accepted_or_refused_in_words(
-    check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str
-) -> None:
+def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str) -> None:
     made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
         assert made(value).field == value

@@ -12,17 +12,7 @@ import pytest
 
 from common import files
 from common.errors import BadInput
-from common.files import (
-    is_folder,
-    lock,
-    mounted_as,
-    open_locked,
-    replace_file,
-    sha256,
-    system_error,
-    write_error,
-    writing,
-)
+from common.files import is_folder, lock, mounted_as, open_locked, replace_file, sha256, system_error, writing
 
 
 def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> None:
@@ -58,7 +48,8 @@ def test_a_name_that_is_a_folder_is_refused_as_one(name: str, tmp_path: Path, mo
 
 def test_the_advice_fits_the_reason() -> None:
     for number, advice in ((errno.ENOSPC, "make room"), (errno.EACCES, "permissions"), (errno.EROFS, "read-only")):
-        assert advice in str(write_error("x", OSError(number, "no")))
+        with pytest.raises(BadInput, match=advice), writing("x"):
+            raise OSError(number, "no")
 
 
 def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

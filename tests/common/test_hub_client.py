@@ -23,7 +23,7 @@ def test_names_and_licenses_are_those_of_the_hub() -> None:
     for name in ("name", "owner/", "a/b/c", "owner/näme", "-a/b"):
         with pytest.raises(BadInput, match="not a repository name; wanted OWNER/NAME"):
             check_names(name, None)
-    with pytest.raises(BadInput, match="--license: got 'M I T', wanted a license identifier"):
+    with pytest.raises(BadInput, match="--license: got 'M I T', wanted a license of the hub"):
         check_names("owner/name", "M I T")
 
 

@@ -59,7 +59,7 @@ def test_many_keys_are_read_in_linear_time() -> None:
 )
 def test_no_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(path := tmp_path / "x.json")
-    with pytest.raises(BadInput, match=r"x\.json: (no such file|cannot be read)"):
+    with pytest.raises(BadInput, match=r"x\.json: cannot be read"):
         read_json(path, most_bytes=1000)
 
 

@@ -17,9 +17,8 @@ from tokens.tokenizer.tokenizer import Tokenizer
 def reference() -> tiktoken.Encoding:
     """Return GPT-2's encoding as tiktoken itself builds it."""
     ranks = load_tiktoken_bpe(str(shared("gpt2.tiktoken")))
-    return tiktoken.Encoding(
-        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
-    )
+    special = {"<|endoftext|>": 50256}
+    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
 
 # What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions

@@ -72,12 +72,9 @@ class TokenSource:
             return growing.committed("train") >= tokens
         windows = self._order(context_length).count
         if place >= windows * self.max_epochs:
-            raise BadInput(
-                f"{growing.directory}: ended with {windows:,} windows of {context_length} tokens, but the run wants "
-                f"more than {self.max_epochs} epoch{'s' * (self.max_epochs > 1)} of them; lower min_train_tokens, or "
-                "raise max_epochs",
-                alone=True,
-            )
+            got = f"{growing.directory}: ended with {windows:,} windows of {context_length} tokens"
+            wanted = f"wanted more for {self.max_epochs} epochs at most"
+            raise BadInput(f"{got}, {wanted}; lower min_train_tokens, or raise max_epochs", alone=True)
         return True
 
     def _order(self, context_length: int) -> WindowOrder:

@@ -79,10 +79,8 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     divisor = math.gcd(*whole)
     shares = tuple(weight // divisor for weight in whole)
     if sum(shares) > MOST_ENTRIES:
-        raise ValueError(
-            f"got weights {', '.join(map(str, weights))}, wanted whole numbers of the same proportion to add up to "
-            f"{MOST_ENTRIES:,} at most; round the weights to fewer digits"
-        )
+        got, wanted = ", ".join(map(str, weights)), f"a sum of at most {MOST_ENTRIES:,} as whole numbers"
+        raise ValueError(f"got weights {got}, wanted {wanted}; round the weights to fewer digits")
     return shares
 
 
@@ -109,9 +107,8 @@ def assign(shares: Sequence[int]) -> list[int]:
     counts, following = [0] * len(shares), [dates(source, 0) for source in sources]
     chosen = []
     for sample in range(1, size + 1):
-        _, source, place = min(
-            [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
-        )
+        ready = [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
+        _, source, place = min(ready)
         counts[source] += 1
         following[place] = dates(source, counts[source])
         chosen.append(source)

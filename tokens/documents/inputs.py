@@ -1,14 +1,13 @@
 """Input files of documents, local or remote, refused where they have changed since the plan; problems found in them."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.remote_files import REMOTE, RemoteFile, look_up_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
@@ -101,11 +100,6 @@ def remote_input(file: RemoteFile) -> Input:
     return Input(file.url, file.size_bytes, file.stamp)
 
 
-@contextmanager
-def readable(path: str) -> Iterator[None]:
+def readable(path: str) -> AbstractContextManager[None]:
     """Turn an OSError of the block, which reads `path`, into BadInput."""
-    try:
-        yield
-    except OSError as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path}: cannot be read: {detail}; the same command goes on when it is there") from error
+    return refusing(f"{path}: cannot be read", "the same command goes on when it is there", (OSError,))

@@ -97,9 +97,7 @@ class Reader:
             return
         start = len(text_file.BYTE_ORDER_MARK) if data.startswith(text_file.BYTE_ORDER_MARK) else 0
         if self._separator is None:
-            begin, end = (
-                text_file.edge(stream, position, size, self._pattern) for position in (extent.begin, extent.end)
-            )
+            begin, end = (text_file.edge(stream, at, size, self._pattern) for at in (extent.begin, extent.end))
             ends = begin < end == size or size == 0
             yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
             return
@@ -224,9 +222,8 @@ class Reader:
         if table.metadata.num_rows == 0:
             self._empty(item)
         elif extent.begin == extent.end:
-            self.problems.add(
-                "damaged file", item.path, "it could not be read when the plan was made", 1, item.size_bytes
-            )
+            detail = "it could not be read when the plan was made"
+            self.problems.add("damaged file", item.path, detail, 1, item.size_bytes)
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row
@@ -234,10 +231,7 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    if isinstance(value, str) and len(value) < text_file.LONGEST_GAP and not self._is_marked(value):
-                        yield Piece(value, True, value[:HEAD_CHARACTERS])
-                    else:
-                        yield from self._value(value, f"{item.path}: row {row}")
+                    yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
@@ -260,10 +254,6 @@ class Reader:
             return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
         self.problems.add("null text" if value is None else kind, where, detail)
-
-    def _is_marked(self, text: str) -> bool:
-        """Tell whether a text, which nearly none is, may be several documents."""
-        return END_OF_TEXT in text or (self._separator is not None and self._separator in text)
 
     def _empty(self, item: Input) -> None:
         self.problems.add("empty file", item.path, "it holds no record", documents=0)

@@ -6,12 +6,12 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.files import by_number
 from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote, look_up_remote
@@ -37,14 +37,12 @@ class Source:
         return SourceRecord(name=self.name, files=len(self.inputs), bytes=size)
 
 
-def resolve_sources(
-    names: Sequence[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
-) -> list[Source]:
+def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[Source]:
     """Return the files of each SOURCE, in the order of their names; of a hub dataset at the commit of `kept` sources.
 
-    `say` gets notes on files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
+    Notes files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
     """
-    sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
+    sources = [Source(name, tuple(_resolve(name, kept))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
     for path in counts:
         if not path.endswith(SUFFIXES):
@@ -55,7 +53,7 @@ def resolve_sources(
     return sources
 
 
-def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> list[Input]:
+def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
     if name.startswith(HUB):
         paths = [item.path for source in kept if source.name == name for item in source.inputs]
         found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))

@@ -1,6 +1,7 @@
 """Other programs' token files, which are read as they are: names, splits and headers of llm.c, nanoGPT and numpy."""
 
 import itertools
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +12,10 @@ import attrs
 import numpy as np
 import numpy.lib.format as npy
 
-from common.errors import QUOTED_CHARACTERS, BadInput, quoted
+from common.errors import QUOTED_CHARACTERS, BadInput
 from common.files import by_number
-from tokens.format.header import TokenFile, regular_file
+from common.json_files import open_regular
+from tokens.format.header import TokenFile, readable_tokens
 
 SUFFIXES = ("bin", "npy")
 
@@ -56,9 +58,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     by_split: dict[str, list[ForeignName]] = {}
     for file in found:
         if file.split is None:
-            raise BadInput(
-                f"{where}/{file.name}: is it training or validation data? name it train, val or test, or move it"
-            )
+            raise BadInput(f"{where}/{file.name}: names no split: name it train, val or test, or move it")
         if file.suffix != found[0].suffix:
             raise BadInput(f"{where}: holds both {found[0].name} and {file.name}; keep files of one format")
         if file.token_set != found[0].token_set:
@@ -78,7 +78,8 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 
 def read_foreign_header(path: Path) -> TokenFile:
     """Return the token file behind a path. Raises BadInput for another kind of file, or one that is cut short."""
-    with regular_file(path) as (file, size):
+    with readable_tokens(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         return _read_npy(path, size) if path.suffix == ".npy" else _read_bin(path, file, size)
 
 
@@ -88,10 +89,9 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     if magic not in LLM_C:
         name = parse_name(path.name)
         if name is None or name.split is None or (name.token_set, name.number) != ("", None):
-            raise BadInput(
-                f"{path}: got magic number {magic}, wanted {' or '.join(map(str, LLM_C))}, llm.c's of uint16 and "
-                "uint32 tokens; download it again (nanoGPT's files, which have none, are train.bin and val.bin)"
-            )
+            known = f"{' or '.join(map(str, LLM_C))}, llm.c's of uint16 and uint32 tokens"
+            advice = "download it again (nanoGPT's files, which have none, are train.bin and val.bin)"
+            raise BadInput(f"{path}: got magic number {magic}, wanted {known}; {advice}")
         if size % NANOGPT.itemsize:
             raise BadInput(f"{path}: got {size} bytes, wanted an even number: uint16 tokens; copy it again")
         return TokenFile(path, NANOGPT, 0, size // NANOGPT.itemsize)
@@ -112,10 +112,9 @@ def _read_npy(path: Path, size: int) -> TokenFile:
         said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
     if array.dtype not in NPY_TYPES or array.ndim != 1:
-        raise BadInput(
-            f"{path}: got type {quoted(str(array.dtype))} and shape {quoted(array.shape)}, wanted uint16 or uint32, "
-            "little-endian, and one dimension; save tokens.ravel().astype('<u2'), or '<u4' for large ids"
-        )
+        got, wanted = f"type {array.dtype} and shape {array.shape}", "uint16 or uint32, little-endian, one dimension"
+        advice = "save tokens.ravel().astype('<u2'), or '<u4' for large ids"
+        raise BadInput(f"{path}: got {got:.200}, wanted {wanted}; {advice}")
     _check_size(path, size, array.offset, len(array), array.dtype)
     return TokenFile(path, array.dtype, array.offset, len(array))
 

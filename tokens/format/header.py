@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput, quoted, refusing
-from common.json_files import FILE_BYTES, parse_json
+from common.json_files import FILE_BYTES, open_regular, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 
@@ -39,8 +39,8 @@ class TokenFile:
 
 def read_header(path: Path) -> TokenFile:
     """Return the token file behind a path. Raises BadInput unless it holds exactly such tensors."""
-    with regular_file(path) as (file, size):
-        prefix = file.read(8)
+    with readable_tokens(path), open_regular(path) as file:
+        size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(size - 8, FILE_BYTES):
             raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
@@ -68,10 +68,7 @@ def read_header(path: Path) -> TokenFile:
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:
-    """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them.
-
-    `context_length`: of the rows of a file with weights, which follow all tokens, None of another.
-    """
+    """Write the first HEADER_BYTES of a file of `length` tokens; `context_length`: of the rows of one with weights."""
     names, end = {value: name for name, value in _DTYPES.items()}, length * dtype.itemsize
     header: dict[str, Any] = {"tokens": {"dtype": names[dtype], "shape": [length], "data_offsets": [0, end]}}
     if context_length is not None:
@@ -92,10 +89,7 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput; but not that a file is missing.
-
-    A file that is being prepared gets its final name at any moment: then the caller looks for that.
-    """
+    """Turn an OSError of the block, which reads `path`, into BadInput; not a missing file: it may be named just now."""
     try:
         yield
     except FileNotFoundError:
@@ -103,16 +97,6 @@ def readable_tokens(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise BadInput(f"{where}: cannot be read: {error.strerror or error}; check name and permissions") from error
-
-
-@contextmanager
-def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a file to read; yield it and its size in bytes. Raises BadInput as `readable_tokens`, and for a pipe."""
-    with readable_tokens(path):
-        if path.exists() and not path.is_file():  # opening a pipe would wait forever
-            raise BadInput(f"{path}: no regular file; move it away")
-        with path.open("rb") as file:
-            yield file, os.fstat(file.fileno()).st_size
 
 
 def _row_length(path: Path, metadata: object) -> int:

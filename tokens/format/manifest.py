@@ -18,7 +18,7 @@ from common.checks import structured
 from common.errors import BadInput, quoted, refusing
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
-from tokens.format.header import WEIGHT, TokenFile, readable_tokens
+from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 from tokens.format.token_file import TokenStream, open_split
 
 SPLITS = ("train", "validation", "test")
@@ -193,25 +193,26 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     stream = open_split(directory, split)
     for file in stream.files:
         check_listed(file.path, manifest)
-        check_size(file, manifest)
     return stream
 
 
 def check_listed(path: Path, manifest: Manifest) -> None:
-    """Raise BadInput unless a file is there, and has a manifest entry."""
+    """Raise BadInput unless a file is there, and has a manifest entry of its size."""
     with readable_tokens(path):
-        missing = not path.is_file()
+        got = path.stat().st_size if path.is_file() else None
     if path.name not in manifest.files:
         raise BadInput(f"{path}: not listed in {MANIFEST}; {advice(path.with_name(MANIFEST))}")
-    if missing:
+    wanted = manifest.files[path.name].size_bytes
+    if got is None:
         raise BadInput(f"{path}: missing, but {MANIFEST} lists it; prepare or download it again")
-
-
-def check_size(file: TokenFile, manifest: Manifest) -> None:
-    """Raise BadInput unless a file has the size of its manifest entry."""
-    got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
     if got != wanted:
-        raise BadInput(f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; prepare or download both again")
+        raise BadInput(f"{path}: got {got} bytes, wanted {wanted} by {MANIFEST}; prepare or download both again")
+
+
+def check_file(path: Path, manifest: Manifest) -> None:
+    """Read a whole file. Raises BadInput unless it is as its manifest entry says."""
+    check_listed(path, manifest)
+    read_contents([read_header(path)], manifest)
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:

@@ -53,19 +53,15 @@ class TokenStream:
         self.read_into(tokens, start)
         return tokens
 
-    def read_into(self, tokens: np.ndarray, start: int) -> None:
-        """Fill a contiguous 1-D array of the stream's dtype with the tokens from `start` on. Raises as `read`."""
-        self._fill(tokens, start, weights=False)
-
     def read_weights_into(self, weights: np.ndarray, start: int) -> None:
         """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, 1 where there are none."""
         if self.weighted:
-            self._fill(weights, start, weights=True)
+            self.read_into(weights, start, weights=True)
         else:
             weights.fill(1)
 
-    def _fill(self, values: np.ndarray, start: int, *, weights: bool) -> None:
-        """Fill a contiguous 1-D array with tokens, or with their weights. Raises as `read`."""
+    def read_into(self, values: np.ndarray, start: int, *, weights: bool = False) -> None:
+        """Fill a contiguous 1-D array with the tokens from `start` on, in their dtype, or uint8 `weights` of them."""
         assert start >= 0 and start + len(values) <= self.length, (start, len(values), self.length)
         size = WEIGHT.itemsize if weights else self.dtype.itemsize
         while len(values):
@@ -102,10 +98,8 @@ class TokenStream:
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
         """Return the problem of an id that is not below the vocabulary size, with its file and offset."""
         path, offset = self.file_at(position)
-        return (
-            f"{path}: token {offset}: got id {token}, wanted less than "
-            f"vocab_size {vocabulary_size}; these tokens were made with another tokenizer, or the file is damaged"
-        )
+        problem = "these tokens were made with another tokenizer, or the file is damaged"
+        return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"
 
 
 def open_split(directory: Path, split: str) -> TokenStream:

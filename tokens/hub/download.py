@@ -12,7 +12,7 @@ import attrs
 from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
-from common.hub_client import hub_errors, quiet
+from common.hub_client import download_snapshot
 from common.json_files import read_json
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import has_split, split_of
@@ -35,7 +35,6 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
         return
     if is_complete(directory, train_tokens):
         return
-    quiet()
     commit = _read_receipt(directory).get("commit")
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
     listed = source.snapshot(ALL_PATTERNS, dry_run=True)
@@ -90,18 +89,10 @@ class _Source:
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
         """Download the files whose names match, or with `dry_run` return their DryRunFileInfo."""
-        from huggingface_hub import snapshot_download
-
-        problem = f"dataset {self.dataset}: cannot be downloaded into {self.directory}"
-        with hub_errors(problem, "read", ", or pass --token-files DIR with files that you have"):
-            return snapshot_download(
-                self.dataset,
-                repo_type="dataset",
-                revision=self.commit,
-                local_dir=self.directory,
-                allow_patterns=patterns,
-                dry_run=dry_run,
-            )
+        problem = f"cannot be downloaded into {self.directory}"
+        advice = ", or pass --token-files DIR with files that you have"
+        options = {"revision": self.commit, "local_dir": self.directory, "dry_run": dry_run}
+        return download_snapshot(self.dataset, "dataset", patterns, problem, advice, **options)
 
 
 def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
@@ -166,10 +157,9 @@ def _is_here(path: Path, found: StoredObject) -> bool:
 def _check_room(dataset: str, directory: Path, wanted_bytes: int) -> None:
     existing, free_bytes = free_disk(directory)
     if wanted_bytes > free_bytes:
-        raise BadInput(
-            f"dataset {dataset}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted {wanted_bytes / 1e9:.1f} GB; "
-            "free some, or pass --token-files DIR on a larger disk"
-        )
+        got, wanted = f"{free_bytes / 1e9:.1f} GB free at {existing}", f"{wanted_bytes / 1e9:.1f} GB"
+        advice = "free some, or pass --token-files DIR on a larger disk"
+        raise BadInput(f"dataset {dataset}: got {got}, wanted {wanted}; {advice}")
 
 
 def _write_receipt(directory: Path, receipt: dict[str, Any]) -> None:

@@ -80,10 +80,8 @@ class BucketOutput:
 
         assert plan.settings.shard_tokens is not None
         names = sorted(name for name in self._objects() if name.startswith(CHECKPOINT))
-        wanted = [_checkpoint(number) for number in range(len(names))]
-        if names != wanted:
-            lost = sorted(set(wanted) - set(names))
-            raise BadInput(f"{self.url}/{lost[0]}: missing, and later ones are there; begin anew in another --output")
+        if lost := {*map(_checkpoint, range(len(names)))} - {*names}:
+            raise BadInput(f"{self.url}/{min(lost)}: missing, and later ones are there; begin anew in another --output")
         with (self._scratch / COMMITS).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
             for data in threads.map(self._read, names):
                 tensors = load(data)
@@ -91,7 +89,7 @@ class BucketOutput:
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
                 for split, tokens in tensors.items():
                     shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
-                    path = partial_path(self._scratch, split, shard, sharded=True)
+                    path = partial_path(self._scratch, split, shard, plan.settings)
                     with path.open("ab" if inside else "wb") as file:  # a shard may be begun several times, empty
                         file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
                     self._lengths[split] = int(begins[split][0]) + len(tokens)
@@ -151,10 +149,8 @@ class BucketOutput:
         self._empty_scratch()
 
     def discard(self) -> None:
-        """Delete a preparation without tokens, in the bucket and here."""
-        if self._read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
-            self._bucket.delete([PLAN])
-        self._empty_scratch()
+        """Delete a preparation without tokens, of which the bucket has the plan alone."""
+        self._bucket.delete([PLAN])
 
     def _objects(self) -> dict[str, StoredObject]:
         """Return the objects directly under the prefix."""

@@ -41,47 +41,27 @@ class PrepareCommand:
     sources: Annotated[
         tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
-    output: Annotated[
-        str,
-        option("output directory of the token files; resumes if partially written", "DIR|s3://...|gs://...|az://..."),
-    ]
+    output: Annotated[str, option("token directory; resumes if partially written", "DIR|s3://...|gs://...|az://...")]
     tokenizer: Annotated[
         str, option("text to ids; or cl100k, o200k; FILE: .tiktoken, .model, .pkl, .json", "gpt2|bytes|chars|FILE")
     ] = "gpt2"
     text_field: Annotated[str, option("field of records", "NAME")] = "text"
     separator: Annotated[
-        str | None,
-        option("text between the documents of one file or record: '<|endoftext|>'", "TEXT", check=_separator),
+        str | None, option("text between documents of a file or record: '<|endoftext|>'", "TEXT", check=_separator)
     ] = None
-    template: Annotated[
-        str | None, option("conversations, not text: how a model reads them", "turns|alpaca|FILE.jinja")
-    ] = None
-    context_length: Annotated[
-        int | None, option("row of tokens into which conversations are packed: model.json's", "T", check=COUNT)
-    ] = None
-    validation_fraction: Annotated[
-        float, option("share of the documents held out for validation", "F", check=FRACTION)
-    ] = 0.01
+    template: Annotated[str | None, option("conversations, not text: their template", "turns|alpaca|FILE.jinja")] = None
+    context_length: Annotated[int | None, option("tokens per row of packed conversations", "T", check=COUNT)] = None
+    validation_fraction: Annotated[float, option("share of the documents for validation", "F", check=FRACTION)] = 0.01
     test_fraction: Annotated[float, option("share for test", "F", check=FRACTION)] = 0.0
-    split: Annotated[
-        Literal["hash", "tail"], option("held-out documents: by a hash of their text, or the last ones")
-    ] = "hash"
+    split: Annotated[Literal["hash", "tail"], option("held out: by a hash of the text, or the last ones")] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
     executor: Annotated[Literal["process", "inline", "ray"], option("where units are computed")] = "process"
-    workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = attrs.field(
-        factory=lambda: os.cpu_count() or 1
-    )
+    workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = os.cpu_count() or 1
     ray_address: Annotated[str | None, option("Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
     unit_bytes: Annotated[int, option("approximate input of a unit of work", "N", check=COUNT)] = 1 << 24
-    shard_tokens: Annotated[
-        int | None, option("tokens of each file of a split; default: one file per split", "N", check=COUNT)
-    ] = None
-    scratch: Annotated[
-        Path | None, option("folder for shards on their way to a bucket; default: token_files/NAME", "DIR")
-    ] = None
-    on_bad_document: Annotated[
-        Literal["skip", "fail"], option("skip: count and leave out bad documents; fail: stop at the first")
-    ] = "skip"
+    shard_tokens: Annotated[int | None, option("tokens per file; default: one file per split", "N", check=COUNT)] = None
+    scratch: Annotated[Path | None, option("shards on their way to a bucket; default: token_files/NAME", "DIR")] = None
+    on_bad_document: Annotated[Literal["skip", "fail"], option("count and leave out, or stop at the first")] = "skip"
 
     def __attrs_post_init__(self) -> None:
         remote = self.bucket is not None
@@ -135,8 +115,7 @@ class TokenizerCommand:
         "token_files/tokenizer.json"
     )
     pattern: Annotated[
-        Literal["cl100k", "gpt2", "o200k"],
-        option("splitting of a text into words; digits: up to three together, of gpt2 any number"),
+        Literal["cl100k", "gpt2", "o200k"], option("splitting into words; three digits together, of gpt2 any number")
     ] = "cl100k"
     sample_bytes: Annotated[
         int, option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE))

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, say
 from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of
@@ -49,11 +49,6 @@ class UnitProgress:
         self._bar.close()
 
 
-def say(line: str) -> None:
-    """Print a line on stderr."""
-    print(printable(line), file=sys.stderr)
-
-
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
     asked = command.validation_fraction + command.test_fraction
@@ -79,10 +74,8 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
     if not found.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
-    say(
-        f"bad documents: {kinds}; {found.lost_documents:,} documents and {found.lost_bytes:,} bytes of "
-        "input are left out:"
-    )
+    lost = f"{found.lost_documents:,} documents and {found.lost_bytes:,} bytes of input"
+    say(f"bad documents: {kinds}; {lost} are left out:")
     for line in itertools.chain.from_iterable(found.examples.values()):
         say(f"  {line}")
     if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):
@@ -92,11 +85,7 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
 def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:
     """Raise BadInput where more of `size_bytes` of input was lost than is acceptable; `made` is complete without."""
     documents = found.documents + found.lost_documents
-    damaged = found.problems.get("damaged file")  # with an unknown number of documents
-    encoded = found.problems.get(WRONG_ENCODING)
-    too_many = found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes
-    what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
-    if encoded and not damaged:
-        what = f"{encoded:,} documents in another encoding than UTF-8"
-    if damaged or encoded or too_many:
+    whole = {kind: found.problems[kind] for kind in ("damaged file", WRONG_ENCODING) if kind in found.problems}
+    what = ", ".join(f"{count:,} {kind}" for kind, count in whole.items()) or f"more than {BAD_SHARE:.0%} of the input"
+    if whole or found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes:
         raise BadInput(f"{what} could not be read; {made} complete without")

@@ -71,23 +71,25 @@ class Result:
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit into `unit_file`s, each time the same. Raises BadInput for an input, and OSError."""
-    encoder = _encoder(job.tokenizer, job.directory.parent, job.recipe)
-    reader = _reader(task.inputs, job.settings, encoder)
+    settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
+    if settings.template is None:
+        reader = Reader(task.inputs, settings.text_field, settings.separator, settings.pattern)
+    else:
+        assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
+        reader = ConversationReader(task.inputs, encoder.special_tokens)
     paths = {split: unit_file(job.directory, task.index, split) for split in SPLITS}
-    writers = {split: _PartWriter(paths[split], job.settings, encoder, reader.problems) for split in SPLITS}
+    writers = {split: _PartWriter(paths[split], settings, encoder, reader.problems) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
             try:
-                text_bytes += _encode(batch, job.settings, writers)
+                text_bytes += _encode(batch, settings, writers)
             except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
                 if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise
                 said = (str(error).splitlines() or [type(error).__name__])[0]
                 made = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
-                raise BadInput(
-                    f"unit {task.index}, made from {made}: cannot be encoded: {said}; leave it out"
-                ) from error
+                raise BadInput(f"unit {task.index}, from {made}: cannot be encoded: {said}; leave it out") from error
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -172,17 +174,8 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
     for encoder in encoders(record, ranks, recipe):
         if fingerprint(encoder) == record.fingerprint:
             return encoder
-    raise BadInput(
-        f"{os.uname().nodename}: tokenizer {record.name} gives other tokens than where the plan was made; install the "
-        "same version of tiktoken on all machines"
-    )
-
-
-def _reader(inputs: tuple[Input, ...], settings: PrepareSettings, encoder: Encoder) -> Reader:
-    if settings.template is None:
-        return Reader(inputs, settings.text_field, settings.separator, settings.pattern)
-    assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
-    return ConversationReader(inputs, encoder.special_tokens)
+    problem = f"{os.uname().nodename}: tokenizer {record.name} gives other tokens than where the plan was made"
+    raise BadInput(f"{problem}; install the same version of tiktoken on all machines")
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -154,10 +154,9 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
         except BrokenExecutor:  # of a pool, for all its units
             restarts += 1
             if restarts > RESTARTS:
-                raise BadInput(
-                    f"workers were killed {restarts} times in a row while units {ahead[0][0].index} to "
-                    f"{ahead[-1][0].index} were computed; if memory was short, pass fewer --workers"
-                ) from None
+                units = f"units {ahead[0][0].index} to {ahead[-1][0].index} were computed"
+                problem = f"workers were killed {restarts} times in a row while {units}"
+                raise BadInput(f"{problem}; if memory was short, pass fewer --workers") from None
             executor.restart()
             for place, (task, future) in enumerate(ahead):
                 if not future.done() or future.exception() is not None:
@@ -167,12 +166,10 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
 
 
 def _run_kept(job: EncodeJob, path: Path) -> Result:
-    """Run the task of a file, and delete it. Raises BadInput for a file that is damaged, or another unit's."""
+    """Run the task of a file, and delete it. Raises BadInput for a damaged file."""
     advice = "rerun the same command, which writes it anew"
     with refusing(f"{path}: damaged", advice):
         task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)
-        if f"{task.index:08d}" != path.stem:
-            raise ValueError(f"index: got {task.index}, wanted {int(path.stem)}")
     result = run_unit(job, task)
     path.unlink(missing_ok=True)
     return result

@@ -17,7 +17,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import sync
 from tokens.format.header import HEADER_BYTES, WEIGHT, write_header
-from tokens.format.manifest import SPLITS
+from tokens.format.manifest import SPLITS, split_of
 from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettings
 
 PARTIAL = ".partial-"
@@ -45,7 +45,6 @@ class GrowingStream:
         self._directory = directory
         self._dtype = settings.growing_dtype
         self._settings = settings
-        self._sharded = settings.shard_tokens is not None
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
         self._moved = 0  # the first shards, which are in a bucket and not here
@@ -53,9 +52,7 @@ class GrowingStream:
 
     def resume(self, length: int, why: Path) -> None:
         """Continue after `length` tokens, as the log `why` says; hide named files, delete the rest. Raises BadInput."""
-        whole = self._directory / f"{self.split}.safetensors"
-        shards = self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")
-        named = [*([whole] if whole.exists() else []), *shards]
+        named = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
         for path in named if self._settings.template is None else ():  # else they are made of the growing files
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
@@ -177,12 +174,12 @@ class GrowingStream:
         return HEADER_BYTES + tokens * self._dtype.itemsize
 
     def _partial(self, index: int) -> Path:
-        return partial_path(self._directory, self.split, index, sharded=self._sharded)
+        return partial_path(self._directory, self.split, index, self._settings)
 
 
-def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> Path:
+def partial_path(directory: Path, split: str, index: int, settings: PrepareSettings) -> Path:
     """Return the hidden path of a file of a split."""
-    return directory / f"{PARTIAL}{split}{f'-{index:05d}' if sharded else ''}.safetensors"
+    return directory / f"{PARTIAL}{split}{'' if settings.shard_tokens is None else f'-{index:05d}'}.safetensors"
 
 
 def partial_files(directory: Path) -> Iterator[Path]:

@@ -89,10 +89,8 @@ class GrowingTokens:
             self._quiet_since = now - DEAD_SECONDS / 2  # it is seldom locked by this look
         if held or (held is None and quiet_seconds < STALLED_SECONDS):
             return None
-        return (
-            f"{self.directory}: its preparation has ended or hangs, {quiet_seconds:.0f} s after it wrote last: "
-            f"{self.progress()}; rerun its command, then this one"
-        )
+        problem = f"its preparation has ended or hangs, {quiet_seconds:.0f} s after it wrote last"
+        return f"{self.directory}: {problem}: {self.progress()}; rerun its command, then this one"
 
     def _unit_bytes(self) -> Iterator[int]:
         for path in sorted((self.directory / UNITS).glob("*")):
@@ -111,17 +109,17 @@ class FollowedStream(TokenStream):
         self.dtype = tokens.settings.dtype
         self.files, self.length, self.versions = [], 0, {}
 
-    def read_into(self, tokens: np.ndarray, start: int) -> None:
+    def read_into(self, values: np.ndarray, start: int, *, weights: bool = False) -> None:
         """Fill an array with the tokens from `start` on, which must have been committed."""
-        if start + len(tokens) > self.length:
+        if start + len(values) > self.length:
             self._find(self._growing.committed(self._split))
         try:
-            super().read_into(tokens, start)
+            super().read_into(values, start, weights=weights)
         except BadInput as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             self._find(self.length)  # a file has lost its hidden name
-            super().read_into(tokens, start)
+            super().read_into(values, start, weights=weights)
 
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
@@ -145,8 +143,8 @@ class FollowedStream(TokenStream):
 
     def _path(self, index: int) -> Path:
         """Return the path of a file: hidden, or final where a kill came between the names and the manifest."""
-        growing, sharded = self._growing, self._growing.settings.shard_tokens is not None
-        hidden = partial_path(growing.directory, self._split, index, sharded=sharded)
+        growing = self._growing
+        hidden = partial_path(growing.directory, self._split, index, growing.settings)
         if hidden.exists():
             return hidden
         names = [f"{self._split}.safetensors", f"{self._split}-{index:05d}-of-*.safetensors"]

@@ -22,8 +22,10 @@ from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.header import readable_tokens
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
-from tokens.tokenizer.loading import CHARACTERS
-from tokens.tokenizer.tokenizer import token_dtype
+from tokens.prepare.command import PrepareCommand
+from tokens.tokenizer.loading import CHARACTERS, record_of
+from tokens.tokenizer.template import Template
+from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
@@ -124,6 +126,17 @@ class UnitPlan:
         if self.settings.version == 1:  # which had neither field
             del values["settings"]["separator"], values["settings"]["version"]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
+    """Return the settings of a command, whose options have the same names."""
+    record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
+    recorded = {name: getattr(record, name) for name in RECORDED}
+    names = [field.name for field in attrs.fields(PrepareSettings) if hasattr(command, field.name)]
+    options = {name: getattr(command, name) for name in names}
+    if record.characters is not None:
+        recorded["tokenizer"] = CHARACTERS + record.characters
+    return PrepareSettings(**options | recorded, version=VERSION)
 
 
 def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.files import is_folder, open_locked, replace_file, writing
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
@@ -14,25 +14,16 @@ from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_fi
 from tokens.prepare.bucket_output import IN_USE, BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, read_log
-from tokens.prepare.display import UnitProgress, say
+from tokens.prepare.display import UnitProgress
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
-from tokens.prepare.plan import (
-    RECORDED,
-    VERSION,
-    PrepareSettings,
-    UnitPlan,
-    check_same,
-    make_plan,
-    read_plan,
-    write_plan,
-)
+from tokens.prepare.plan import UnitPlan, check_same, make_plan, read_plan, settings_of, write_plan
 from tokens.prepare.token_writer import TokenWriter, TooFewDocuments
 from tokens.tokenizer.fast_encoder import write_recipe
-from tokens.tokenizer.loading import CHARACTERS, load_tokenizer, record_of
+from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
 from tokens.tokenizer.ranks import ranks_text
-from tokens.tokenizer.template import Template, load_template
+from tokens.tokenizer.template import load_template
 from tokens.tokenizer.tokenizer import Tokenizer
 
 
@@ -47,7 +38,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         bucket = None if command.bucket is None else BucketOutput(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
-        sources = resolve_sources(command.sources, () if plan is None else plan.sources, say)
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources)
         tokenizer = _tokenizer_of(command, sources, plan)
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
@@ -78,17 +69,6 @@ def prepare(command: PrepareCommand) -> Manifest:
         manifest = _write(command, plan, tokenizer, bucket)
         _delete_units(directory)
         return manifest
-
-
-def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
-    """Return the settings of a command, whose options have the same names."""
-    record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
-    recorded = {name: getattr(record, name) for name in RECORDED}
-    names = [field.name for field in attrs.fields(PrepareSettings) if hasattr(command, field.name)]
-    options = {name: getattr(command, name) for name in names}
-    if record.characters is not None:
-        recorded["tokenizer"] = CHARACTERS + record.characters
-    return PrepareSettings(**options | recorded, version=VERSION)
 
 
 def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:

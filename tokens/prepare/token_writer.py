@@ -54,16 +54,11 @@ def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, tota
         raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
     train = streams["train"]
     by_tokens = settings.context_length is not None or sum(totals.documents.values()) - totals.empty_documents == 1
-    if not by_tokens:
-        try:
-            lengths = _lengths(train, settings, totals, by_tokens=False)
-            problem = too_much_held_out(settings, lengths)
-        except TooFewDocuments as error:
-            problem = str(error)
-        by_tokens = problem is not None and settings.split == TAIL
-        if problem is not None and not by_tokens:
-            raise TooFewDocuments(f"{problem}; {ADVICE}")
-    if by_tokens:
+    try:
+        lengths = _lengths(train, settings, totals, by_tokens=by_tokens)
+    except TooFewDocuments:
+        if by_tokens or settings.split != TAIL:
+            raise
         lengths = _lengths(train, settings, totals, by_tokens=True)
     begin = lengths["train"]
     for split in missing_splits(settings, totals):
@@ -102,9 +97,8 @@ class TokenWriter:
         self._plan = plan
         self._ranks = ranks
         self._log = log
-        self._streams = {
-            split: GrowingStream(directory, split, plan.settings, to_bucket=bucket is not None) for split in SPLITS
-        }
+        to_bucket = bucket is not None
+        self._streams = {split: GrowingStream(directory, split, plan.settings, to_bucket=to_bucket) for split in SPLITS}
         for split, length in (self.totals.cut or self.totals.tokens).items():
             self._streams[split].resume(length, log.path)
 
@@ -224,12 +218,15 @@ def _lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals, *,
         what = f"text of {text:,} tokens is" if by_tokens else f"{documents} documents are"
         what = f"{room:,} rows of {size:,} tokens are" if size > 1 else what
         wanted = " and ".join(f"{count} for {split}" for split, count in counts.items())
-        raise TooFewDocuments(f"{what} too few to hold out {wanted}")
+        raise TooFewDocuments(f"{what} too few to hold out {wanted}{'' if by_tokens else f'; {ADVICE}'}")
     lengths = dict(totals.tokens)
     for split in reversed(counts):  # the test split is the very end
         text = text - counts[split] * size if by_tokens else _before_documents(train, counts[split], text, settings)
         lengths[split], end = end - text, text
-    return lengths | {"train": end}
+    lengths["train"] = end
+    if not by_tokens and (problem := too_much_held_out(settings, lengths)):
+        raise TooFewDocuments(f"{problem}; {ADVICE}")
+    return lengths
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:

@@ -14,10 +14,9 @@ from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.command import SPECIAL, PrepareCommand, TokenizerCommand
-from tokens.prepare.display import refuse_losses, report_problems, say
+from tokens.prepare.display import refuse_losses, report_problems
 from tokens.prepare.executors import start_workers
-from tokens.prepare.plan import make_plan
-from tokens.prepare.prepare import settings_of
+from tokens.prepare.plan import make_plan, settings_of
 from tokens.tokenizer.hugging_face_files import ranks_of, tokenizer_text
 from tokens.tokenizer.known import PATTERNS
 from tokens.tokenizer.loading import load_tokenizer
@@ -42,10 +41,9 @@ def train_tokenizer(command: TokenizerCommand) -> list[str]:
     tokenizer = byte_pair_tokenizer(path.stem, ranks, pattern).with_special_tokens(TURN_TOKENS)
     if tokenizer.vocabulary_size < size:
         most = tokenizer.vocabulary_size
-        raise BadInput(
-            f"--vocab-size {size}: {sample.text_bytes:,} bytes of text give {most:,} ids, then no pair occurs twice; "
-            f"pass --vocab-size {most} or less, or more text; nothing was written"
-        )
+        got = f"{sample.text_bytes:,} bytes of text give {most:,} ids, then no pair occurs twice"
+        advice = f"pass --vocab-size {most} or less, or more text; nothing was written"
+        raise BadInput(f"--vocab-size {size}: {got}; {advice}")
     text = tokenizer_text(tokenizer)
     with writing(path):
         replace_file(path, text, durable=True, keep=True)
@@ -70,7 +68,7 @@ def _sample(command: TokenizerCommand, pattern: str) -> tuple[DocumentSample, in
     field, separator = command.text_field, command.separator
     prepared = PrepareCommand(command.sources, output="", text_field=field, separator=separator)
     settings = settings_of(prepared, load_tokenizer("bytes"))
-    plan = make_plan(resolve_sources(command.sources, say=say), settings)
+    plan = make_plan(resolve_sources(command.sources), settings)
     reader = Reader(plan.inputs, field, separator, pattern)
     return DocumentSample(reader, plan.units, plan.unit_bytes, command.sample_bytes), sum(plan.unit_bytes)
 

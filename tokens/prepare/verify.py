@@ -13,20 +13,9 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.json_files import open_regular
-from common.remote_files import REMOTE, THREADS, open_remote
-from tokens.format.header import HEADER_BYTES, read_header
-from tokens.format.manifest import (
-    MANIFEST,
-    PLAN,
-    SPLITS,
-    Manifest,
-    check_listed,
-    check_sha256,
-    check_size,
-    read_contents,
-    read_manifest,
-    split_of,
-)
+from common.remote_files import REMOTE, THREADS, look_up_remote
+from tokens.format.header import HEADER_BYTES
+from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, check_file, check_sha256, read_manifest, split_of
 from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
@@ -107,14 +96,11 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
     """Return a line for each file, or object, that differs from its manifest entry. Several are read at once."""
 
     def problem(name: str) -> str | None:
-        path = directory / name
         try:
-            if bucket is not None:
+            if bucket is None:
+                check_file(directory / name, manifest)
+            else:
                 check_sha256(f"{bucket.url}/{name}", bucket.sha256(name), manifest.files[name].sha256)
-                return None
-            check_listed(path, manifest)
-            check_size(file := read_header(path), manifest)
-            read_contents([file], manifest)
         except BadInput as error:
             return str(error)
         return None
@@ -155,11 +141,13 @@ def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]
     for path, length in files:
         first, last = max(begin, position), min(end, position + length)
         if first < last:
-            with suppress(OSError, BadInput), open_remote(path) if REMOTE in path else open_regular(Path(path)) as file:
-                file.seek(HEADER_BYTES + first - position)
-                while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
-                    first += len(data)
-                    yield data
+            with suppress(OSError, BadInput):
+                opened = look_up_remote(path).open() if REMOTE in path else open_regular(Path(path))
+                with opened as file:
+                    file.seek(HEADER_BYTES + first - position)
+                    while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
+                        first += len(data)
+                        yield data
         position += length
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput, refusing
-from common.json_files import read_every_line, texts_in
+from common.json_files import read_every_line, scalars_in
 from tokens.format.manifest import SPLITS, has_split, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.search.excerpt import excerpt
@@ -44,7 +44,8 @@ def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[
         items: list[Item] = []
         for record in read_every_line(source, advice="wanted JSON Lines of texts, or a token directory"):
             with refusing(f"{source}: item {len(items) + 1}", kinds=(BadInput,)):
-                items.append([ids for text in texts_in(record) for ids in forms(tokenizer, text)])
+                texts = [value for value in scalars_in(record) if isinstance(value, str)]
+                items.append([ids for text in texts for ids in forms(tokenizer, text)])
         if not items:
             raise BadInput(f"{source}: holds no items; wanted JSON Lines of texts, or a token directory")
         return [(str(source), "item", items)]

@@ -68,9 +68,8 @@ def stats(
     if manifest is not None and manifest.rows is not None:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, split in splits.items():
-        lines.append(
-            f"  {name:20} {split.tokens:,} tokens ({split.tokens / tokens:.2%}), {len(split.hashes):,} {noun}s"
-        )
+        share = split.tokens / tokens
+        lines.append(f"  {name:20} {split.tokens:,} tokens ({share:.2%}), {len(split.hashes):,} {noun}s")
     lines += _copies(splits, noun)
     if against or near_duplicates:
         tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")
@@ -148,10 +147,9 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
             text_bytes += len(text.encode(errors="replace"))
             tokens += end - begin - 1
             gpt2_tokens += len(gpt2.encode(text))
-    return [
-        f"  beside GPT-2         {text_bytes / max(1, tokens):.2f} bytes per token, GPT-2's "
-        f"{text_bytes / max(1, gpt2_tokens):.2f}, on {text_bytes:,} bytes of the same text"
-    ]
+    here, there = (f"{text_bytes / max(1, count):.2f}" for count in (tokens, gpt2_tokens))
+    rates = f"{here} bytes per token, GPT-2's {there}, on {text_bytes:,} bytes of the same text"
+    return [f"  beside GPT-2         {rates}"]
 
 
 def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:

@@ -251,22 +251,17 @@ def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str
         if key not in known:
             raise _refused(path, f"{where}{quoted(key)}: got {quoted(value)}")
         if isinstance(known[key], dict):
-            parts = (
-                {f"{key}: {number}": part for number, part in enumerate(value)}
-                if isinstance(value, list)
-                else {key: value}
-            )
-            for name, part in parts.items():
+            for number, part in enumerate(value if isinstance(value, list) else [value]):
+                name = f"{key}: {number}" if isinstance(value, list) else key
                 _check_known(path, f"{where}{name}: ", part or {}, known[key])
         elif known[key] and not any(type(value) is type(each) and value == each for each in known[key]):
             raise _refused(path, f"{where}{key}: got {quoted(value)}")
 
 
 def _refused(path: Path, got: str) -> BadInput:
-    return BadInput(
-        f"{path}: {got}: not implemented, wanted byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k; if the model "
-        "was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
-    )
+    wanted = "byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k"
+    advice = "if the model was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
+    return BadInput(f"{path}: {got}: not implemented, wanted {wanted}; {advice}")
 
 
 def _undamaged(path: Path) -> AbstractContextManager[None]:

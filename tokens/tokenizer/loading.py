@@ -1,7 +1,9 @@
 """Loading of a tokenizer by the name on a command line, by a file, or by its entry in a manifest."""
 
+import pickletools
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -9,7 +11,6 @@ from common.errors import BadInput, either
 from common.files import sha256
 from common.json_files import parse_json, read_regular
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord
-from tokens.tokenizer.character_files import SUFFIXES, read_characters
 from tokens.tokenizer.hugging_face_files import read_tokenizer_json
 from tokens.tokenizer.known import KNOWN_TOKENIZERS, KnownTokenizer, recognized
 from tokens.tokenizer.ranks import read_ranks
@@ -26,6 +27,9 @@ from tokens.tokenizer.tokenizer import (
 )
 
 RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
+SUFFIXES = (".pkl", ".json")  # of characters, or a tokenizer.json
+NANOGPT = "meta.pkl"  # beside nanoGPT's tokens
+DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # instructions of a pickle
 CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
 
 
@@ -95,11 +99,27 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
     )
 
 
+def read_characters(path: Path) -> str:
+    """Return the characters of meta.pkl, a JSON list, object of ids, or manifest, by their ids. Raises BadInput."""
+    try:
+        data = read_regular(path)
+        values = _pickled(data) if path.suffix == ".pkl" else parse_json(data, None)
+        for key in ("tokenizer", "characters") if isinstance(values, dict) else ():
+            values = values.get(key, values)
+        ids = values if isinstance(values, dict) else {one: number for number, one in enumerate(values)}
+        if sorted(ids.values()) != [*range(len(values))] or {*map(len, ids)} != {1}:
+            raise ValueError(f"got {len(values):,} entries, wanted single characters with the ids 0, 1, 2, ... once")
+        "".join(ids).encode()  # a ValueError, where there are halves of surrogate pairs
+        return "".join(sorted(ids, key=ids.__getitem__))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        wanted = "nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; wanted {wanted}") from error
+
+
 def _is_tokenizer_json(path: Path) -> bool:
     """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
     with suppress(OSError, ValueError):
-        values = parse_json(read_regular(path))
-        return isinstance(values, dict) and isinstance(values.get("model"), dict)
+        return isinstance(parse_json(read_regular(path)).get("model"), dict)
     return False
 
 
@@ -123,8 +143,25 @@ def _load_known(name: str) -> Tokenizer:
     try:
         encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
-        raise BadInput(
-            f"tokenizer {name}: its ranks are neither cached nor downloadable ({type(error).__name__}); "
-            "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
-        ) from error
+        problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
+        advice = "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
+        raise BadInput(f"tokenizer {name}: {problem}; {advice}") from error
     return _of_known(name, known, BytePairCoder(encoding, known.pattern))
+
+
+def _pickled(data: bytes) -> dict[Any, Any]:
+    """Return the dict `stoi`, the last one, of a pickle, and execute nothing. Raises ValueError for any other."""
+    values: list[Any] = []  # strings and integers, in their order: a key comes before its value
+    kept: list[Any] = []
+    for opcode, argument, offset in pickletools.genops(data):
+        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")  # of shorter and longer numbers
+        if name in ("BININT", "BINUNICODE"):
+            values.append(argument)
+        elif name in ("BINPUT", "MEMOIZE"):
+            kept += values[-1:] or [None]
+        elif name == "BINGET":
+            values.append(kept[argument or 0])
+        elif name not in DICTS:
+            raise ValueError(f"byte {offset:,}: instruction {opcode.name} is none of a vocabulary, and not followed")
+    pairs = values[values.index("stoi") + 1 :]
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))

@@ -47,13 +47,9 @@ class Template:
     turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer must have for it
     variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)  # eos_token and such; by default end of text
 
-    def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Return ids, and weights: 1 for answers and the special token that ends each. Raises BadInput."""
-        return self._encode(tokenizer, messages, begins_answer=False)
-
     def prompt(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation, and of the beginning of an answer to it. Raises BadInput as `encode`."""
-        return self._encode(tokenizer, messages, begins_answer=True)[0]
+        return self.encode(tokenizer, messages, begins_answer=True)[0]
 
     def ends(self, tokenizer: "Tokenizer") -> list[int]:
         """Return the special tokens that end two answers, the last one too; without one no model learns to stop."""
@@ -61,9 +57,10 @@ class Template:
         special = {*tokenizer.special_tokens.values()}  # without white space before them
         return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
-    def _encode(
-        self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool
+    def encode(
+        self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool = False
     ) -> tuple[list[int], list[int]]:
+        """Return ids, and weights: 1 for answers and the special token that ends each. Raises BadInput."""
         ids, weights = list[int](), list[int]()
 
         def add(new: list[int], weight: int) -> None:
@@ -135,9 +132,8 @@ def _compiled(text: str) -> "JinjaTemplate":
         raise ValueError(problem)
 
     # As transformers has it
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    loops = ["jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text

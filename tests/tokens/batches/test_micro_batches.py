@@ -134,7 +134,7 @@ def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
     assert source.growing is not None
     source.growing.refresh()
     source.growing.refresh()
-    message = r"tokens: ended with 12 windows of 4 tokens, but the run wants more than 2 epochs of them; lower"
+    message = r"tokens: ended with 12 windows of 4 tokens, wanted more for 2 epochs at most; lower"
     with pytest.raises(BadInput, match=message):
         source.ready(24, CONTEXT)
 

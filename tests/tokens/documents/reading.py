@@ -14,14 +14,11 @@ from tokens.documents.inputs import Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.plan import make_plan
-from tokens.prepare.prepare import settings_of
+from tokens.prepare.plan import make_plan, settings_of
 from tokens.tokenizer.loading import load_tokenizer
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
-SETTINGS = settings_of(
-    PrepareCommand(("a",), output="", tokenizer="bytes", validation_fraction=0.0), load_tokenizer("bytes")
-)
+SETTINGS = settings_of(PrepareCommand(("a",), output="", validation_fraction=0.0), load_tokenizer("bytes"))
 
 
 class Problem(NamedTuple):

@@ -54,9 +54,9 @@ def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_dam
     ):
         monkeypatch.setattr(Path, "open", opened)
         for path, plan in units.items():
-            with pytest.raises(BadInput, match=rf"{path}: cannot be read: \[Errno \d+\] {said}"):
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {said}"):
                 list(Reader(plan.inputs, "text").read(plan.units[0]))
-        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: \[Errno \d+\] {said}"):
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {said}"):
             make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
 
 

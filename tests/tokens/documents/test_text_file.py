@@ -80,24 +80,13 @@ def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str,
     assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (1, len(NO_TEXT[reason]))
 
 
+FOURS, MANY = " four" * 9, "some words and " * 49_999
 DAMAGED = {  # content, the text that is left, bytes lost
-    "a short text in Latin-1": (
-        "Das Café, ein kleiner Artikel".encode("latin-1"),
-        "Das Caf\ufffd, ein kleiner Artikel",
-        1,
-    ),
+    "a short text in Latin-1": (b"Das Caf\xe9, ein kleiner Artikel", "Das Caf\ufffd, ein kleiner Artikel", 1),
     "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
-    "two NULs": (
-        b"one two " * 2 + b"th\0ree" + b" four" * 9 + b" fi\0ve six",
-        "one two one two" + " four" * 9 + " six",
-        13,
-    ),
+    "two NULs": (f"one two one two th\0ree{FOURS} fi\0ve six".encode(), f"one two one two{FOURS} six", 13),
     "16 NULs": (b"one two " * 5 + bytes(16) + b" x", "one two " * 4 + "one two x", 17),
-    "one NUL of a long text": (
-        b"some words and " * 50_000 + b"a\0b and" * 1,
-        "some words and " * 49_999 + "some words and and",
-        4,
-    ),
+    "one NUL of a long text": (f"{MANY}some words and a\0b and".encode(), f"{MANY}some words and and", 4),
 }
 
 

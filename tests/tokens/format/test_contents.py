@@ -17,11 +17,8 @@ from tokens.format.header import read_header, write_weighted
 from tokens.format.manifest import has_split, open_listed, read_content, read_manifest
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (
-        lambda path: path.write_bytes(flipped(path.read_bytes(), 12_345)),
-        "damaged: got sha256 .*, wanted .*; prepare or download it again",
-    ),
-    (lambda path: os.truncate(path, path.stat().st_size - 2), "cut short or damaged: got .* bytes, wanted"),
+    (lambda path: path.write_bytes(flipped(path.read_bytes(), 12_345)), "damaged: got sha256 .*, wanted .*; prepare"),
+    (lambda path: os.truncate(path, path.stat().st_size - 2), r"got \d+ bytes, wanted \d+ by manifest"),
     (lambda path: save_file({"tokens": np.zeros(9_000, np.uint16)}, path), r"got \d+ bytes, wanted \d+ by manifest"),
     (Path.unlink, "missing, but manifest.json lists it; prepare or download it again"),
 ]
@@ -55,9 +52,7 @@ def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-def test_the_largest_id_is_one_of_the_tokens_and_a_weight_is_0_or_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_id_is_a_tokens_and_a_weight_is_0_or_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 16)
     path, weights = tmp_path / "train.safetensors", np.ones(100)
     write_weighted(path, np.full(100, 3, "<u2"), weights, 10)

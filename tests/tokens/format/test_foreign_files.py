@@ -68,10 +68,10 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
     ],
     "train.bin": [(FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number: uint16 tokens; copy it again")],
     "train.npy": [
-        (npy(FEW.reshape(10, 100)), r"got type 'uint16' and shape \(10, 100\), wanted uint16 or uint32, little-endian"),
-        (npy(FEW.astype(np.int64)), "got type 'int64' and shape"),
-        (npy(FEW.astype(">u2")), "got type '>u2' and shape"),
-        (npy(FEW[0]), r"got type 'uint16' and shape \(\), wanted"),
+        (npy(FEW.reshape(10, 100)), r"got type uint16 and shape \(10, 100\), wanted uint16 or uint32, little-endian"),
+        (npy(FEW.astype(np.int64)), "got type int64 and shape"),
+        (npy(FEW.astype(">u2")), "got type >u2 and shape"),
+        (npy(FEW[0]), r"got type uint16 and shape \(\), wanted"),
         (npy(np.array(["a", None])), "not a .npy file, or cut short at .* Python objects"),  # unread
         *((beheaded(each), "not a .npy file, or cut short at ") for each in NPY_HEADERS),
     ],
@@ -130,8 +130,8 @@ def test_files_are_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a_train_1.bin", "a_2.bin"], "^tokens/a_2.bin: is it training or validation data"),
-        (["train_val.bin"], "^tokens/train_val.bin: is it training or validation data"),
+        (["a_train_1.bin", "a_2.bin"], "^tokens/a_2.bin: names no split: name it train"),
+        (["train_val.bin"], "^tokens/train_val.bin: names no split: name it train"),
         (["a_train_1.bin", "a_val_1.npy"], "holds both a_train_1.bin and a_val_1.npy; keep files of one format"),
         (["a_train_1.bin", "b_train_2.bin"], "holds a_train_1.bin and b_train_2.bin, of two sets of tokens; keep one"),
         (["a_train.bin", "a_train_1.bin"], "holds both a_train.bin and a_train_1.bin; keep one of them"),

@@ -13,8 +13,6 @@ from common.errors import BadInput
 from tokens.format.manifest import Content, Manifest, open_listed, read_contents, read_manifest
 
 TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
-
-
 SHARDS = [f"train-{index:05d}-of-00003.safetensors" for index in range(3)]
 
 

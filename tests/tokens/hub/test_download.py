@@ -150,7 +150,7 @@ def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> 
             done = download(url, tmp_path / "a", tmp_path / "cache")
             assert done.returncode == 1
             [line] = done.stderr.splitlines()[-1:]
-            assert "dataset owner/tokens: cannot be downloaded into" in line and "or pass --token-files DIR" in line
+            assert "owner/tokens: cannot be downloaded into" in line and "or pass --token-files DIR" in line
 
 
 @pytest.mark.slow

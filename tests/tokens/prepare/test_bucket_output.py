@@ -36,7 +36,7 @@ def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
 
 
 @pytest.mark.slow
-def test_a_bucket_is_resumed_looked_at_and_verified_where_it_is(
+def test_a_bucket_is_resumed_and_verified_where_it_is(
     bucket_server: BucketServer, source: Path, tmp_path: Path
 ) -> None:
     url = "s3://runs/looked-at"
@@ -106,9 +106,7 @@ def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
         places[1].checkpoint({})
 
 
-def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
-    bucket_server: BucketServer, tmp_path: Path
-) -> None:
+def test_a_preparation_that_finds_nothing_leaves_no_object(bucket_server: BucketServer, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text('{"content": "text"}\n' * 50)
     command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)

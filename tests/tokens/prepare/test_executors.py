@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, shared, slow
+from tests.conftest import ROOT, one_line, shared, slow
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
 from tests.walks import children, kill
@@ -47,10 +47,8 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"])
     options = ("--tokenizer", "bytes", "--executor", "ray", "--ray-address", "127.0.0.1:1")
-    done = run(PREPARE, source, *options, "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers:")
-    assert "Traceback" not in done.stderr
+    refused = one_line(run(PREPARE, source, *options, "--output", tmp_path / "out"))
+    assert refused.startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers:")
 
 
 @pytest.mark.slow
@@ -126,13 +124,9 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
 
 
 NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary()}
-OF_ANOTHER_UNIT = '{"index": 7, "extents": [], "inputs": []}'
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: "), (OF_ANOTHER_UNIT, "index: got 7, wanted 0")],
-)
+@pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
 def test_a_damaged_task_file_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)

@@ -25,7 +25,7 @@ def stream(directory: Path, split: str) -> np.ndarray:
 
 @pytest.mark.parametrize("shard_tokens", [*slow(7), 13, 100, 1000, 4839, 10_000])
 @pytest.mark.parametrize("kind", ["hash", "tail"])
-def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
+def test_shards_are_the_stream_cut_every_so_many_tokens(
     source: Path, tmp_path: Path, kind: str, shard_tokens: int
 ) -> None:
     options = {"split": kind, "validation_fraction": 0.1, "test_fraction": 0.05, "unit_bytes": 700}

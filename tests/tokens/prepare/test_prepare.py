@@ -58,7 +58,7 @@ def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(
     assert sorted(said) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
-    unknown = r"unit 0, made from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
+    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
     with pytest.raises(BadInput, match=unknown):
         write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
     with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
@@ -101,7 +101,6 @@ def begun_by_another_plan(out: Path) -> None:
 
 FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
-    (lambda out: None, {"text_field": "body"}, "text_field: got body, wanted text"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
     (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: changed since these tokens"),
     (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
@@ -168,9 +167,7 @@ def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
 
 
-def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):  # what Rust's panics are to Python
         pass
 
@@ -184,7 +181,7 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
             return encode(coder, text)
 
         monkeypatch.setattr(ByteCoder, "encode", fail)
-        message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
+        message = re.escape(f"unit 0, from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
         with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / "b.txt")
 

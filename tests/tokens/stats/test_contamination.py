@@ -69,7 +69,7 @@ def contamination_of(directory: Path, *others: Path) -> dict[str, str]:
 def test_what_cannot_be_searched_is_one_line(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
     (tmp_path / "broken.jsonl").write_text('{"a": "b"}\n{"a": \n')
-    for path, problem in ((tmp_path / "broken.jsonl", "line 2"), (tmp_path / "none", "no such file")):
+    for path, problem in ((tmp_path / "broken.jsonl", "line 2"), (tmp_path / "none", "cannot be read")):
         with pytest.raises(BadInput, match=f"{path}: {problem}.*wanted JSON Lines of texts, or a token directory"):
             contamination(tmp_path / "out", BYTES, (path,))
     (tmp_path / "empty.jsonl").write_text("\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from tokens.tokenizer.character_files import read_characters
+from tokens.tokenizer.loading import read_characters
 
 MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores at once
 

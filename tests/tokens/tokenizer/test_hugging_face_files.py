@@ -107,9 +107,7 @@ def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("offset", [0, 7])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_transformers_gives_equal_ids_for_any_pattern_and_special_tokens(
-    tmp_path: Path, pattern: str, offset: int
-) -> None:
+def test_transformers_gives_equal_ids_for_any_pattern_and_specials(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
     ranks = {word: offset + number for number, word in enumerate(words)}  # no merge gives xyz: it is one by itself

@@ -176,7 +176,7 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"train\.json: not JSON"):
         load_run(run, [])
     (run / "model.json").unlink()
-    with pytest.raises(BadInput, match=r"model\.json: no such file"):
+    with pytest.raises(BadInput, match=r"model\.json: cannot be read: No such file"):
         load_run(run, [])
 
 
