@@ -59,7 +59,7 @@ def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], 
         yield
     except kinds as error:
         text, file = (getattr(error, name, None) for name in ("strerror", "filename"))  # of an OSError
-        text = text or str(error) or type(error).__name__
+        text = text or str(error).partition("\n")[0] or type(error).__name__
         text += f": {file}" if file and str(file) not in str(where) else ""
         raise BadInput(f"{where}: {text}" + (f"; {advice}" if advice else "")) from error
 

@@ -89,5 +89,8 @@ def explained(error: BaseException, wanted: str = "write to") -> str:
     if status is None and constants.HF_HUB_OFFLINE and not isinstance(error, ValueError):
         return "HF_HUB_OFFLINE is set: unset it to reach the hub"
     if status in (401, 403):
-        return f"{detail}; run `hf auth login` with a token that may {wanted} it"
+        name = "check the name, or " if wanted == "read" else ""
+        return f"{detail}; {name}run `hf auth login` with a token that may {wanted} it"
+    if status == 404 or isinstance(error, ValueError):
+        return f"{detail}; check the name"
     return f"{detail}; rerun the same command to resume"

@@ -95,7 +95,7 @@ def push_command(
     repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")],
     *,
     private: Annotated[bool, option("visible only to its owner; default: public")] = False,
-    license: Annotated[str | None, option("license of the text by its hub id, such as odc-by", "ID")] = None,
+    license: Annotated[str | None, option("license, a hub id such as odc-by; default: none", "ID")] = None,
 ) -> Lines:
     """Upload to the Hugging Face hub, as a dataset."""
     options = {"private": private, "license_name": license}

@@ -30,7 +30,10 @@ def test_names_and_licenses_are_those_of_the_hub() -> None:
 def test_an_error_is_explained_by_what_to_do() -> None:
     assert explained(HubError(500)) == "client error; rerun the same command to resume"
     assert explained(HubError(403, "no")) == "no; run `hf auth login` with a token that may write to it"
-    assert explained(HubError(401), "read") == "client error; run `hf auth login` with a token that may read it"
+    assert (
+        explained(HubError(401), "read")
+        == "client error; check the name, or run `hf auth login` with a token that may read it"
+    )
     wrapped = RuntimeError("Error while uploading")
     wrapped.__cause__ = HubError(500, "\x1b[2J" + "x" * 1000)
     text = explained(wrapped)

@@ -73,7 +73,7 @@ class TokenSource:
         windows = self._order(context_length).count
         if place >= windows * self.max_epochs:
             got = f"{growing.directory}: ended with {windows:,} windows of {context_length} tokens"
-            wanted = f"wanted more for {self.max_epochs} epochs at most"
+            wanted = f"wanted enough for the run with max_epochs {self.max_epochs}"
             raise BadInput(f"{got}, {wanted}; lower min_train_tokens, or raise max_epochs", alone=True)
         return True
 

@@ -79,7 +79,10 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     divisor = math.gcd(*whole)
     shares = tuple(weight // divisor for weight in whole)
     if sum(shares) > MOST_ENTRIES:
-        got, wanted = ", ".join(map(str, weights)), f"a sum of at most {MOST_ENTRIES:,} as whole numbers"
+        got, wanted = (
+            ", ".join(map(str, weights)),
+            f"whole numbers in proportion, {MOST_ENTRIES:,} in all at most",
+        )
         raise ValueError(f"got weights {got}, wanted {wanted}; round the weights to fewer digits")
     return shares
 

@@ -58,7 +58,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     by_split: dict[str, list[ForeignName]] = {}
     for file in found:
         if file.split is None:
-            raise BadInput(f"{where}/{file.name}: names no split: name it train, val or test, or move it")
+            raise BadInput(f"{where}/{file.name}: names no split, or two: name it train, val or test, or move it")
         if file.suffix != found[0].suffix:
             raise BadInput(f"{where}: holds both {found[0].name} and {file.name}; keep files of one format")
         if file.token_set != found[0].token_set:

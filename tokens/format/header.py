@@ -96,7 +96,8 @@ def readable_tokens(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         where = error.filename or path
-        raise BadInput(f"{where}: cannot be read: {error.strerror or error}; check name and permissions") from error
+        advice = "check name and permissions" if error.errno else "move it away"
+        raise BadInput(f"{where}: cannot be read: {error.strerror or error}; {advice}") from error
 
 
 def _row_length(path: Path, metadata: object) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.bucket import Bucket, StoredObject
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import download_snapshot
 from common.json_files import read_json
@@ -84,7 +84,9 @@ class _Source:
     def fetch(self, patterns: list[str]) -> None:
         """Download the files whose names match. Raises BadInput where the disk is too small."""
         listed = self.snapshot(patterns, dry_run=True)
-        _check_room(self.dataset, self.directory, sum(file.file_size or 0 for file in listed if file.will_download))
+        wanted = sum(file.file_size or 0 for file in listed if file.will_download)
+        _check_room(self.dataset, self.directory, wanted)
+        say(f"downloading {wanted / 1e9:.2f} GB of dataset {self.dataset} to {self.directory}")
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:

@@ -149,8 +149,10 @@ class BucketOutput:
         self._empty_scratch()
 
     def discard(self) -> None:
-        """Delete a preparation without tokens, of which the bucket has the plan alone."""
-        self._bucket.delete([PLAN])
+        """Delete a preparation without tokens, the plan last; not what another command has begun meanwhile."""
+        if self._read(PLAN) == (self._scratch / PLAN).read_bytes():
+            self.delete_leftovers()
+            self._bucket.delete([PLAN])
 
     def _objects(self) -> dict[str, StoredObject]:
         """Return the objects directly under the prefix."""

@@ -50,7 +50,7 @@ class PrepareCommand:
         str | None, option("text between documents of a file or record: '<|endoftext|>'", "TEXT", check=_separator)
     ] = None
     template: Annotated[str | None, option("conversations, not text: their template", "turns|alpaca|FILE.jinja")] = None
-    context_length: Annotated[int | None, option("tokens per row of packed conversations", "T", check=COUNT)] = None
+    context_length: Annotated[int | None, option("row of conversations: model.json's", "T", check=COUNT)] = None
     validation_fraction: Annotated[float, option("share of the documents for validation", "F", check=FRACTION)] = 0.01
     test_fraction: Annotated[float, option("share for test", "F", check=FRACTION)] = 0.0
     split: Annotated[Literal["hash", "tail"], option("held out: by a hash of the text, or the last ones")] = "hash"

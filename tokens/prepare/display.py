@@ -18,6 +18,11 @@ from tokens.prepare.plan import UnitPlan
 
 SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
+# Problems of which none is acceptable, in words after their number
+WHOLE = {
+    "damaged file": "documents or more in damaged files",
+    WRONG_ENCODING: "documents in another encoding than UTF-8",
+}
 
 
 class UnitProgress:
@@ -85,7 +90,7 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
 def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:
     """Raise BadInput where more of `size_bytes` of input was lost than is acceptable; `made` is complete without."""
     documents = found.documents + found.lost_documents
-    whole = {kind: found.problems[kind] for kind in ("damaged file", WRONG_ENCODING) if kind in found.problems}
-    what = ", ".join(f"{count:,} {kind}" for kind, count in whole.items()) or f"more than {BAD_SHARE:.0%} of the input"
+    whole = [f"{found.problems[kind]:,} {text}" for kind, text in WHOLE.items() if kind in found.problems]
+    what = " and ".join(whole) or f"more than {BAD_SHARE:.0%} of the input"
     if whole or found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes:
         raise BadInput(f"{what} could not be read; {made} complete without")

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -22,10 +23,12 @@ from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.header import readable_tokens
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
-from tokens.prepare.command import PrepareCommand
 from tokens.tokenizer.loading import CHARACTERS, record_of
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
+
+if TYPE_CHECKING:
+    from tokens.prepare.command import PrepareCommand
 
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
@@ -128,7 +131,7 @@ class UnitPlan:
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
+def settings_of(command: "PrepareCommand", tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
     record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
     recorded = {name: getattr(record, name) for name in RECORDED}

@@ -134,7 +134,7 @@ def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
     assert source.growing is not None
     source.growing.refresh()
     source.growing.refresh()
-    message = r"tokens: ended with 12 windows of 4 tokens, wanted more for 2 epochs at most; lower"
+    message = r"tokens: ended with 12 windows of 4 tokens, wanted enough for the run with max_epochs 2; lower"
     with pytest.raises(BadInput, match=message):
         source.ready(24, CONTEXT)
 

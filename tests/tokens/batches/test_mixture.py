@@ -58,7 +58,7 @@ def test_the_due_dates_are_those_of_the_paper() -> None:
 
 def test_weights_that_are_too_fine_are_refused() -> None:
     assert sum(to_shares((1, MOST_ENTRIES - 1))) == MOST_ENTRIES
-    with pytest.raises(ValueError, match=r"a sum of at most 1,048,576 as whole numbers; round the weights"):
+    with pytest.raises(ValueError, match=r"whole numbers in proportion, 1,048,576 in all at most; round the weights"):
         to_shares((1, MOST_ENTRIES))
     with pytest.raises(ValueError, match="round the weights to fewer digits"):
         to_shares((0.3333333333, 0.6666666667))

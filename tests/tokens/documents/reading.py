@@ -18,7 +18,9 @@ from tokens.prepare.plan import make_plan, settings_of
 from tokens.tokenizer.loading import load_tokenizer
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
-SETTINGS = settings_of(PrepareCommand(("a",), output="", validation_fraction=0.0), load_tokenizer("bytes"))
+SETTINGS = settings_of(
+    PrepareCommand(("a",), output="", tokenizer="bytes", validation_fraction=0.0), load_tokenizer("bytes")
+)
 
 
 class Problem(NamedTuple):

@@ -130,8 +130,8 @@ def test_files_are_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a_train_1.bin", "a_2.bin"], "^tokens/a_2.bin: names no split: name it train"),
-        (["train_val.bin"], "^tokens/train_val.bin: names no split: name it train"),
+        (["a_train_1.bin", "a_2.bin"], "^tokens/a_2.bin: names no split, or two: name it train"),
+        (["train_val.bin"], "^tokens/train_val.bin: names no split, or two: name it train"),
         (["a_train_1.bin", "a_val_1.npy"], "holds both a_train_1.bin and a_val_1.npy; keep files of one format"),
         (["a_train_1.bin", "b_train_2.bin"], "holds a_train_1.bin and b_train_2.bin, of two sets of tokens; keep one"),
         (["a_train.bin", "a_train_1.bin"], "holds both a_train.bin and a_train_1.bin; keep one of them"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, one_line, shared
+from tests.conftest import ROOT, only_line, shared
 from tests.hub_server import TOKEN, Hub, environment, serve
 from tests.tokens.documents.reading import flipped
 from tests.tokens.hub.test_download import download
@@ -124,33 +124,33 @@ def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hu
 
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
-    told = one_line(push(hub, prepared, NAME, token=None))
+    told = only_line(push(hub, prepared, NAME, token=None))
     assert "no access token of the Hugging Face hub: run `hf auth login`" in told
-    assert "tokens: not a repository name; wanted OWNER/NAME" in one_line(push(hub, prepared, "tokens"))
-    assert "wanted OWNER/NAME" in one_line(push(hub, prepared, "datasets/owner/tokens"))
-    told = one_line(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "tokens: not a repository name; wanted OWNER/NAME" in only_line(push(hub, prepared, "tokens"))
+    assert "wanted OWNER/NAME" in only_line(push(hub, prepared, "datasets/owner/tokens"))
+    told = only_line(push(hub, prepared, NAME, "--license", "a: b"))
     assert "--license: got 'a: b', wanted a license of the hub" in told
-    assert "manifest.json: missing; only a finished preparation" in one_line(push(hub, tmp_path, NAME))
+    assert "manifest.json: missing; only a finished preparation" in only_line(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     entry = {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""}
     (prepared / "manifest.json").write_text(manifest.replace('files": {', f'files": {{"../key": {json.dumps(entry)},'))
-    assert "files: got ../key, wanted token files of train" in one_line(push(hub, prepared, NAME))
+    assert "files: got ../key, wanted token files of train" in only_line(push(hub, prepared, NAME))
     (prepared / "manifest.json").write_text(manifest)
     data = (prepared / "train.safetensors").read_bytes()
     (prepared / "train.safetensors").write_bytes(flipped(data, len(data) - 1))
-    assert "train.safetensors: damaged: got sha256" in one_line(push(hub, prepared, NAME))
+    assert "train.safetensors: damaged: got sha256" in only_line(push(hub, prepared, NAME))
     assert hub.requests == []
 
 
-def test_a_hub_that_refuses_or_is_not_there_is_one_line(prepared: Path, hub: Hub) -> None:
-    assert "run `hf auth login` with a token that may write" in one_line(push(hub, prepared, NAME, token="hf_read"))
-    told = one_line(push(hub, prepared, "somebody/tokens"))
+def test_a_hub_that_refuses_or_is_not_there_is_only_line(prepared: Path, hub: Hub) -> None:
+    assert "run `hf auth login` with a token that may write" in only_line(push(hub, prepared, NAME, token="hf_read"))
+    told = only_line(push(hub, prepared, "somebody/tokens"))
     assert "You don't have the rights to create a dataset under the namespace" in told
     hub.before_upload = lambda size: False
-    told = one_line(push(hub, prepared, NAME))
+    told = only_line(push(hub, prepared, NAME))
     assert told.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: ") and "Out of order" in told
     hub.url = "http://127.0.0.1:9"
-    assert "rerun the same command to resume" in one_line(push(hub, prepared, NAME))
+    assert "rerun the same command to resume" in only_line(push(hub, prepared, NAME))
 
 
 def test_private_stays_private(prepared: Path, hub: Hub) -> None:
@@ -158,14 +158,14 @@ def test_private_stays_private(prepared: Path, hub: Hub) -> None:
     assert hub.private == {NAME}
     assert push(hub, prepared, NAME, "--private").returncode == 0
     hub.private.clear()
-    assert "owner/tokens: exists and is public" in one_line(push(hub, prepared, NAME, "--private"))
+    assert "owner/tokens: exists and is public" in only_line(push(hub, prepared, NAME, "--private"))
 
 
 def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     assert push(hub, prepared, NAME).returncode == 0
     before = published(hub)
     write(tmp_path / "other", jsonl(tmp_path / "a.jsonl", ["other"] * 20))
-    assert "owner/tokens: has another train.safetensors" in one_line(push(hub, tmp_path / "other", NAME))
+    assert "owner/tokens: has another train.safetensors" in only_line(push(hub, tmp_path / "other", NAME))
     assert published(hub) == before
 
 

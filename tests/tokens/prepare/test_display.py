@@ -47,8 +47,11 @@ def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.Capt
         ({"lost_documents": 2}, "more than 1% of the input could not be read"),
         ({"lost_bytes": 100}, ""),
         ({"lost_bytes": 101}, "more than 1% of the input could not be read"),
-        ({"problems": {"damaged file": 1, "wrong encoding": 1}}, "1 damaged file, 1 wrong encoding could not be read"),
-        ({"problems": {"wrong encoding": 1}}, "1 wrong encoding could not be read"),
+        (
+            {"problems": {"damaged file": 1, "wrong encoding": 1}},
+            "1 documents or more in damaged files and 1 documents in another encoding",
+        ),
+        ({"problems": {"wrong encoding": 1}}, "1 documents in another encoding than UTF-8 could not be read"),
     ],
 )
 def test_more_than_a_hundredth_lost_or_any_file_is_too_much(changes: dict[str, Any], said: str) -> None:

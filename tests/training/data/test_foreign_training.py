@@ -79,7 +79,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
     for options in ((), ("--dry-run",)):
         assert damaged in one_line(train(run, *options))
     shard.rename(directory / "tiny_000003.bin")
-    assert f"{directory}/tiny_000003.bin: names no split: name it train" in one_line(train(run))
+    assert f"{directory}/tiny_000003.bin: names no split, or two: name it train" in one_line(train(run))
 
 
 def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
