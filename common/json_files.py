@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, quoted, refusing, say
 
 DEPTH = 100  # most levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
@@ -102,6 +102,12 @@ class JsonLines(NamedTuple):
         damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
         count = "1 line" if len(damaged) == 1 else f"{len(damaged):,} lines"
         return [f"NOTE: {self.path}: left out as damaged: {count}, from line {damaged[0]:,} on"] if damaged else []
+
+    def noted(self) -> list[Any]:
+        """Return the records, after notes on stderr."""
+        for note in self.notes():
+            say(note)
+        return self.records
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *, containing: bytes = b"") -> JsonLines:

@@ -26,7 +26,7 @@ from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import plus_minus
 from model.gpt import output_logits
-from tokens.search.overlap import GRAM, forms, open_comparable, touched
+from tokens.search.overlap import GRAM, find_overlap, forms, open_comparable
 from training.parallel.process_group import Ranks, from_coordinator
 
 ITEMS_AT_ONCE = 16  # of similar size, on one rank
@@ -87,7 +87,7 @@ def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
     """Return which items share an n-gram with a train split, bool (items,). Raises BadInput for other token ids."""
     texts = [task.entry.continuation_delimiter.join(one.pairs[one.gold]) for one in task.questions]
     stream = open_comparable(against, "train", trained.tokenizer)
-    return touched([stream], [forms(trained.tokenizer, text) for text in texts])
+    return find_overlap([stream], [forms(trained.tokenizer, text) for text in texts]).touched
 
 
 def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:

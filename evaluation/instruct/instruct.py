@@ -91,7 +91,8 @@ def measure(
         f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
         for name in ("reference_loss", "chrf")
     ]
-    return values, f" over {len(tuned)} seeds, mean ± standard deviation: {', '.join(means)}"
+    spread = f", ± standard deviation over {len(tuned)} seeds" if len(tuned) > 1 else ""
+    return values, f" {', '.join(means)}{spread}"
 
 
 def read_questions(path: Path) -> HeldOutQuestions:

@@ -53,7 +53,7 @@ class HeldOutLoss:
         parts.append(f"perplexity {self.perplexity:,.2f}")
         if self.bits_per_byte is not None:
             parts.append(f"{plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)} bits per byte")
-        documents = "" if self.documents is None else f" of {self.documents:,} documents"
+        documents = "" if self.documents is None else f", documents: {self.documents:,}"
         return f"{', '.join(parts)}, over {self.tokens:,} tokens{documents}"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
 from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
 from evaluation.shared.significance import Interval, plus_minus, student_interval
@@ -120,10 +119,7 @@ def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
 
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
     """Return all results as `parse` returns them, oldest first, without damaged ones (None). Raises BadInput."""
-    lines = read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None)
-    for note in lines.notes():
-        print(printable(note), file=sys.stderr)
-    return lines.records
+    return read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None).noted()
 
 
 @attrs.frozen(kw_only=True)

@@ -42,7 +42,7 @@ class LadderTable:
     def show(self) -> None:
         """Print and write all, with the target's forecast, or remove an older one."""
         target = self.ladder.target.directory
-        show_results(self, self.ladder.output, "ladder", str(target))
+        show_results(self.text, self.record, self.ladder.output, "ladder", str(target))
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
@@ -102,7 +102,7 @@ class LadderTable:
                 for trunk in self.trunks
             ],
             **self.forecast.record(),
-            **({"target": None, "law": None} if self.refused else {}),
+            **(dict.fromkeys(("target", "law", "noise")) if self.refused else {}),
             "refused": self.refused,
             "notes": self.notes(),
         }

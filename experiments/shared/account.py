@@ -8,7 +8,6 @@ results, or that finds the budget spent.
 """
 
 import math
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import attrs
 
 from common.checks import ValueCheck, number, optional, structured
-from common.errors import printable
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from experiments.shared.training_jobs import PoolOptions
@@ -47,13 +45,9 @@ class Account(Spending):
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine))
-        for note in lines.notes():
-            print(printable(note), file=sys.stderr)
+        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine)).noted()
         self._directory, self._budget, age = directory, options.budget, job_seconds()
-        last = (
-            lines.records[-1] if lines.records else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
-        )
+        last = lines[-1] if lines else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
         self.after_kill, earlier = not last.ended, last.spent
         if self.after_kill:
             most = math.inf if self._job_left() else ORPHAN_SECONDS

@@ -1,9 +1,9 @@
 """Files of an experiment: the one that states it, the directory of its runs, and its results."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted
 from common.files import check_replaceable, replace_file, writing
@@ -66,25 +66,20 @@ def check_results(output: Path, name: str) -> None:
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
 
 
-class Results(Protocol):
-    """Table of an experiment."""
+def show_results(
+    text: Callable[..., str], record: Callable[[], dict[str, Any]], output: Path, name: str, subject: str
+) -> None:
+    """Write NAME.md, whose title ends with `subject`, and NAME.json; print the text in any case: it may be all.
 
-    def text(self, form: str = "simple") -> str:
-        """Return it as text; `form`: of tabulate."""
-
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON."""
-
-
-def show_results(results: Results, output: Path, name: str, subject: str) -> None:
-    """Write NAME.md, whose title ends with `subject`, and NAME.json; print the text in any case: it may be all."""
+    `text`: of a form of tabulate's, the simple one by default.
+    """
     title = RESULTS[name]["md"].decode() + subject
     try:
         check_results(output, name)
-        write_or_remove(output / f"{name}.md", f"{title}\n\n{results.text('github')}")
-        write_or_remove(output / f"{name}.json", json.dumps(results.record(), indent=2))
+        write_or_remove(output / f"{name}.md", f"{title}\n\n{text('github')}")
+        write_or_remove(output / f"{name}.json", json.dumps(record(), indent=2))
     finally:
-        print(printable_lines(results.text()), flush=True)
+        print(printable_lines(text()), flush=True)
     print(printable_lines(f"\n{output / name}.md: this table"), flush=True)
 
 

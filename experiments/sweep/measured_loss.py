@@ -24,7 +24,7 @@ from evaluation.shared.load import load, locate
 from evaluation.shared.results import append_result, results_of
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
-from tokens.search.overlap import documents, touched
+from tokens.search.overlap import documents, find_overlap
 from tokens.tokenizer.loading import recorded_tokenizer
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
 from training.checkpoints.directory import name_of
@@ -94,7 +94,7 @@ def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
             tokens = np.concatenate([tokenizer.encode(text) for text in texts])
             n = max(1, round(SEQUENCE_BYTES * len(tokens) / sum(len(text.encode()) for text in texts)))
             sequences = [[tokens[at : at + n]] for at in range(0, len(tokens) - n + 1, n)]
-            share = float(touched([stream], sequences, n).mean()) if sequences else 0.0
+            share = float(find_overlap([stream], sequences, n).touched.mean()) if sequences else 0.0
             if share > MOST_SEEN:
                 raise BadInput(
                     f"{directory}: {share:.1%} of what is measured, {span}, stands in its training tokens, in "

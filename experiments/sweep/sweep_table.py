@@ -128,7 +128,7 @@ class SweepTable:
             kept = f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
             print(printable_lines(f"{self.text()}\n\n{kept}"), flush=True)
         else:
-            show_results(self, output, "sweep", str(self.sweep.base))
+            show_results(self.text, self.record, output, "sweep", str(self.sweep.base))
 
     def _gone(self, output: Path) -> list[str]:
         """Return the missing runs of which an earlier table has the result."""

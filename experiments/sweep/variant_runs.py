@@ -163,7 +163,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: s
     losses = {run.directory: final_losses(sweep, run, device) for run in bar}
     if sweep.mixture is not None:
         mixture = mixture_table(sweep, [losses[run.directory] for run in runs])
-        show_results(mixture, output, "mixture", str(sweep.base))
+        show_results(mixture.text, mixture.record, output, "mixture", str(sweep.base))
     else:
         SweepTable.of(sweep, results_of(sweep, runs, losses)).show(output)
 

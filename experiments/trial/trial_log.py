@@ -1,6 +1,5 @@
 """Log of all trials, trials.jsonl: number, level and looks of each when it begins, and its verdict."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import BadInput, printable
+from common.errors import BadInput
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json_lines, utc_now
 from experiments.trial.trial_rule import TrialRule, keep_level
@@ -32,10 +31,7 @@ class TrialLine:
 
 def read_trials(folder: Path) -> list[TrialLine]:
     """Return the log of a folder. Raises BadInput where it cannot be read."""
-    lines = read_json_lines(folder / TRIALS, partial(structured, kind=TrialLine, unknown_keys=True))
-    for note in lines.notes():
-        print(printable(note), file=sys.stderr)
-    return lines.records
+    return read_json_lines(folder / TRIALS, partial(structured, kind=TrialLine, unknown_keys=True)).noted()
 
 
 def rule_of(lines: list[TrialLine], name: str, pairs: int | None) -> tuple[int, TrialRule]:

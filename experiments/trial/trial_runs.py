@@ -121,6 +121,6 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 def _show(trial: Trial, table: TrialTable) -> int:
     """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
     base, candidate = trial.revisions.values()
-    show_results(table, trial.output, "trial", f"{candidate} against {base} on {trial.run}")
+    show_results(table.text, table.record, trial.output, "trial", f"{candidate} against {base} on {trial.run}")
     print(json.dumps(table.record()), flush=True)
     return VERDICTS[table.judgement.verdict]

@@ -62,11 +62,6 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     return Overlap(lengths, places)
 
 
-def touched(streams: Sequence[TokenStream], items: Sequence[Item], n: int = GRAM) -> np.ndarray:
-    """Tell of each item whether an n-gram of it stands in the streams, bool (items,). Raises as `find_overlap`."""
-    return find_overlap(streams, items, n).touched
-
-
 def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: int | None = None) -> list[Item]:
     """Return the documents of a range of a stream, in memory, without end-of-text ids; empty ones are left out."""
     tokens = stream.read(start, stream.length - start if count is None else count)

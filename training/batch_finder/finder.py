@@ -121,12 +121,10 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
             f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
             "the micro-batch: set it first"
         )
-    for key in ("gradient_accumulation_steps", "validation_batches"):
+    other = f"validation_sequences {train.validation.validation_sequences} in its place"
+    for key, wanted in (("gradient_accumulation_steps", "global_batch_size alone"), ("validation_batches", other)):
         if key in keys:
-            raise BadInput(
-                f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted "
-                f"global_batch_size and validation_sequences {train.validation.validation_sequences} alone"
-            )
+            raise BadInput(f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted {wanted}")
 
 
 def write_microbatch(path: Path, size: int) -> bool:

@@ -233,6 +233,7 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str
         fitting = [] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
         largest = max(fitting, default=best.largest)
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
+        advice += "" if fitting or batch is None else ", and a larger global_batch_size"
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "
         f"needs {least / GIB:.1f} GiB of a GPU, more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of "

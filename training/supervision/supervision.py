@@ -7,7 +7,7 @@ In training it is noted: before each step and inside a validation all ranks agre
 rank's request makes all of them save and end as "stopped". Before, it ends this process at once, in preparation after
 the others' heartbeats (3 s) have told whether one is "lost" or in "error". A signal may be torchrun's own, sent to the
 others after one rank's death: in start a rank cannot tell, so its "stopped" is not final, and a group of ranks that
-torchrun restarts goes on. Where torchrun is gone nothing is recorded.
+torchrun restarts goes on. torchrun's own end is "lost" in start, status 1 without a record in preparation.
 
 After a final "stopped" or "diverged" the ranks end torchrun of several nodes, which would restart them
 (`end_torchrun`); a group that it restarts nevertheless ends again at once. On another number of nodes it goes on:
@@ -180,7 +180,7 @@ def receive_signals(on_signal: Callable[[str], object]) -> None:
 
 
 def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) -> None:
-    """Run the command of --then on rank 0 and print its exit status, with all checkpoints in the bucket. Collective.
+    """Run the command of --then on rank 0, unless an upload failed, and print its exit status; call it on every rank.
 
     The run lock is held until it has ended: no other job begins what it might power off. It runs in a session of its
     own, without torchrun's variables, and so outlives a torchrun that ends its ranks.

@@ -60,7 +60,7 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
     alone = summary(losses, text, tokenizer)
-    assert str(alone).endswith(f"over {alone.tokens} tokens of 1 documents")
+    assert str(alone).endswith(f"over {alone.tokens} tokens, documents: 1")
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
     assert summary(losses, text, tokenizer).documents == 2

@@ -12,7 +12,7 @@ from tests.tokens.format.token_directory import prepared
 from tests.tokens.gpt2 import tiktokens
 from tests.tokens.search.streams import DTYPES, FEW, SHARDS, grams, joined, write_streams
 from tokens.search import overlap, stream_blocks
-from tokens.search.overlap import NOWHERE, documents, find_overlap, forms, open_comparable, touched
+from tokens.search.overlap import NOWHERE, documents, find_overlap, forms, open_comparable
 from tokens.tokenizer.loading import load_tokenizer
 
 quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -49,9 +49,9 @@ def test_items_and_first_places_are_those_of_a_plain_search(
 
 def test_no_items_and_no_tokens_are_no_error(tmp_path: Path) -> None:
     opened = write_streams(tmp_path, [[[]], [[1, 2, 3]]], [np.uint16, np.uint16])
-    assert touched(opened, []).tolist() == []
-    assert touched([], [[np.arange(20)]]).tolist() == [False]
-    assert touched(opened, [[], [np.zeros(0, np.uint16)], [np.arange(12)]]).tolist() == [False] * 3
+    assert find_overlap(opened, []).touched.tolist() == []
+    assert find_overlap([], [[np.arange(20)]]).touched.tolist() == [False]
+    assert find_overlap(opened, [[], [np.zeros(0, np.uint16)], [np.arange(12)]]).touched.tolist() == [False] * 3
 
 
 def test_documents_of_a_range_end_where_it_ends(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeRun, complete, metrics, train
+from tests.conftest import MakeRun, complete, in_terminal, metrics, train, train_command
 from tests.launch import wait_until
 from tests.training.supervision.runs import start
 from tests.walks import events, final_hash
@@ -36,6 +36,15 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Mak
     complete(straight, ranks=1)
     assert metrics(run, "train_loss") == metrics(straight, "train_loss")
     assert final_hash(run) == final_hash(straight)
+
+
+@pytest.mark.slow
+def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: MakeRun) -> None:
+    run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
+    status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])
+    assert status == 1  # the last save failed, too
+    assert any("20/24" in line and "loss " in line and line.endswith("NOT SAVED") for line in lines), lines
+    assert "NOT SAVED" not in complete(run).stderr
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
     assert three.token_equivalents == pytest.approx(two.token_equivalents * 33 / 32)
 
 
+FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
 HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
 
 
@@ -69,7 +70,11 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
             "train.json: microbatch_size: got 2048, too big for every machine: under ddp it needs",
         ),
         (
-            ["--set", "microbatch_size=4", "--set", "global_batch_size=4", "--machine", "8xa100-40gb"],
+            [*FEW, "--set", "model.context_length=24576", "--machine", "8xrtx3090"],
+            "1 is the largest that fits, on 8xrtx3090: set microbatch_size=1, and a larger global_batch_size",
+        ),
+        (
+            [*FEW, "--machine", "8xa100-40gb"],
             "train.json: global_batch_size: got 4, wanted at least one sequence for each of the 8 GPUs of 8xa100-40gb",
         ),
     ],
