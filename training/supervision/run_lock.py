@@ -14,11 +14,8 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-import attrs
-
-from common.checks import structured
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
 from common.files import is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
@@ -34,10 +31,11 @@ OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 
 
-@attrs.frozen
-class LockHolder:
+class LockHolder(NamedTuple):
+    """A group of ranks, as the lock file has it."""
+
     nodes: int
-    torchruns: list[str]  # launch.torchrun_identity of each
+    torchruns: Collection[str]  # launch.torchrun_identity of each
     resumed: bool = False  # it has done what --resume asked
 
 
@@ -73,7 +71,7 @@ class RunLock:
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
         with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
             self.file.truncate(0)
-            self.file.write(json.dumps(attrs.asdict(holder)))
+            self.file.write(json.dumps(holder._asdict()))
             self.file.flush()
 
 
@@ -119,8 +117,9 @@ class ExitRecord:
                 print(f"WARNING: {write_error(path, error)}", file=sys.stderr, flush=True)
 
 
-@attrs.frozen
-class JobExit:
+class JobExit(NamedTuple):
+    """The content of an exit record."""
+
     status: int
     outcome: str
     final: bool
@@ -128,8 +127,10 @@ class JobExit:
 
 def read_exit(run_directory: Path) -> JobExit | None:
     """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
-    with suppress(BadInput, ValueError):
-        return structured(read_json(run_directory / EXIT_FILE), JobExit, unknown_keys=True)
+    with suppress(BadInput, KeyError):
+        record = read_json(run_directory / EXIT_FILE)
+        found = JobExit(*(record[key] for key in JobExit._fields))
+        return found if [*map(type, found)] == [int, str, bool] else None
     return None
 
 
@@ -141,6 +142,8 @@ def final_status(run_directory: Path) -> int | None:
 
 def _parsed(text: str) -> LockHolder | None:
     """Return the holder; None for an empty file, and one that was torn or damaged."""
-    with suppress(ValueError):
-        return structured(parse_json(text), LockHolder)
+    with suppress(ValueError, TypeError):
+        holder = LockHolder(**parse_json(text))
+        if type(holder.nodes) is int and all(isinstance(one, str) for one in holder.torchruns):
+            return holder
     return None
