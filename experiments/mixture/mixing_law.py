@@ -49,8 +49,8 @@ def fit_law(weights: np.ndarray, losses: np.ndarray, random: np.random.Generator
         above = losses - floor
         linear = worth_of = above ** (-1 / exponent)
         for _ in range(REFITS):  # a deviation of the linear form counts as that of the loss
-            rows = weights * (slope := exponent * worth_of ** (-exponent - 1))[:, None]
-            worth = _positive(np.linalg.lstsq(rows, linear * slope, rcond=None)[0])
+            slope = exponent * worth_of ** (-exponent - 1)
+            worth = _positive(np.linalg.lstsq(weights * slope[:, None], linear * slope, rcond=None)[0])
             worth_of = weights @ worth
         rows = weights * (exponent * worth_of ** (-exponent - 1))[:, None]
         squares = float(np.square(above - worth_of**-exponent).sum())
