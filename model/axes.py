@@ -1,10 +1,12 @@
 """Named axes of the network's parameters: the dimensions that rows and columns stand for.
 
 A layer's weight has its outputs as rows and its inputs as columns, an embedding the other way round. From the names
-follow padded rows, first weights, weight decay, learning rates by group, and the matrices that an optimizer takes.
-FSDP shards rows, whichever axis they are.
+follow padded rows, first weights, weight decay, learning rates by group, the matrices that an optimizer takes, and what
+tensor parallelism splits (docs/parallel.md): TENSOR_AXES. FSDP shards rows, whichever axis they are.
 """
 
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import attrs
@@ -27,6 +29,8 @@ LAYERS = {
     **dict.fromkeys(("embedding_norm", "attention_norm", "mlp_norm", "final_norm"), ("embed",)),
 }
 EMBEDDINGS = ("token_embedding", "position_embedding")
+SHARDS = "shards."  # begins the name of a shard's parameter: its place in the process, and its plain name follow
+TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")  # that tensor shards divide; each has all of any other axis
 
 
 class Axis(NamedTuple):
@@ -34,6 +38,7 @@ class Axis(NamedTuple):
 
     name: str
     size: int
+    parts: int | None = None  # of which tensor shards have as many each: heads; None: any
 
 
 @attrs.frozen(kw_only=True)
@@ -68,11 +73,70 @@ def axes_of(name: str, config: ModelConfig) -> Axes:
         "head": config.head_width,
         "mlp": config.hidden_width,
     }
+    parts = {"heads": config.n_heads, "kv_heads": config.kv_heads}
     return Axes(
-        rows=tuple(Axis(axis, sizes[axis]) for axis in rows.split()),
-        columns=Axis(columns[0], sizes[columns[0]]) if columns and kind == "weight" else None,
+        rows=tuple(Axis(axis, sizes[axis], parts.get(axis)) for axis in rows.split()),
+        columns=Axis(columns[0], sizes[columns[0]], parts.get(columns[0])) if columns and kind == "weight" else None,
         embedding=layer in EMBEDDINGS,
     )
+
+
+@attrs.frozen
+class ShardRows:
+    """Consecutive rows of a parameter that a tensor shard has."""
+
+    rows: range  # of the whole parameter
+    holders: int  # consecutive shards that have the same elements
+
+
+@attrs.frozen(kw_only=True)
+class ShardCut:
+    """A tensor shard's part of a parameter: its rows one after the other, and of each these columns."""
+
+    rows: tuple[ShardRows, ...]
+    columns: range | None  # None: all
+    shape: tuple[int, ...]
+
+    def whole_rows(self, first: int, count: int) -> Iterator[tuple[slice, ShardRows]]:
+        """Yield each run of some of the rows: its place among these, and its rows of the whole parameter."""
+        begin = 0
+        for part in self.rows:
+            start, stop = max(first, begin), min(first + count, begin + len(part.rows))
+            if start < stop:
+                yield (
+                    slice(start - first, stop - first),
+                    attrs.evolve(part, rows=part.rows[start - begin : stop - begin]),
+                )
+            begin += len(part.rows)
+
+
+@functools.cache
+def shard_cut(axes: Axes, shards: int, shard: int) -> ShardCut:
+    """Return the part of a parameter that one of the tensor shards has."""
+    columns, cut = None, axes.columns
+    shape = list(axes.shape)
+    rows: list[ShardRows] = []
+    if cut is not None and cut.name in TENSOR_AXES:
+        shape[1] //= shards
+        columns = range(shard * shape[1], (shard + 1) * shape[1])
+        rows = [ShardRows(range(shape[0]), 1)]
+    else:
+        first = 0
+        for axis in axes.rows:
+            parts = min(shards, axis.parts or axis.size) if axis.name in TENSOR_AXES else 1
+            length, holders = axis.size // parts, shards // parts
+            begin = first + shard // holders * length
+            if rows and rows[-1] == ShardRows(range(rows[-1].rows.start, begin), holders):
+                begin = rows.pop().rows.start
+            rows.append(ShardRows(range(begin, first + (shard // holders + 1) * length), holders))
+            first += axis.size
+        shape[0] = sum(len(part.rows) for part in rows)
+    return ShardCut(rows=tuple(rows), columns=columns, shape=tuple(shape))
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name in the network from that of its shard; any other name as it is."""
+    return name.split(".", 2)[2] if name.startswith(SHARDS) else name
 
 
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:

@@ -7,7 +7,7 @@ transformers say it, the attention it leaves, and its words for the model card. 
 parameters, bytes and all FLOPs but those of attention are counted from it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -51,6 +51,7 @@ class ArchitectureOption:
     says: Callable[[Any, str], Any] | None = None
     window: Callable[[Any], int | None] | None = None  # config -> tokens that a query attends to, at most; None: all
     card: Callable[[Any, str], tuple[str, str] | None] | None = None  # config, stock class -> row of the model card
+    divided: Callable[[Any], int] | None = None  # config -> number of which each tensor shard has an equal part
 
 
 def option(check: Callable[..., None], default: Any = attrs.NOTHING, **row: Any) -> Any:
@@ -74,17 +75,24 @@ class ModelConfig:
     """The fields of `model.json`, a row each. Spellings are those of gpjt/ddp-base-model-from-scratch."""
 
     vocab_size: int = option(  # token ids are 0 .. vocab_size - 1
-        checks.integer(2, 1 << 24), stock=EVERY, keys=named("vocab_size", "vocab_size")
+        checks.integer(2, 1 << 24),
+        stock=EVERY,
+        keys=named("vocab_size", "vocab_size"),
+        divided=lambda config: config.padded_vocab_size,
     )
     context_length: int = option(  # T, tokens
         checks.integer(1, 1 << 24),
         stock=EVERY,
         keys=named("n_positions n_ctx", "max_position_embeddings"),
         card=lambda config, _: ("context", f"{config.context_length:,} tokens"),
+        divided=lambda config: config.context_length,
     )
     emb_dim: int = option(checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_embd", "hidden_size"))  # C
     n_heads: int = option(  # H; head width is C / H
-        checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_head", "num_attention_heads")
+        checks.integer(1, 1 << 20),
+        stock=EVERY,
+        keys=named("n_head", "num_attention_heads"),
+        divided=lambda config: config.n_heads,
     )
     n_layers: int = option(  # L
         checks.integer(1, 10_000),
@@ -124,6 +132,7 @@ class ModelConfig:
         stock=EVERY,
         keys=named("n_inner", "intermediate_size"),
         says=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
+        divided=lambda config: config.hidden_width,
     )
     biases: bool = option(  # of all other linear layers and LayerNorms; missing ones are zeros in the classes
         checks.boolean(),
@@ -161,6 +170,7 @@ class ModelConfig:
         keys=named("", "num_key_value_heads"),
         says=lambda config, _: config.kv_heads,
         card=lambda config, _: config.n_kv_heads and ("heads of keys and values", str(config.n_kv_heads)),
+        divided=lambda config: config.kv_heads,
     )
     qk_norm: bool = option(  # RMSNorm of each query and key
         checks.boolean(),
@@ -264,6 +274,20 @@ def attention_window(config: ModelConfig) -> int | None:
     """Return the tokens that a query attends to, at most, itself included, as the options state it; None: all."""
     windows = (row.window(config) for row in rows(type(config)).values() if row.window is not None)
     return min((window for window in windows if window is not None), default=None)
+
+
+def undivided(config: ModelConfig, shards: int) -> Iterator[str]:
+    """Yield each option that so many tensor shards cannot share, as "KEY: got ..., wanted ..."."""
+    for key, row in rows(type(config)).items():
+        count = shards if row.divided is None else row.divided(config)
+        # Heads of keys and values, where they are fewer, lie on several shards each.
+        if count % shards and not (key == "n_kv_heads" and shards % count == 0):
+            near = [other for other in range(1, count + 1) if count % other == 0]
+            nearest = ", ".join(map(str, sorted(sorted(near, key=lambda other: abs(other - shards))[:3])))
+            yield (
+                f"{key}: got {count:,}, of which {shards} tensor shards have no equal part; set tensor_parallel or "
+                f"tensor_shards in train.json to a divisor, the nearest: {nearest}"
+            )
 
 
 def _normalized(config: ModelConfig, stock: str) -> str:

@@ -93,7 +93,9 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
         uploader = Uploader(url, run, ranks)
     print_lines(ranks, run.notices)
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
-    plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)
+    plan = make_plan(
+        run.train, run.model.context_length, ranks.data_parallel.size * ranks.tensor.size, token_set.lengths
+    )
     return OpenJob(
         run=run,
         options=options,
@@ -119,12 +121,16 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     with torch.device("meta"):  # shapes without memory
         network = NextTokenLoss(GPT(model), recompute_blocks=recompute, chunks=chunks)
+    if train.execution.shards > 1:
+        from training.parallel.tensor_shards import in_shards
+
+        network = in_shards(network, chunks, train.execution.shards, ranks.tensor)
     parallel = parallelize(network, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
     parameters = parallel.named_parameters()
     axes = {name: axes_of(name, model) for name in parameters}
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.updating),
+        optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.spread),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks),
     )

@@ -32,17 +32,18 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the same norm with the same bits for any data-parallel size and wrapper.
+    """Return the same norm with the same bits for any data-parallel size and wrapper."""
+    return whole_row_sums(in_row_order(gradients)).sum().sqrt()
 
-    A row is never split between ranks; the sums of all rows, gathered under FSDP, are added in one piece.
-    """
-    gradients = in_row_order(gradients)
+
+def whole_row_sums(gradients: list[Tensor]) -> Tensor:
+    """Return the sums of squares of all rows, in this order: gathered under FSDP, which never splits a row."""
     row_sums = row_sums_of_squares([local_tensor(gradient) for gradient in gradients])
     shards = shards_of(gradients[0])
     if shards is not None:
         places, longest = _places(tuple(gradient.shape[0] for gradient in gradients), shards.size, row_sums.device)
         row_sums = _gathered(torch.nn.functional.pad(row_sums, (0, longest - len(row_sums))), shards)[places]
-    return row_sums.sum().sqrt()
+    return row_sums
 
 
 @cache

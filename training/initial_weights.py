@@ -10,15 +10,16 @@ import attrs
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.errors import BadInput
 from model.axes import axes_of, unpadded
 from model.config import ModelConfig
+from model.counts import meta_network
 from model.gpt import GPT, initial_weights
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.run_record import WeightsOrigin
-from training.parallel.mesh import held_rows
+from training.parallel.mesh import Placed, held_pieces, within
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
@@ -65,8 +66,8 @@ class InitialWeights:
 
 def start_random(state: TrainState, seed: int) -> None:
     """Give a state at step 0 random weights. A rank keeps its rows of one tensor after the other."""
-    parameters = state.parallel.named_parameters()
-    for name, values in initial_weights(state.parallel.network, seed):
+    parameters = state.parallel.by_plain_name(state.parallel.named_parameters())
+    for name, values in initial_weights(meta_network(state.parallel.network.config), seed):
         keep_rows(parameters[name], values)
 
 
@@ -90,7 +91,7 @@ def start_from(
         return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen) or None)
 
     origin = from_coordinator(ranks, load, group=ranks.download)
-    for name, parameter in state.parallel.named_parameters().items():
+    for name, parameter in state.parallel.by_plain_name(state.parallel.named_parameters()).items():
         whole = torch.empty(parameter.shape, device=ranks.device)
         if ranks.coordinates:
             whole.copy_(given.pop(name))
@@ -126,10 +127,10 @@ def with_new_rows(name: str, values: Tensor, given: ModelConfig, wanted: ModelCo
 
 
 @torch.no_grad()
-def keep_rows(parameter: nn.Parameter, whole: Tensor) -> None:
-    """Copy those rows of a whole tensor that this rank holds."""
-    first, held = held_rows(parameter)
-    held.copy_(whole[first : first + len(held)])
+def keep_rows(parameter: Placed, whole: Tensor) -> None:
+    """Copy those rows of a whole tensor, or columns of them, that this rank holds."""
+    for rows, columns, held in held_pieces(parameter):
+        held.copy_(within(whole, rows, columns))
 
 
 def weights_sha256(network: GPT) -> str:

@@ -85,7 +85,7 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
 
 def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:
     """Train the run; return the exit status. Call it on every rank. Raises BadInput and Diverged."""
-    with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
+    with supervision.join(options.device, run.train.timeout_seconds, run.train.execution.tensor_parallel) as heartbeat:
         ledger = TimeLedger(options.began, options.price_per_hour)
         with ledger.start_up():
             job = open_job(run, options, supervision, heartbeat, ledger)

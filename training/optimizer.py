@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import BadInput
-from model.axes import Axes
+from model.axes import Axes, plain_name
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.update_rule import RATE_FACTOR, Placement, UpdateRule, rules_of, state_bytes
-from training.parallel.mesh import local_parameter, local_tensor
-from training.parallel.process_group import ALONE, RankGroup
+from training.parallel.mesh import ON_ONE_RANK, Spread, local_parameter, local_tensor
 
 
 class Optimizer:
@@ -26,19 +25,20 @@ class Optimizer:
         axes: Mapping[str, Axes],
         options: OptimizationOptions,
         device: torch.device,
-        ranks: RankGroup = ALONE,
+        spread: Spread = ON_ONE_RANK,
     ):
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         rules = rules_of(options.optimizer)
-        self.state_bytes = state_bytes(rules, axes.values())  # on all ranks together
+        # On all ranks together.
+        self.state_bytes = state_bytes(rules, {plain_name(name): whole for name, whole in axes.items()}.values())
         taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, takers in taken.items():
             if len(takers) != 1:
                 raise BadInput(f"optimizer {options.optimizer}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
-        placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), axes=axes)
+        placement = Placement(device=device, spread=spread, axes=axes)
         self._options = options
         self._rules: tuple[UpdateRule, ...] = ()  # of each part
         for rule in rules:

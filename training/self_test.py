@@ -69,7 +69,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
     """Run the step and clear its gradients; return the hash of this rank's shard of each, and their global norm."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     run_microbatches(state, settings, STEP, next_batch)
-    norm = ordered_grad_norm(state.parallel.gradients()).item()
+    norm = state.parallel.grad_norm(ordered_grad_norm).item()
     named = state.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
     state.parallel.zero_grad()

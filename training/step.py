@@ -93,7 +93,7 @@ def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     gradients = state.parallel.gradients()
     factor = 1 / (state.loss_scale.scale * state.parallel.gradient_divisor)
     norm_of = fast_grad_norm if settings.numerics.determinism == "off" else ordered_grad_norm
-    grad_norm = norm_of(gradients) * factor
+    grad_norm = state.parallel.grad_norm(norm_of) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)

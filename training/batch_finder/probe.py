@@ -145,7 +145,7 @@ def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, p
     store = PrefixStore(prefix, torchrun_store())
     with suppress(dist.DistError):  # the store's owner was killed, and so will be this process
         try:
-            ranks = start(device, run.train.timeout_seconds)
+            ranks = start(device, run.train.timeout_seconds, run.train.execution.tensor_parallel)
             report = _measure(*_prepare(run, microbatch_size, ranks), ranks)
             store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
             if store.add("fitting", 1) == ranks.world_size:
@@ -167,11 +167,11 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     train = run.train.replace(
         microbatch_size=size, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1
     )
-    world_size = ranks.data_parallel.size
+    world_size = ranks.data_parallel.size * ranks.tensor.size
     plan = make_plan(train, run.model.context_length, world_size)
     numerics = resolve_numerics(run.train, ranks.device)
     # Two, so that gradients are held while activations are computed; elastic sums grow with all of a step's.
-    microbatches = 2 * world_size
+    microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))

@@ -27,7 +27,7 @@ from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
-from training.parallel.mesh import checkpoint_rows, full_tensor, held_rows
+from training.parallel.mesh import Placed, checkpoint_rows, full_tensor, held_pieces, within
 from training.parallel.process_group import RankGroup, Ranks, gather
 from training.state import TrainState
 
@@ -48,7 +48,7 @@ class Stored:
     """A tensor of a file, and the parameter or moment behind it."""
 
     key: str  # in the file
-    value: Tensor  # on the device, sharded under FSDP, with vocabulary padding
+    value: Placed  # on the device, maybe sharded, with vocabulary padding
     rows: int  # first dimension, without padding
     row_bytes: int
 
@@ -168,11 +168,11 @@ def load(checkpoint: Path, state: TrainState) -> None:
             with unreadable, safe_open(file, framework="pt") as opened:
                 _check_tensors(file, opened, tensors)
                 for stored in tensors:
-                    first, held = held_rows(stored.value)
-                    count = max(0, min(len(held), stored.rows - first))
-                    held[count:].zero_()  # rows beyond the vocabulary
-                    if count:
-                        held[:count].copy_(opened.get_slice(stored.key)[first : first + count])
+                    for rows, columns, held in held_pieces(stored.value):
+                        count = max(0, min(len(held), stored.rows - rows.start))
+                        held[count:].zero_()  # rows beyond the vocabulary
+                        if count:
+                            held[:count].copy_(within(opened.get_slice(stored.key), rows[:count], columns))
     state.optimizer.steps = saved.optimizer_steps
     state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
     state.position = saved.position
@@ -190,16 +190,17 @@ def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
 
 
 def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
-    parameters = state.parallel.named_parameters()
+    parameters = state.parallel.by_plain_name(state.parallel.named_parameters())
     config = state.parallel.network.config
 
-    def stored(key: str, name: str, value: Tensor) -> Stored:
-        row_bytes = math.prod(value.shape[1:]) * value.element_size()  # by shape: a slice of a DTensor gathers it
-        return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
+    def stored(key: str, name: str, value: Placed) -> Stored:
+        row_bytes = math.prod(value.shape[1:]) * value.dtype.itemsize  # by shape: a slice of a DTensor gathers it
+        return Stored(key, value, stored_rows(name, value.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    kinds = state.optimizer.state_tensors.items()
-    yield OPTIMIZER, [stored(f"{kind}.{name}", name, own[name]) for kind, own in kinds for name in sorted(own)]
+    states = state.optimizer.state_tensors.items()
+    kinds = {kind: state.parallel.by_plain_name(own) for kind, own in states}
+    yield OPTIMIZER, [stored(f"{kind}.{name}", name, own[name]) for kind, own in kinds.items() for name in sorted(own)]
 
 
 def _header(tensors: list[Stored]) -> bytes:

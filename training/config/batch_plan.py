@@ -102,7 +102,10 @@ def make_plan(
 
 def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
     """Return how the global batch is spread. Raises BadInput for a world size that it cannot be spread over."""
-    batch, size = train.batch.global_batch_size, train.batch.microbatch_size
+    batch, size, sharing = train.batch.global_batch_size, train.batch.microbatch_size, train.execution.tensor_parallel
+    if world_size % sharing:
+        raise BadInput(f"{train.file}: tensor_parallel: got {sharing}, wanted a divisor of world size {world_size}")
+    world_size //= sharing
     wanted = train.batch.gradient_accumulation_steps
     microbatches = (wanted or 1) * world_size if batch is None else batch // size
     layout = Layout(

@@ -161,12 +161,22 @@ class ValidationOptions:
 @attrs.frozen(kw_only=True)
 class ExecutionOptions:
     parallel: str = define(one_of("ddp", "fsdp", "hsdp"), "ddp", plumbing=True)
+    tensor_parallel: int = define(integer(1, 1024), 1, plumbing=True)  # neighboring ranks that share each layer
+    # parts in which a layer is computed, whatever the ranks: they change the bits; null: tensor_parallel
+    tensor_shards: int | None = define(optional(integer(1, 1024)), None, plumbing=True)
     # null: elastic on a CPU where the world size allows it, off on a GPU
     determinism: str | None = define(optional(one_of("off", "run", "elastic")), None, plumbing=True)
     cpu_threads: int = define(integer(1, 1024), 1, plumbing=True)  # per rank on a CPU; they change the bits
     precision: str = define(one_of("auto", "bf16", "fp16", "fp32"), "auto")
     # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
     compile: bool | str | None = define(optional(boolean("model")), None, plumbing=True)
+
+    def __attrs_post_init__(self) -> None:
+        set_one_form(self, tensor_shards=self.tensor_parallel)
+
+    @property
+    def shards(self) -> int:
+        return self.tensor_shards or self.tensor_parallel
 
     @property
     def compiles_on_gpu(self) -> bool:

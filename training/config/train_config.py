@@ -13,7 +13,7 @@ from common.checks import boolean, checked, integer
 from common.errors import BadInput, check_all, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
-from model.config import ModelConfig
+from model.config import ModelConfig, undivided
 from model.stock import stock_class
 from training.config.key_groups import (
     FIRST_MOMENTUM,
@@ -173,6 +173,8 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     problems += [located("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
         model = ModelConfig(**values["model"])
+        for problem in undivided(model, train.execution.shards):
+            raise ValueError(problem)
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:
@@ -242,7 +244,7 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> set
 
 def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[str]:
     """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together. `tied`: tie_weights."""
-    data, batch, parallel = train.data, train.batch, train.execution.parallel
+    data, batch, parallel, execution = train.data, train.batch, train.execution.parallel, train.execution
     if batch.global_batch_size is not None and batch.global_batch_size % batch.microbatch_size:
         yield (
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
@@ -266,5 +268,11 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
             f'compile: got "model" with parallel "{parallel}", wanted true: FSDP gathers the weights of one block at a '
             "time, between graphs"
         )
+    if execution.shards % execution.tensor_parallel:
+        yield (
+            f"tensor_shards: got {execution.shards}, wanted a multiple of tensor_parallel, {execution.tensor_parallel}"
+        )
+    if execution.compile == "model" and execution.shards > 1:
+        yield f'compile: got "model" with {execution.shards} tensor shards, wanted true: they exchange between graphs'
     if data.era_tokens is not None and not data.shuffle:
         yield f"era_tokens: got {data.era_tokens}, wanted null, or shuffle true: eras are ranges of a shuffle"

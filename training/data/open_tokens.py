@@ -94,7 +94,7 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     Call it on every rank. Raises BadInput on every rank.
     """
     locations = locate_tokens(run.train, given)
-    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size)
+    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size * ranks.tensor.size)
     for location in locations:
         download(location, wanted.get(location.dataset), ranks)
     growing = _growing([location.directory for location in locations], ranks, follow=follow)

@@ -64,6 +64,8 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         values |= {"world_size": ranks.world_size, "parallel": train.execution.parallel}
     if train.memory.loss_chunks > 1:  # another order of additions
         values["loss_chunks"] = train.memory.loss_chunks
+    if train.execution.shards > 1:
+        values["tensor_shards"] = train.execution.shards
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 

@@ -14,11 +14,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from model.axes import Axes
+from model.axes import Axes, plain_name
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
+from training.parallel.mesh import Piece, Spread, within
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
@@ -43,15 +44,15 @@ def orthogonalization_flops(matrix: Matrix) -> int:
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
-def matrices_of(name: str, axes: Axes, *, split: bool) -> list[Matrix]:
+def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[Matrix]:
     """Return the matrices of a parameter: of a fused one several, such as queries, keys and values, where `split`."""
     rows, columns = axes.shape
-    heights = [axis.size for axis in axes.rows] if split else [rows]
-    first_rows = [sum(heights[:index]) for index in range(len(heights))]
-    return [
-        Matrix(parameter=name, parameter_rows=rows, first_row=first, rows=height, columns=columns)
-        for first, height in zip(first_rows, heights, strict=True)
-    ]
+    heights, found, first = [axis.size for axis in axes.rows] if split else [rows], [], 0
+    for height in heights:
+        pieces = spread.pieces(name, axes, range(first, first + height))
+        found.append(Matrix(parameter=name, first_row=first, rows=height, columns=columns, pieces=pieces))
+        first += height
+    return found
 
 
 class Muon(torch.optim.Optimizer):
@@ -73,14 +74,15 @@ class Muon(torch.optim.Optimizer):
         }
         super().__init__(parameter_groups(parameters, options, placement.axes), defaults)
         names = {parameter: name for name, parameter in parameters.items()}
-        self._compute_type, self._placement, self._parameters = compute_type, placement, parameters
+        self._compute_type, self._spread, self._parameters = compute_type, placement.spread, parameters
         self._group = {names[parameter]: group for group in self.param_groups for parameter in group["params"]}
+        whole = {plain_name(name): placement.axes[name] for name in parameters}
         matrices = [
             matrix
-            for name in parameters
-            for matrix in matrices_of(name, placement.axes[name], split=options.muon_split_qkv)
+            for name, axes in whole.items()
+            for matrix in matrices_of(name, axes, self._spread, split=options.muon_split_qkv)
         ]
-        self._rounds = deal(matrices, orthogonalization_flops, placement.ranks.size)
+        self._rounds = deal(matrices, orthogonalization_flops, self._spread.ranks.size)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -90,30 +92,37 @@ class Muon(torch.optim.Optimizer):
             assert parameter.grad is not None
             with _updated(self.state[parameter]["momentum_buffer"], held) as momentum:
                 momentum.lerp_(parameter.grad, 1 - self._group[name]["momentum"])
-        compute = compute_sharded if self._placement.sharded else compute_replicated
+        ranks, sharded = self._spread.ranks, self._spread.sharded
         for dealt in self._rounds:
-            found = compute(dealt, self._placement.ranks, orthogonalize, self._direction)
+            found = (compute_sharded if sharded else compute_replicated)(dealt, ranks, orthogonalize, self._direction)
             for matrix, direction in zip(dealt, found, strict=True):
-                group = self._group[matrix.parameter]
-                scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
-                with _updated(self._rows(matrix, self._parameters[matrix.parameter]), held) as weights:
-                    weights.mul_(1 - group["lr"] * group["weight_decay"])
-                    weights.add_(direction, alpha=-scale)
+                pieces = matrix.pieces[ranks.rank if sharded else 0]
+                parts = direction.split([matrix.elements([piece]) for piece in pieces]) if sharded else None
+                for index, piece in enumerate(pieces):
+                    self._update(
+                        matrix,
+                        piece,
+                        within(direction, piece.rows, piece.columns) if parts is None else parts[index],
+                        held,
+                    )
 
-    def _direction(self, matrix: Matrix) -> Tensor:
-        """Return this rank's rows of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""
-        parameter = self._parameters[matrix.parameter]
+    def _update(self, matrix: Matrix, piece: Piece, direction: Tensor, held: Tensor | None) -> None:
+        group = self._group[piece.parameter]
+        scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
+        with _updated(_rows(piece, self._parameters[piece.parameter]), held) as weights:
+            weights.mul_(1 - group["lr"] * group["weight_decay"])
+            weights.add_(direction.view_as(weights), alpha=-scale)
+
+    def _direction(self, piece: Piece) -> Tensor:
+        """Return a piece of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""
+        parameter = self._parameters[piece.parameter]
         assert parameter.grad is not None
-        gradient = self._rows(matrix, parameter.grad)
-        momentum = self._rows(matrix, self.state[parameter]["momentum_buffer"])
-        return gradient.lerp(momentum, self._group[matrix.parameter]["momentum"]).to(self._compute_type)
+        gradient, momentum = (_rows(piece, held) for held in (parameter.grad, self.state[parameter]["momentum_buffer"]))
+        return gradient.lerp(momentum, self._group[piece.parameter]["momentum"]).to(self._compute_type)
 
-    def _rows(self, matrix: Matrix, held: Tensor) -> Tensor:
-        if not self._placement.sharded:
-            return held[matrix.first_row : matrix.first_row + matrix.rows]
-        ranks = self._placement.ranks
-        rows, shard = matrix.rows_on(ranks.rank, ranks), ranks.first_row(matrix.parameter_rows)
-        return held[rows.start - shard : rows.stop - shard]
+
+def _rows(piece: Piece, held: Tensor) -> Tensor:
+    return held[piece.held.start : piece.held.stop]
 
 
 @contextmanager

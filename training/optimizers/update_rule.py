@@ -11,19 +11,18 @@ from torch import nn
 
 from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
-from training.parallel.process_group import RankGroup
+from training.parallel.mesh import Spread
 
 RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
 
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Placement of a rule's parameters: on every rank whole, or sharded by rows."""
+    """Placement of a rule's parameters."""
 
     device: torch.device
-    ranks: RankGroup  # that share out an update's work
-    sharded: bool
-    axes: Mapping[str, Axes]  # by the parameter's name
+    spread: Spread  # over the ranks that share out an update's work
+    axes: Mapping[str, Axes]  # by the parameter's name on this rank, of the whole one
 
 
 @attrs.frozen(kw_only=True)

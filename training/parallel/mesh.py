@@ -6,6 +6,9 @@ whole on each rank (DDP), or sharded over the ranks of the first level: FSDP2, c
 training/parallel/ knows the mesh; everybody else takes a `RankGroup`.
 """
 
+import functools
+from collections.abc import Callable, Iterator
+
 import attrs
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from common.errors import BadInput
+from model.axes import SHARDS, Axes, ShardCut, shard_cut
 from training.parallel.process_group import ALONE, RankGroup, Ranks, gather
 
 INSIDE, ACROSS = "inside", "across"  # mesh dimensions: ranks of a node, or all; same place on each node
@@ -29,6 +33,81 @@ class Levels:
     @property
     def size(self) -> int:
         return self.inside.size * self.across.size
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sharded:
+    """A parameter, or a tensor of its shape, in tensor shards; those of this rank may be sharded by rows under FSDP."""
+
+    own: list[tuple[ShardCut, Tensor]]
+    cuts: list[ShardCut]  # of all shards
+    all_gather: Callable[[Tensor], Tensor]  # of this rank's shards -> all, stacked
+    shape: tuple[int, ...]  # whole
+    dtype: torch.dtype
+
+    def full_tensor(self) -> Tensor:
+        every = self.all_gather(torch.stack([full_tensor(part) for _, part in self.own]))
+        whole = every.new_empty(self.shape)
+        for cut, part in zip(self.cuts, every, strict=True):
+            for place, run in cut.whole_rows(0, len(part)):
+                within(whole, run.rows, cut.columns).copy_(part[place])
+        return whole
+
+
+@attrs.frozen
+class Piece:
+    """Piece of consecutive rows of a parameter that a rank holds."""
+
+    parameter: str  # its name on the rank
+    held: range  # rows of the rank's part of it
+    rows: range  # among the consecutive ones
+    columns: range | None  # None: all
+
+
+@attrs.frozen(kw_only=True)
+class Spread:
+    """Spread of parameters over the ranks that share out an update's work: whole on each, or in parts."""
+
+    ranks: RankGroup = ALONE
+    row_shards: int = 1  # under FSDP, of each tensor shard
+    tensor_shards: int = 1
+    tensor_size: int = 1  # ranks with tensor shards, neighbors
+
+    @property
+    def sharded(self) -> bool:
+        return self.row_shards * self.tensor_size > 1
+
+    @functools.cache  # noqa: B019  # a value without references
+    def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[Piece, ...], ...]:
+        """Return the pieces of some rows of a parameter that each rank holds; one without rows where it holds none."""
+        local, of_ranks = self.tensor_shards // self.tensor_size, []
+        for rank in range(self.row_shards * self.tensor_size):
+            place, tensor_rank = divmod(rank, self.tensor_size)
+            own = []
+            for shard in range(local):
+                cut = shard_cut(axes, self.tensor_shards, tensor_rank * local + shard)
+                parameter = name if self.tensor_shards == 1 else f"{SHARDS}{shard}.{name}"
+                group = RankGroup(rank=place, size=self.row_shards)
+                first, chunk = group.first_row(cut.shape[0]), group.chunk(cut.shape[0])
+                for held, run in cut.whole_rows(first, min(chunk, cut.shape[0] - first)):
+                    begin, end = max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)
+                    if begin < end:
+                        at = held.start + begin - run.rows.start
+                        part = range(begin - rows.start, end - rows.start)
+                        own.append(Piece(parameter, range(at, at + len(part)), part, cut.columns))
+            parameter = name if self.tensor_shards == 1 else f"{SHARDS}0.{name}"
+            of_ranks.append(tuple(own) or (Piece(parameter, range(0), range(0), None),))
+        return tuple(of_ranks)
+
+
+ON_ONE_RANK = Spread()
+Placed = Tensor | Sharded
+
+
+def within(whole: Tensor, rows: range, columns: range | None) -> Tensor:
+    """Return rows and columns of a tensor; a view."""
+    some = slice(rows.start, rows.stop)
+    return whole[some] if columns is None else whole[some, columns.start : columns.stop]
 
 
 def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
@@ -82,9 +161,9 @@ def shards_of(value: Tensor) -> RankGroup | None:
     return RankGroup(rank=mesh.get_local_rank(dimension), size=mesh.size(dimension), group=mesh.get_group(dimension))
 
 
-def full_tensor(value: Tensor) -> Tensor:
-    """Return the whole tensor of a possibly sharded one. Collective under FSDP: call it on every rank."""
-    return value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+def full_tensor(value: Placed) -> Tensor:
+    """Return the whole tensor of a possibly sharded one. Collective where it is: call it on every rank."""
+    return value.full_tensor().detach() if isinstance(value, DTensor | Sharded) else value.detach()
 
 
 def local_tensor(value: Tensor) -> Tensor:
@@ -105,13 +184,25 @@ def held_rows(value: Tensor) -> tuple[int, Tensor]:
     return first, local_tensor(value).detach()
 
 
-def checkpoint_rows(value: Tensor, node: RankGroup, *, replica: bool, shard: bool) -> tuple[int, Tensor]:
+def held_pieces(value: Placed) -> Iterator[tuple[range, range | None, Tensor]]:
+    """Yield rows and columns, None for all, of the whole tensor that this rank holds, and its memory of them."""
+    if not isinstance(value, Sharded):
+        first, held = held_rows(value)
+        yield range(first, first + len(held)), None, held
+        return
+    for cut, part in value.own:
+        first, held = held_rows(part)
+        for place, run in cut.whole_rows(first, len(held)):
+            yield run.rows, cut.columns, held[place]
+
+
+def checkpoint_rows(value: Placed, node: RankGroup, *, replica: bool, shard: bool) -> tuple[int, Tensor]:
     """Return the index of the first row that this rank gives to a checkpoint, and these rows: maybe none.
 
-    `replica`: whether the ranks of its node divide a tensor that each has whole; `shard`: whether it gives its shard of
-    a sharded one. Else other nodes do, which have the same.
+    `replica`: whether the ranks of its node divide a tensor that each has whole, as each then gets one in tensor
+    shards; `shard`: whether it gives its shard of a sharded one. Else other nodes do, which have the same.
     """
-    first, held = held_rows(value)
+    first, held = held_rows(full_tensor(value) if isinstance(value, Sharded) else value)
     if isinstance(value, DTensor):
         return first, held if shard else held[:0]
     own = node.first_row(len(held))

@@ -59,6 +59,7 @@ class Ranks:
     world_size: int
     node: RankGroup = attrs.field()  # ranks of this machine, without a group; the place among them picks the GPU
     data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
+    tensor: RankGroup = ALONE  # neighbors that share batches, and divide each layer
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # likewise
@@ -76,15 +77,21 @@ class Ranks:
         return self.rank == 0
 
 
-def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
+def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> Ranks:
     """Join torchrun's process group, or make a group of one. `device_kind`: "cuda", "cpu" or None (choose).
 
     Afterwards a collective raises RuntimeError after `timeout_seconds` of waiting.
-    Raises BadInput without a usable GPU for this rank; dist.DistError if torchrun has ended.
+    Raises BadInput without a usable GPU for this rank, and for a node that `tensor_parallel` ranks cannot divide;
+    dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = environment_local_world_size()
+    if local_world_size % tensor_parallel:
+        raise BadInput(
+            f"tensor_parallel: got {tensor_parallel}, wanted a divisor of this node's {local_world_size} ranks, which "
+            "fast links connect"
+        )
     timeout = timedelta(seconds=timeout_seconds)
     options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     device = torch.device("cpu")
@@ -109,6 +116,13 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
+    shared: dict[str, RankGroup] = {}
+    if tensor_parallel > 1:
+        places = torch.arange(world_size).view(-1, tensor_parallel)
+        shared = {
+            "tensor": own_group(places, options["timeout"]),
+            "data_parallel": own_group(places.T, options["timeout"]),
+        }
     return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -118,7 +132,15 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
         timeout=options["timeout"],
         generation=generation,
+        **shared,
     )
+
+
+def own_group(places: torch.Tensor, timeout: timedelta) -> RankGroup:
+    """Make a process group of each row of ranks; return this process's. Call it on every rank."""
+    found = [(line, dist.new_group(line, timeout=timeout)) for line in places.tolist()]
+    [(line, group)] = [(line, group) for line, group in found if dist.get_rank() in line]
+    return RankGroup(rank=line.index(dist.get_rank()), size=len(line), group=group)
 
 
 def meet(device_kind: str | None, timeout_seconds: int) -> Ranks:

@@ -3,9 +3,9 @@
 Names of parameters are those of the bare network under any wrapper.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -19,12 +19,15 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from tokens.batches.sampling import rank_shares
 from training.parallel.exchange import exchanges
-from training.parallel.mesh import Levels, levels_of, make_mesh, wrapper_and_node_size
+from training.parallel.mesh import Levels, Placed, Spread, levels_of, make_mesh, wrapper_and_node_size
 from training.parallel.ordered_reduce import OrderedGradients, finished
-from training.parallel.process_group import RankGroup, Ranks
+from training.parallel.process_group import RankGroup, Ranks, own_group
 from training.parallel.step_clock import StepClock
 from training.parallel.sum_tree import step_tree
 from training.precision import Numerics
+
+if TYPE_CHECKING:
+    from training.parallel.tensor_shards import TensorShards
 
 NEVER = (1 << 31) - 1  # steps, the most that DDP takes
 BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
@@ -60,6 +63,8 @@ class Parallel:
     gradient_divisor: int  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
+    updating: RankGroup  # ranks that share out an update's work: that have parts of the parameters, or batches
+    shards: "TensorShards | None" = None
     # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
@@ -91,11 +96,8 @@ class Parallel:
         if enabled:
             for module in self._sharded:
                 module.reshard()  # what is gathered once a step
-
-    @property
-    def updating(self) -> RankGroup:
-        """Ranks that share out an update's work: those with the shards of the parameters, or all data-parallel ones."""
-        return self.levels.inside if self._sharded else self.data_parallel
+            if self.shards is not None:
+                self.shards.add_shared(self._parameters)
 
     def zero_grad(self) -> None:
         """Clear gradients. DDP copies the next ones into its buckets, which moves fewer bytes than adding to zeros."""
@@ -105,6 +107,21 @@ class Parallel:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
         return self._parameters
+
+    @property
+    def spread(self) -> Spread:
+        """Spread of the parameters over the ranks that share out an update's work."""
+        local, every = (1, 1) if self.shards is None else (self.shards.exchange.local, self.shards.exchange.shards)
+        row_shards = self.levels.inside.size if self._sharded else 1
+        return Spread(ranks=self.updating, row_shards=row_shards, tensor_shards=every, tensor_size=every // local)
+
+    def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
+        """Return tensors of the parameters' names by those of the network, which tensor shards share."""
+        return values if self.shards is None else self.shards.by_plain_name(values)
+
+    def grad_norm(self, norm_of: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """Return the global norm of the gradients; in tensor shards always the ordered one."""
+        return norm_of(self.gradients()) if self.shards is None else self.shards.grad_norm(self._parameters)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients after a synchronized backward pass, in the order of the parameters."""
@@ -119,8 +136,18 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     """
     kind, node_size = wrapper_and_node_size(parallel, ranks, ordered=numerics.determinism != "off")
     mesh = make_mesh(ranks, node_size)
-    levels, data_parallel, device = levels_of(mesh), ranks.data_parallel, ranks.device
+    levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
+    updating = levels.inside if sharded else data_parallel
+    if not isinstance(model.network, GPT):
+        from training.parallel.tensor_shards import TensorShards
+
+        shards = TensorShards(config=model.network.config, exchange=model.network.exchange)
+    if ranks.tensor.size > 1:
+        updating = ranks.tensor
+        if sharded:  # neighbors, all or those of a node
+            places = torch.arange(ranks.world_size).view(-1, levels.inside.size * ranks.tensor.size)
+            updating = own_group(places, ranks.timeout)
     if not sharded:
         allocate(model, device)
     if numerics.determinism != "off":
@@ -139,7 +166,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         allocate(model, device)
     elif levels.size > 1:
         reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
-        wrapped = wrap_in_ddp(model, reduction, clock)
+        wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,
         model=wrapped,
@@ -148,6 +175,8 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         gradient_divisor=microbatches,
         reduction=reduction,
         clock=clock,
+        updating=updating,
+        shards=shards,
     )
 
 
@@ -170,11 +199,14 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
     model.compile_head(fullgraph=True, dynamic=False)
 
 
-def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock) -> DistributedDataParallel:
-    """Return a model whose replicas on all ranks share gradients."""
+def wrap_in_ddp(
+    model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock, group: Any
+) -> DistributedDataParallel:
+    """Return a model whose replicas on all ranks of a group share gradients."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,
+        process_group=group,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,

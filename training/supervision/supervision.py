@@ -85,7 +85,7 @@ class Supervision:
         if self.earlier_status is None:
             self.exit_record = ExitRecord(run_directory)
 
-    def join(self, device: str | None, timeout_seconds: int) -> "Heartbeat":
+    def join(self, device: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> "Heartbeat":
         """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
         import torch.distributed as dist
 
@@ -93,7 +93,7 @@ class Supervision:
         from training.supervision.heartbeat import Heartbeat
 
         try:
-            ranks = start(device, timeout_seconds)
+            ranks = start(device, timeout_seconds, tensor_parallel)
             self.run_lock.write_job({name for name in gather(ranks, torchrun_identity()) if name is not None})
             lost, stopped, orphaned = self._end_as_lost, self._on_others_stopped, self._on_orphaned
             self._heartbeat = Heartbeat(ranks, timeout_seconds, lost=lost, stopped=stopped, orphaned=orphaned)

@@ -1,0 +1,120 @@
+"""Tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
+
+Ranks that share layers are neighbors (`Ranks.tensor`); each has as many shards, in their order. Exchanges are all-gathers
+and all-to-alls, whose sums each rank adds in the order of shards (model/shards.py); the bytes moved are those of
+all-gathers and reduce-scatters. An element that several shards have, such as a norm's gain, gets a part of its gradient
+from each: after the reduction over data-parallel ranks they are added in order, so that its copies stay equal.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model.axes import ShardCut, axes_of, plain_name, shard_cut
+from model.config import ModelConfig
+from model.loss import NextTokenLoss
+from model.shards import ShardedGPT, ShardedLoss, ShardExchange, ordered_sum
+from training.exactness.row_sums import in_row_order
+from training.grad_norm import whole_row_sums
+from training.parallel.mesh import Sharded, held_rows, local_tensor
+from training.parallel.process_group import RankGroup, all_gather_single
+
+
+@attrs.frozen(kw_only=True)
+class TensorShards:
+    config: ModelConfig
+    exchange: ShardExchange
+
+    def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
+        """Return tensors of this rank's shards by the parameter's name in the network."""
+        found = {}
+        for name, value in values.items():
+            plain = plain_name(name)
+            cuts = self._cuts(plain)
+            if plain not in found:
+                found[plain] = Sharded(
+                    own=[],
+                    cuts=cuts,
+                    all_gather=self.exchange.all_gather,
+                    shape=axes_of(plain, self.config).shape,
+                    dtype=value.dtype,
+                )
+            own = found[plain].own
+            own.append((cuts[self.exchange.first + len(own)], value))
+        return found
+
+    def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
+        shards = self._by_shard(parameters)
+        for holders in sorted({run.holders for cut, _ in shards[0] for run in cut.rows} - {1}):
+            copies = [[part for cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
+            every = self.exchange.all_gather(
+                torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
+            )
+            for shard, own in zip(self.exchange.own, copies, strict=True):
+                first = shard // holders * holders
+                totals = ordered_sum(every[first : first + holders]).split([part.numel() for part in own])
+                torch._foreach_copy_(own, [total.view_as(part) for total, part in zip(totals, own, strict=True)])
+
+    def grad_norm(self, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        """Return the global L2 norm of the gradients, with the same bits on any number of ranks."""
+        sums = []
+        for shard, own in zip(self.exchange.own, self._by_shard(parameters), strict=True):
+            cuts = {id(value.grad): cut for cut, value in own}
+            gradients = in_row_order([value.grad for _, value in own if value.grad is not None])
+            rows = whole_row_sums(gradients)
+            sums.append(rows[_counted(tuple(cuts[id(one)] for one in gradients), shard, rows.device)].sum())
+        return self.exchange.all_gather(torch.stack(sums)).sum().sqrt()
+
+    def _by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[ShardCut, nn.Parameter]]]:
+        named = self.by_plain_name(parameters).values()
+        return [[each.own[place] for each in named] for place in range(self.exchange.local)]  # type: ignore[misc]
+
+    def _cuts(self, name: str) -> list[ShardCut]:
+        axes, shards = axes_of(name, self.config), self.exchange.shards
+        return [shard_cut(axes, shards, shard) for shard in range(shards)]
+
+
+def in_shards(model: NextTokenLoss, chunks: int, shards: int, tensor: RankGroup) -> ShardedLoss:
+    """Return the network in so many tensor shards, those of this rank, without memory."""
+    local, size, group = shards // tensor.size, tensor.size, tensor.group
+
+    def all_gather(own: Tensor) -> Tensor:
+        every = own.new_empty((shards, *own.shape[1:]))
+        all_gather_single(every, own.contiguous(), group=group)
+        return every
+
+    def all_to_all(parts: Tensor) -> Tensor:
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
+
+    exchange = ShardExchange(shards=shards, first=tensor.rank * local, local=local)
+    if size > 1:
+        exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
+    network = ShardedGPT(model.network.config, exchange)
+    return ShardedLoss(network, recompute_blocks=model.recompute_blocks, chunks=chunks)
+
+
+def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:
+    """Return this rank's rows of a gradient that so many shards have."""
+    assert parameter.grad is not None
+    first, held = held_rows(parameter)
+    gradient = local_tensor(parameter.grad)
+    return [gradient[place] for place, run in cut.whole_rows(first, len(held)) if run.holders == holders]
+
+
+@functools.cache
+def _counted(cuts: tuple[ShardCut, ...], shard: int, device: torch.device) -> Tensor:
+    """Return the places of the rows that count for this shard, of several the first, among those of all parameters."""
+    places, begin = [], 0
+    for cut in cuts:
+        for run in cut.rows:
+            if shard % run.holders == 0:
+                places.append(torch.arange(begin, begin + len(run.rows)))
+            begin += len(run.rows)
+    return torch.cat(places).to(device)
