@@ -52,6 +52,8 @@ class TensorShards:
         shards = self._by_shard(parameters)
         for holders in sorted({run.holders for cut, _ in shards[0] for run in cut.rows} - {1}):
             copies = [[part for cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
+            if not copies[0]:  # under FSDP; then nor have the ranks that share layers with this one
+                continue
             every = self.exchange.all_gather(
                 torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
             )
