@@ -8,7 +8,7 @@ B micro-batch, T tokens, S shards, t = T / S, C width, P processes, L = S / P sh
 vocabulary, R = V / S with its padding.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.axes import axes_of, shard_cut
 from model.config import ModelConfig
-from model.gpt import GPT, Block, HeadOptions, Recompute, Rotation, output_logits, rotation_at
+from model.gpt import GPT, Block, HeadOptions, Rotation, output_logits, rotation_at
 from model.loss import NextTokenLoss
 
 PADDING_LOGIT = -1e30  # of rows beyond the vocabulary: no probability, and no NaN where a shard has no others
@@ -46,11 +46,11 @@ class ShardExchange:
 
     def sequence(self, pieces: Iterable[Tensor]) -> Float[Tensor, "B T C"]:
         """Return all pieces of the sequence as one tensor."""
-        return self.all_gather(torch.stack(list(pieces))).transpose(0, 1).flatten(1, 2)
+        return self.all_gather(_stacked(list(pieces))).transpose(0, 1).flatten(1, 2)
 
-    def summed(self, partials: Iterable[Float[Tensor, "B T C"]]) -> Pieces:
+    def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> Pieces:
         """Return this process's pieces of the sum of all shards' tensors, in fp32."""
-        parts = torch.stack(list(partials)).unflatten(2, (self.shards // self.local, self.local, -1))
+        parts = _stacked(partials).unflatten(2, (self.shards // self.local, self.local, -1))
         parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()  # (P, L, L, B, t, C): to each process, of each, for each
         return ordered_sum(self.all_to_all(parts).flatten(0, 1)).unbind()
 
@@ -104,7 +104,7 @@ class JoinLosses(torch.autograd.Function):
         return log_sum - ordered_sum(every[:, 1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Float[Tensor, "N"]) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Float[Tensor, "N"]) -> tuple[Any, ...]:
         [shares] = ctx.saved_tensors  # of the probability, (L, N)
         return None, torch.stack((shares * gradient, -gradient.expand_as(shares)), dim=1)
 
@@ -114,44 +114,6 @@ class PartialLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
-
-
-class ShardedBlock(nn.Module):
-    """Transformer block in shards."""
-
-    def __init__(self, blocks: list[Block], exchange: ShardExchange):
-        super().__init__()
-        self.shards, self._exchange = nn.ModuleList(blocks), exchange
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what shards compute between exchanges: each shard is the same graph on any process."""
-        for block in self.shards:
-            block.attention.compile(*args, **options)
-            block.mlp.compile(*args, **options)
-
-    def forward(self, pieces: Pieces, rotation: Rotation, dropout: "ShardDropout", layer: int) -> Pieces:
-        blocks, exchange = list(self.shards), self._exchange
-        whole = Gather.apply(exchange, *(block.attention_norm(x) for block, x in zip(blocks, pieces, strict=True)))
-        partials = []
-        for block, shard, x in zip(blocks, exchange.own, whole, strict=True):
-            dropout.seed(3 * layer + 1, shard)
-            partials.append(block.attention(x, rotation))
-        pieces = self._added(
-            pieces, partials, [block.attention.output.bias for block in blocks], dropout, 3 * layer + 2
-        )
-        whole = Gather.apply(exchange, *(block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True)))
-        partials = [block.mlp(x) for block, x in zip(blocks, whole, strict=True)]
-        return self._added(pieces, partials, [block.mlp.down.bias for block in blocks], dropout, 3 * layer + 3)
-
-    def _added(
-        self, pieces: Pieces, partials: list[Tensor], biases: list[Tensor | None], dropout: "ShardDropout", place: int
-    ) -> Pieces:
-        """Return the residual stream with a layer's output, summed over shards, added."""
-        added = []
-        sums = Sum.apply(self._exchange, *partials)
-        for shard, piece, total, bias in zip(self._exchange.own, pieces, sums, biases, strict=True):
-            added.append(piece + dropout(total if bias is None else total + bias, place, shard))
-        return tuple(added)
 
 
 @attrs.frozen
@@ -171,28 +133,65 @@ class ShardDropout:
         return F.dropout(x, self.rate, self.rate > 0)
 
 
+class ShardedBlock(nn.Module):
+    """Transformer block in shards."""
+
+    def __init__(self, blocks: Iterable[Block], exchange: ShardExchange):
+        super().__init__()
+        self.shards: Any = nn.ModuleList(blocks)
+        self._exchange = exchange
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile what shards compute between exchanges: each shard is the same graph on any process."""
+        for block in self.shards:
+            block.attention.compile(*args, **options)
+            block.mlp.compile(*args, **options)
+
+    def forward(self, pieces: Pieces, rotation: Rotation, dropout: ShardDropout, layer: int) -> Pieces:
+        blocks, own, partials = self.shards, self._exchange.own, []
+        whole = self._gather(block.attention_norm(x) for block, x in zip(blocks, pieces, strict=True))
+        for block, shard, x in zip(blocks, own, whole, strict=True):
+            dropout.seed(3 * layer + 1, shard)
+            partials.append(block.attention(x, rotation))
+        pieces = self._add(pieces, partials, [block.attention.output.bias for block in blocks], dropout, 3 * layer + 2)
+        whole = self._gather(block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True))
+        partials = [block.mlp(x) for block, x in zip(blocks, whole, strict=True)]
+        return self._add(pieces, partials, [block.mlp.down.bias for block in blocks], dropout, 3 * layer + 3)
+
+    def _gather(self, pieces: Iterable[Tensor]) -> Pieces:
+        gathered: Pieces = Gather.apply(self._exchange, *pieces)
+        return gathered
+
+    def _add(
+        self, pieces: Pieces, partials: list[Tensor], biases: list[Tensor | None], dropout: ShardDropout, place: int
+    ) -> Pieces:
+        """Return the residual stream with a layer's output, summed over shards, added."""
+        totals = zip(Sum.apply(self._exchange, *partials), biases, strict=True)
+        outputs = [total if bias is None else total + bias for total, bias in totals]
+        added = zip(pieces, outputs, self._exchange.own, strict=True)
+        return tuple(piece + dropout(output, place, shard) for piece, output, shard in added)
+
+
 class ShardedGPT(nn.Module):
     """A process's shards of a network. Names of parameters: SHARDS, the shard's place, the plain name."""
 
     def __init__(self, config: ModelConfig, exchange: ShardExchange):
         super().__init__()
         self.config, self.exchange = config, exchange
-        self.shards = nn.ModuleList(_network_of(config, exchange.shards, shard) for shard in exchange.own)
+        self.shards: Any = nn.ModuleList(_network_of(config, exchange.shards, shard) for shard in exchange.own)
         layers = zip(*(network.blocks for network in self.shards), strict=True)
-        self.blocks = nn.ModuleList(ShardedBlock(list(blocks), exchange) for blocks in layers)
+        self.blocks = nn.ModuleList(ShardedBlock(blocks, exchange) for blocks in layers)
 
-    def hidden(self, tokens: Int[Tensor, "B T"], recompute: Recompute | None = None) -> Pieces:
+    def hidden(self, tokens: Int[Tensor, "B T"], recompute: Callable[..., Any] | None = None) -> Pieces:
         """Return the head's input, (B, T, C), once for each shard of this process."""
-        config, exchange, training = self.config, self.exchange, self.training
-        rate = config.drop_rate if training else 0.0
+        config, exchange, networks = self.config, self.exchange, self.shards
+        rate = config.drop_rate if self.training else 0.0
         dropout = ShardDropout(rate, torch.initial_seed() if rate else 0, exchange.shards)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        embedded, pieces = (
-            [_embed(network, tokens, s) for s, network in zip(exchange.own, self.shards, strict=True)],
-            [],
-        )
-        for shard, network, x in zip(exchange.own, self.shards, Sum.apply(exchange, *embedded), strict=True):
-            x = network.embedding_norm(x)
+        embedded = [_embed(network, tokens, shard) for shard, network in zip(exchange.own, networks, strict=True)]
+        pieces: Any = []
+        for shard, network, total in zip(exchange.own, networks, Sum.apply(exchange, *embedded), strict=True):
+            x = network.embedding_norm(total)
             if network.position_embedding is not None:
                 x = x + network.position_embedding(positions.chunk(exchange.shards)[shard])
             pieces.append(dropout(x, 0, shard))
@@ -200,8 +199,10 @@ class ShardedGPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             arguments = tuple(pieces), rotation, dropout, layer
             pieces = block(*arguments) if recompute is None else recompute(block, *arguments)
-        networks = zip(self.shards, pieces, strict=True)
-        return Gather.apply(exchange, *(network.final_norm(x) for network, x in networks))
+        gathered: Pieces = Gather.apply(
+            exchange, *(network.final_norm(x) for network, x in zip(networks, pieces, strict=True))
+        )
+        return gathered
 
 
 class ShardedLoss(NextTokenLoss):
@@ -242,7 +243,8 @@ class ShardedLoss(NextTokenLoss):
         for shard, each, x in zip(exchange.own, network.shards, hidden, strict=True):
             options = HeadOptions(min(max(config.vocab_size - shard * rows, 0), rows), config.logit_softcap)
             own.append(self._shard_losses(x, each.output_weight(), targets - shard * rows, options))
-        return JoinLosses.apply(exchange, torch.stack(own))
+        losses: Tensor = JoinLosses.apply(exchange, torch.stack(own))
+        return losses
 
 
 def shard_losses(
@@ -261,6 +263,10 @@ def shard_losses(
     return torch.stack((logits.logsumexp(1), -F.nll_loss(logits, own, reduction="none", ignore_index=IGNORED)))
 
 
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+
+
 def _embed(network: GPT, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
     """Return the token embedding where this shard has it, else zeros."""
     rows = len(network.token_embedding.weight)
@@ -273,7 +279,8 @@ def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:
     """Return a network with one shard's parameters, without memory."""
     with torch.device("meta"):
         network = GPT(config)
-        for block in network.blocks:
+        blocks: Any = network.blocks
+        for block in blocks:
             block.attention.heads = tuple(max(1, heads // shards) for heads in config.qkv_heads)
             for layer, name in ((block.attention, "output"), (block.mlp, "down")):
                 linear = getattr(layer, name)

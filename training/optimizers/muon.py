@@ -19,7 +19,7 @@ from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
-from training.parallel.mesh import Piece, Spread, within
+from training.parallel.mesh import Piece, Spread
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
@@ -92,26 +92,14 @@ class Muon(torch.optim.Optimizer):
             assert parameter.grad is not None
             with _updated(self.state[parameter]["momentum_buffer"], held) as momentum:
                 momentum.lerp_(parameter.grad, 1 - self._group[name]["momentum"])
-        ranks, sharded = self._spread.ranks, self._spread.sharded
+        compute = compute_sharded if self._spread.sharded else compute_replicated
         for dealt in self._rounds:
-            found = (compute_sharded if sharded else compute_replicated)(dealt, ranks, orthogonalize, self._direction)
-            for matrix, direction in zip(dealt, found, strict=True):
-                pieces = matrix.pieces[ranks.rank if sharded else 0]
-                parts = direction.split([matrix.elements([piece]) for piece in pieces]) if sharded else None
-                for index, piece in enumerate(pieces):
-                    self._update(
-                        matrix,
-                        piece,
-                        within(direction, piece.rows, piece.columns) if parts is None else parts[index],
-                        held,
-                    )
-
-    def _update(self, matrix: Matrix, piece: Piece, direction: Tensor, held: Tensor | None) -> None:
-        group = self._group[piece.parameter]
-        scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
-        with _updated(_rows(piece, self._parameters[piece.parameter]), held) as weights:
-            weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.add_(direction.view_as(weights), alpha=-scale)
+            for matrix, piece, direction in compute(dealt, self._spread.ranks, orthogonalize, self._direction):
+                group = self._group[piece.parameter]
+                scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
+                with _updated(_rows(piece, self._parameters[piece.parameter]), held) as weights:
+                    weights.mul_(1 - group["lr"] * group["weight_decay"])
+                    weights.add_(direction, alpha=-scale)
 
     def _direction(self, piece: Piece) -> Tensor:
         """Return a piece of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""

@@ -1,9 +1,9 @@
 """Tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
 
-Ranks that share layers are neighbors (`Ranks.tensor`); each has as many shards, in their order. Exchanges are all-gathers
-and all-to-alls, whose sums each rank adds in the order of shards (model/shards.py); the bytes moved are those of
-all-gathers and reduce-scatters. An element that several shards have, such as a norm's gain, gets a part of its gradient
-from each: after the reduction over data-parallel ranks they are added in order, so that its copies stay equal.
+Ranks that share layers are neighbors (`Ranks.tensor`); each has as many shards, in their order. They exchange by
+all-gathers and all-to-alls, after which each adds in the order of shards (model/shards.py): the bytes moved are those
+of all-gathers and reduce-scatters. An element that several shards have, such as a norm's gain, gets a part of its
+gradient from each: they are added in order after the reduction over data-parallel ranks, so that copies stay equal.
 """
 
 import functools
