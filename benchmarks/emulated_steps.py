@@ -30,7 +30,7 @@ from common.errors import BadInput
 from tools.fakegpu.recorder import launches, record
 from training.config.train_config import load_run
 from training.loop import collect_garbage
-from training.parallel.process_group import ALONE, Ranks, start
+from training.parallel.process_group import ALONE, STORE_TIMEOUT, Ranks, groups_of, start
 from training.planning.memory_model import GIB, MemoryModel
 from training.self_test import random_batches
 from training.step import train_step
@@ -146,10 +146,10 @@ def main(  # noqa: PLR0913  # each is an option
 
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
     """Train for some steps in this process, which cannot do so a second time, and return the cost of a step."""
-    ranks = lone_rank(layout.world_size) if layout.world_size > 1 else start("cuda", GROUP_SECONDS)
-    model = SIZES[layout.size]
     with TemporaryDirectory() as folder:
-        run = load_run(bench.write_run(Path(folder), model, layout.train_keys()), layout.settings)
+        run = load_run(bench.write_run(Path(folder), SIZES[layout.size], layout.train_keys()), layout.settings)
+    sharing = run.train.execution.tensor_parallel
+    ranks = lone_rank(layout.world_size, sharing) if layout.world_size > 1 else start("cuda", GROUP_SECONDS)
     state, settings = bench.build(run, ranks)
     make_batch = random_batches(settings.layout, run.model.vocab_size, ranks)
     batches = itertools.cycle([make_batch() for _ in range(layout.accumulation)])
@@ -188,7 +188,7 @@ def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
     )
 
 
-def lone_rank(world_size: int) -> Ranks:
+def lone_rank(world_size: int, tensor_parallel: int = 1) -> Ranks:
     """Return rank 0 of a job whose other ranks do not exist; this rank's data stand for theirs."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
@@ -202,6 +202,7 @@ def lone_rank(world_size: int) -> Ranks:
         device=device,
         control=control,
         download=control,
+        **groups_of(world_size, tensor_parallel, STORE_TIMEOUT),
     )
 
 

@@ -116,13 +116,6 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
-    shared: dict[str, RankGroup] = {}
-    if tensor_parallel > 1:
-        places = torch.arange(world_size).view(-1, tensor_parallel)
-        shared = {
-            "tensor": own_group(places, options["timeout"]),
-            "data_parallel": own_group(places.T, options["timeout"]),
-        }
     return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -132,8 +125,16 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
         timeout=options["timeout"],
         generation=generation,
-        **shared,
+        **groups_of(world_size, tensor_parallel, options["timeout"]),
     )
+
+
+def groups_of(world_size: int, tensor_parallel: int, timeout: timedelta) -> dict[str, Any]:
+    """Return the `Ranks.tensor` and `Ranks.data_parallel` of a job whose ranks share layers, else none. Collective."""
+    if tensor_parallel == 1:
+        return {}
+    places = torch.arange(world_size).view(-1, tensor_parallel)
+    return {"tensor": own_group(places, timeout), "data_parallel": own_group(places.T, timeout)}
 
 
 def own_group(places: torch.Tensor, timeout: timedelta) -> RankGroup:
