@@ -90,11 +90,10 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
 
 def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
-    gradients = state.parallel.gradients()
-    factor = 1 / (state.loss_scale.scale * state.parallel.gradient_divisor)
+    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # of which the gradients are the sum
     norm_of = fast_grad_norm if settings.numerics.determinism == "off" else ordered_grad_norm
     grad_norm = state.parallel.grad_norm(norm_of) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
-    torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
+    torch._foreach_mul_([local_tensor(gradient) for gradient in state.parallel.gradients()], factor)
     return grad_norm

@@ -88,7 +88,7 @@ def recorded_loop() -> None:
     loop.train_step = recorded_step
 
 
-def sanitized_steps(parallel: str, determinism: str) -> None:
+def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
     """Take steps of GPT-2 124M under torch's CUDA sanitizer; print the number of streams in use.
 
     Not compiled: the sanitizer sees what passes torch's dispatcher, and Triton's kernels do not.
@@ -106,7 +106,7 @@ def sanitized_steps(parallel: str, determinism: str) -> None:
 
     _sanitizer.EventHandler._handle_kernel_launch = seen
     _sanitizer.enable_cuda_sanitizer()
-    settings = (f"parallel={parallel}", f"determinism={determinism}", "compile=false")
+    settings = (f"parallel={parallel}", f"determinism={determinism}", "compile=false", *more)
     layout = emulated_steps.EmulatedLayout(size="124M", microbatch=1, accumulation=2, world_size=8, settings=settings)
     emulated_steps.measure(layout, 1)
     print("streams", len(streams), flush=True)

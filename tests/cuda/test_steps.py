@@ -82,10 +82,13 @@ def test_memory_does_not_grow_over_steps(layout: Layout) -> None:
 
 
 @pytest.mark.oldest_torch
+@pytest.mark.parametrize("settings", [(), ("tensor_parallel=4",)])
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_no_tensor_is_used_on_two_streams_without_order(parallel: str, determinism: str) -> None:
-    done = disturbed("sanitized_steps", parallel, determinism, determinism=determinism)
+def test_no_tensor_is_used_on_two_streams_without_order(
+    parallel: str, determinism: str, settings: tuple[str, ...]
+) -> None:
+    done = disturbed("sanitized_steps", parallel, determinism, *settings, determinism=determinism)
     assert done.returncode == 0, done.stderr[-4000:]
     streams = int(done.stdout.split()[-1])
     assert streams > 1 or (parallel, determinism) == ("ddp", "off")  # there NCCL alone has a stream, which torch orders

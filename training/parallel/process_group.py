@@ -63,13 +63,18 @@ class Ranks:
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # likewise
-    timeout: timedelta = STORE_TIMEOUT  # of collectives on device tensors
     generation: str = "0"  # of these processes, in what torchrun restarts
 
     @node.default
     @data_parallel.default
     def _all(self) -> RankGroup:
         return RankGroup(rank=self.rank, size=self.world_size)
+
+    @property
+    def timeout(self) -> timedelta:
+        """Longest wait for other ranks in a collective on device tensors."""
+        waited: timedelta = dist.group.WORLD._get_backend(self.device).options._timeout  # type: ignore[union-attr]
+        return waited
 
     @property
     def coordinates(self) -> bool:
@@ -123,7 +128,6 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         device=device,
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
-        timeout=options["timeout"],
         generation=generation,
         **groups_of(world_size, tensor_parallel, options["timeout"]),
     )

@@ -20,14 +20,15 @@ from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardedLoss, ShardExchange, ordered_sum
 from training.exactness.row_sums import in_row_order
 from training.grad_norm import whole_row_sums
-from training.parallel.mesh import Sharded, held_rows, local_tensor
-from training.parallel.process_group import RankGroup, all_gather_single
+from training.parallel.mesh import Sharded, Spread, held_rows, local_tensor
+from training.parallel.process_group import RankGroup, Ranks, all_gather_single, own_group
 
 
 @attrs.frozen(kw_only=True)
 class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
+    spread: Spread | None  # of the parameters, over ranks that share layers; None: no ranks do
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
         """Return tensors of this rank's shards by the parameter's name in the network."""
@@ -100,6 +101,16 @@ def in_shards(model: NextTokenLoss, chunks: int, shards: int, tensor: RankGroup)
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)
     return ShardedLoss(network, recompute_blocks=model.recompute_blocks, chunks=chunks)
+
+
+def tensor_shards(network: ShardedGPT, row_shards: int, ranks: Ranks) -> TensorShards:
+    """Return the shards of this rank; under FSDP each is sharded by rows over so many ranks. Call it on every rank."""
+    exchange, size, spread = network.exchange, ranks.tensor.size, None
+    if size > 1:
+        places = torch.arange(ranks.world_size).view(-1, row_shards * size)
+        group = own_group(places, ranks.timeout) if row_shards > 1 else ranks.tensor
+        spread = Spread(ranks=group, row_shards=row_shards, tensor_shards=exchange.shards, tensor_size=size)
+    return TensorShards(config=network.config, exchange=exchange, spread=spread)
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:

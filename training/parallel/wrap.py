@@ -21,7 +21,7 @@ from tokens.batches.sampling import rank_shares
 from training.parallel.exchange import exchanges
 from training.parallel.mesh import Levels, Placed, Spread, levels_of, make_mesh, wrapper_and_node_size
 from training.parallel.ordered_reduce import OrderedGradients, finished
-from training.parallel.process_group import RankGroup, Ranks, own_group
+from training.parallel.process_group import RankGroup, Ranks
 from training.parallel.step_clock import StepClock
 from training.parallel.sum_tree import step_tree
 from training.precision import Numerics
@@ -60,10 +60,8 @@ class Parallel:
     model: Any  # wrapped: what to call
     levels: Levels
     data_parallel: RankGroup
-    gradient_divisor: int  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
-    updating: RankGroup  # ranks that share out an update's work: that have parts of the parameters, or batches
     shards: "TensorShards | None" = None
     # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
@@ -111,9 +109,10 @@ class Parallel:
     @property
     def spread(self) -> Spread:
         """Spread of the parameters over the ranks that share out an update's work."""
-        local, every = (1, 1) if self.shards is None else (self.shards.exchange.local, self.shards.exchange.shards)
-        row_shards = self.levels.inside.size if self._sharded else 1
-        return Spread(ranks=self.updating, row_shards=row_shards, tensor_shards=every, tensor_size=every // local)
+        if self.shards is not None and self.shards.spread is not None:
+            return self.shards.spread
+        ranks, rows = (self.levels.inside, self.levels.inside.size) if self._sharded else (self.data_parallel, 1)
+        return Spread(ranks=ranks, row_shards=rows, tensor_shards=self.shards.exchange.shards if self.shards else 1)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
         """Return tensors of the parameters' names by those of the network, which tensor shards share."""
@@ -138,16 +137,10 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    updating = levels.inside if sharded else data_parallel
     if not isinstance(model.network, GPT):
-        from training.parallel.tensor_shards import TensorShards
+        from training.parallel.tensor_shards import tensor_shards
 
-        shards = TensorShards(config=model.network.config, exchange=model.network.exchange)
-    if ranks.tensor.size > 1:
-        updating = ranks.tensor
-        if sharded:  # neighbors, all or those of a node
-            places = torch.arange(ranks.world_size).view(-1, levels.inside.size * ranks.tensor.size)
-            updating = own_group(places, ranks.timeout)
+        shards = tensor_shards(model.network, levels.inside.size if sharded else 1, ranks)
     if not sharded:
         allocate(model, device)
     if numerics.determinism != "off":
@@ -172,10 +165,8 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         model=wrapped,
         levels=levels,
         data_parallel=data_parallel,
-        gradient_divisor=microbatches,
         reduction=reduction,
         clock=clock,
-        updating=updating,
         shards=shards,
     )
 
