@@ -1,8 +1,8 @@
 """Named axes of the network's parameters: the dimensions that rows and columns stand for.
 
 A layer's weight has its outputs as rows and its inputs as columns, an embedding the other way round. From the names
-follow padded rows, first weights, weight decay, learning rates by group, the matrices that an optimizer takes, and what
-tensor parallelism splits (docs/parallel.md): TENSOR_AXES. FSDP shards rows, whichever axis they are.
+follow padded rows, first weights, weight decay, learning rates by group, and the matrices that an optimizer takes.
+Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md). FSDP shards rows, whichever axis they are.
 """
 
 import functools

@@ -73,8 +73,8 @@ class Ranks:
     @property
     def timeout(self) -> timedelta:
         """Longest wait for other ranks in a collective on device tensors."""
-        waited: timedelta = dist.group.WORLD._get_backend(self.device).options._timeout  # type: ignore[union-attr]
-        return waited
+        options = dist.group.WORLD._get_backend(self.device).options  # type: ignore[union-attr]
+        return STORE_TIMEOUT if options is None else options._timeout  # None: of a backend that never waits
 
     @property
     def coordinates(self) -> bool:
