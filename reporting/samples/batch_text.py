@@ -112,7 +112,9 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:
     """Rebuild the batch of a step >= 1; `given`: other token files. Raises BadInput unless the run has read them."""
     keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
-    keys |= {"dataset": run.train.data.dataset, "validation_interval": None}  # it may have moved; is not read
+    sharing = keys.get("tensor_parallel", 1)  # ranks that read the same
+    # The dataset may have moved, validation tokens are not read.
+    keys |= {"dataset": run.train.data.dataset, "validation_interval": None, "tensor_parallel": 1}
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
     ranks, length = RankGroup(rank=0, size=record.world_size or 1), run.model.context_length
     alone = Ranks(rank=0, world_size=1, data_parallel=ranks, device=torch.device("cpu"), control=None, download=None)
@@ -126,7 +128,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
     starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
-    sizes = [ranks.size, *(line.get("world_size") for line in starts)]
+    sizes = [ranks.size, *(line.get("world_size", 0) // sharing for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]

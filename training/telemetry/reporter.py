@@ -160,8 +160,10 @@ class Reporter:
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
-    parallel = run.train.execution.parallel
-    wrapper = parallel if ranks.world_size > 1 else "one process"
+    execution = run.train.execution
+    wrapper = execution.parallel if ranks.world_size > 1 else "one process"
+    if execution.shards > 1:
+        wrapper += f", layers in {execution.shards} tensor shards on {execution.tensor_parallel} ranks"
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run.model, run.train, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
