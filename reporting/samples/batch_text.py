@@ -128,9 +128,10 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
     starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
-    sizes = [ranks.size, *(line.get("world_size", 0) // sharing for line in starts)]
+    sizes = [ranks.size * sharing, *(line.get("world_size") for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
-    shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
+    world_size = next(size for size in reversed(sizes) if integer(sharing, count * sharing).holds(size))
+    shares = rank_shares(count, world_size // sharing)
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]
     windows = locate(reading, np.arange((step - 1) * batch, step * batch))
     directories = {directory.train: directory for directory in token_set.directories}
