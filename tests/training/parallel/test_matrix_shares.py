@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from model.axes import Axes, Axis, shard_cut
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
-from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
+from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
 from training.parallel.mesh import ON_ONE_RANK, Piece, Spread, within
 from training.parallel.process_group import RankGroup
 
@@ -24,6 +24,7 @@ AXES = {
     "c": axes([Axis("embed", 1)], Axis("heads", 8, 4)),
     "d": axes([Axis("mlp", 12)], Axis("embed", 3)),
 }
+REPLICATED = [(ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)]
 # Row shards, ranks with tensor shards, tensor shards
 SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (3, 2, 4)]
 
@@ -62,51 +63,42 @@ def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) ->
         assert len(matrix.pieces) == size
         rows = [row for pieces in matrix.pieces for piece in pieces for row in piece.rows]
         assert rows == list(range(matrix.rows))
-        assert {piece.columns for pieces in matrix.pieces for piece in pieces} == {None}
+        assert matrix.are_rows([piece for pieces in matrix.pieces for piece in pieces])
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("ranks", "spread"),
-    [*((ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)), *((0, of) for of in SPREADS)],
-)
+@pytest.mark.parametrize(("replicas", "spread"), [*REPLICATED, *((1, spread) for spread in SPREADS)])
 def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
-    ranks: int, spread: tuple[int, int, int], kind: torch.dtype
+    replicas: int, spread: tuple[int, int, int], kind: torch.dtype
 ) -> None:
-    row_shards, tensor_size, tensor_shards = spread
-    size = ranks or row_shards * tensor_size
+    row_shards, tensor_size, shards = spread
+    size, local = replicas * row_shards * tensor_size, shards // tensor_size
     parameters = {name: torch.randn(own.shape).to(kind) for name, own in AXES.items()}
 
     def held(rank: int, piece: Piece) -> torch.Tensor:
         """Return a piece from a rank's part of a parameter, as it lies in memory."""
-        name, place, local = piece.parameter.split(".")[-1], rank // tensor_size, tensor_shards // tensor_size
-        shard = rank % tensor_size * local + (int(piece.parameter.split(".")[1]) if tensor_shards > 1 else 0)
-        part = part_of(parameters[name], shard_cut(AXES[name], tensor_shards, shard))
-        own = RankGroup(rank=place, size=row_shards)
-        first = own.first_row(len(part))
-        return part[first : first + own.chunk(len(part))][piece.held.start : piece.held.stop]
+        *path, name = piece.parameter.split(".")
+        shard = rank % tensor_size * local + int(path[1] if path else 0)
+        part = part_of(parameters[name], shard_cut(AXES[name], shards, shard))
+        own = RankGroup(rank=rank // tensor_size, size=row_shards)
+        return within(part[own.first_row(len(part)) :][: own.chunk(len(part))], piece.held, None)
 
     def function(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
-    def compute_on(rank: int, make_group: MakeGroup) -> list[tuple[Matrix, torch.Tensor]]:
+    laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
+
+    def compute_on(rank: int, make_group: MakeGroup) -> Results:
         own = make_group("all", rank, size)
-        laid_out = Spread(ranks=own, row_shards=row_shards, tensor_shards=tensor_shards, tensor_size=tensor_size)
-        assert laid_out.sharded == (not ranks)
-        compute = compute_sharded if laid_out.sharded else compute_replicated
+        compute, place = (compute_sharded, rank) if laid_out.sharded else (compute_replicated, 0)
         rounds = deal(matrices(AXES, laid_out), cost, size)
-        return [
-            pair
-            for dealt in rounds
-            for pair in zip(dealt, compute(dealt, own, function, lambda p: held(rank * (not ranks), p)), strict=True)
-        ]
+        return [each for dealt in rounds for each in compute(dealt, own, function, lambda piece: held(place, piece))]
 
     for rank, of_rank in enumerate(on_threads(compute_on, size)):
-        for matrix, result in of_rank:
-            assert result.dtype == kind
+        place = 0 if replicas == size else rank
+        wanted = {piece for matrix in matrices(AXES, laid_out) for piece in matrix.pieces[place]}
+        assert {piece for _, piece, _ in of_rank} == wanted
+        for matrix, piece, result in of_rank:
             whole = parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
-            expected = function(whole)
-            if not ranks:
-                own = [within(expected, piece.rows, piece.columns) for piece in matrix.pieces[rank]]
-                expected = torch.cat([part.flatten() for part in own])
-            assert torch.equal(result, expected)
+            assert result.dtype == kind
+            assert torch.equal(result, within(function(whole), piece.rows, piece.columns))
