@@ -116,7 +116,7 @@ def shard_cut(axes: Axes, shards: int, shard: int) -> ShardCut:
     columns, cut = None, axes.columns
     shape = list(axes.shape)
     rows: list[ShardRows] = []
-    if cut is not None and cut.name in TENSOR_AXES:
+    if cut is not None and cut.name in TENSOR_AXES and shards > 1:
         shape[1] //= shards
         columns = range(shard * shape[1], (shard + 1) * shape[1])
         rows = [ShardRows(range(shape[0]), 1)]

@@ -209,7 +209,7 @@ class ShardedLoss(NextTokenLoss):
     """Network in shards, and loss, as one module; each process returns the loss of all shards."""
 
     def __init__(self, network: ShardedGPT, *, recompute_blocks: bool = False, chunks: int = 1):
-        super().__init__(network, recompute_blocks=recompute_blocks, chunks=chunks)  # type: ignore[arg-type]
+        super().__init__(network, recompute_blocks=recompute_blocks, chunks=chunks)
         if recompute_blocks:
             self._recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         self._shard_losses = shard_losses

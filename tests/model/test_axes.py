@@ -24,7 +24,8 @@ def test_axes_name_the_dimensions_of_the_network() -> None:
     config = MODERN["NanoChat"]  # with fewer heads of keys and values
     queries, keys = (heads * config.head_width for heads in config.qkv_heads[:2])
     assert keys < queries
-    fused = (Axis("heads", queries), Axis("kv_heads", keys), Axis("kv_heads", keys))
+    heads, kv_heads, _ = config.qkv_heads
+    fused = (Axis("heads", queries, heads), Axis("kv_heads", keys, kv_heads), Axis("kv_heads", keys, kv_heads))
     width = Axis("embed", config.emb_dim)
     assert axes_of("blocks.1.attention.qkv.weight", config) == Axes(rows=fused, columns=width, embedding=False)
     assert axes_of("blocks.1.attention.qkv.bias", config) == Axes(rows=fused, columns=None, embedding=False)

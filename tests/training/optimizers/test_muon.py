@@ -19,6 +19,7 @@ from training.optimizers import muon
 from training.optimizers.muon import Muon, matrices_of, orthogonalization_flops, orthogonalize
 from training.optimizers.update_rule import Placement, rate_group
 from training.parallel import matrix_shares
+from training.parallel.mesh import ON_ONE_RANK, Spread
 from training.parallel.process_group import ALONE, RankGroup
 
 CONFIG = ModelConfig(vocab_size=257, context_length=8, emb_dim=12, n_heads=3, n_layers=1)
@@ -39,7 +40,7 @@ def make(
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
-    placement = Placement(device=CPU, ranks=ALONE, sharded=False, axes=AXES)
+    placement = Placement(device=CPU, spread=ON_ONE_RANK, axes=AXES)
     made = Muon(parameters, options, placement, **settings)
     for parameter in parameters.values():
         made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -119,9 +120,10 @@ def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_h
     fused, _, up, _ = NAMES
     for heads, rows in ((3, [(0, 12), (12, 12), (24, 12)]), (1, [(0, 12), (12, 4), (16, 4)])):
         axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
-        assert [(part.first_row, part.rows) for part in matrices_of(fused, axes, split=True)] == rows
-        assert [(part.first_row, part.rows) for part in matrices_of(fused, axes, split=False)] == [(0, axes.shape[0])]
-    assert len(matrices_of(up, AXES[up], split=True)) == 1
+        split, whole = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
+        assert [(part.first_row, part.rows) for part in split] == rows
+        assert [(part.first_row, part.rows) for part in whole] == [(0, axes.shape[0])]
+    assert len(matrices_of(up, AXES[up], ON_ONE_RANK, split=True)) == 1
 
 
 def test_momentum_warms_up_in_a_line_and_stays() -> None:
@@ -139,7 +141,7 @@ def test_momentum_warms_up_in_a_line_and_stays() -> None:
 
 def test_flops_are_those_that_torch_counts() -> None:
     for name, shape in SHAPES.items():
-        [matrix] = matrices_of(name, AXES[name], split=False)
+        [matrix] = matrices_of(name, AXES[name], ON_ONE_RANK, split=False)
         with FlopCounterMode(display=False) as counter:
             orthogonalize(torch.randn(shape))
         assert counter.get_total_flops() == orthogonalization_flops(matrix), name
@@ -184,7 +186,8 @@ def step_on(ranks: RankGroup, axes: dict[str, Axes], options: OptimizationOption
     for name, (rows, columns) in ((name, own_axes.shape) for name, own_axes in axes.items()):
         held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
         own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
-    placement = Placement(device=meta, ranks=ranks, sharded=sharded, axes=axes)
+    spread = Spread(ranks=ranks, row_shards=ranks.size if sharded else 1)
+    placement = Placement(device=meta, spread=spread, axes=axes)
     made = Muon(own, options, placement)
     for parameter in own.values():
         parameter.grad = torch.empty_like(parameter)

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from tests.conftest import complete, metrics, slow, train, write_run
-from tests.model.architectures import MUON_RECIPE, NANOCHAT, QWEN3
+from tests.model.architectures import MUON_RECIPE, NANOCHAT, QWEN3, SWIGLU
 from tests.training.checkpoints.conftest import CRASH
 from tests.walks import final_hash
 
@@ -23,6 +23,7 @@ STEPS = 4
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
+SHARED_LAYERS = HEADS | {"context_length": 32}  # what four tensor shards have equal parts of, but for keys and values
 ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them imports torch for each
 
 
@@ -81,7 +82,23 @@ VARIANTS = {
     "6 micro-batches": Variant(microbatches=6),
     "12 micro-batches": Variant(microbatches=12),
 }
-# Nodes x ranks of each, and the value of `parallel`.
+DROPOUT = {"drop_rate": 0.1, "tie_weights": False, "n_kv_heads": None}
+IN_SHARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "GPT-2": (SHARED_LAYERS | DROPOUT, {}),
+    "Llama": (SHARED_LAYERS | SWIGLU | {"mlp_width": 100}, {}),
+    "NanoChat": (SHARED_LAYERS | NANOCHAT | {"logit_softcap": 15.0}, MUON_RECIPE),
+}
+VARIANTS |= {
+    f"{name} in 4 shards, {precision}": Variant(
+        model=model, train=train | {"tensor_shards": 4, "precision": precision}, microbatches=6
+    )
+    for name, (model, train) in IN_SHARDS.items()
+    for precision in ("fp32", "bf16")
+}
+VARIANTS["compiled in 4 shards"] = Variant(
+    model=SHARED_LAYERS | DROPOUT | ONE_LAYER, train={"tensor_shards": 4, "compile": True}, environment=ONE_COMPILER
+)
+# Nodes x ranks of each, and the value of `parallel`; of tensor_parallel, where it is not 1.
 EVEN = ("1x2 ddp", "1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x4 hsdp", "2x1 hsdp", "2x2 ddp", "2x2 fsdp", "2x2 hsdp")
 UNEVEN = ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "1x5 fsdp", "1x6 ddp", "1x6 fsdp", "1x7 ddp", "1x7 fsdp")
 UNEVEN_NODES = ("3x2 ddp", "3x2 hsdp", "2x3 ddp", "2x3 hsdp")
@@ -98,8 +115,16 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
+    "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
+    "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
+    "Llama in 4 shards, fp32": ("1x2 ddp",),
+    "Llama in 4 shards, bf16": ("1x2 ddp tp2", "2x2 hsdp tp2", "1x12 fsdp tp4"),
+    "NanoChat in 4 shards, fp32": ("1x3 fsdp", "2x4 hsdp tp2"),
+    "NanoChat in 4 shards, bf16": ("1x4 ddp tp4", "2x4 hsdp tp4"),
+    "compiled in 4 shards": ("1x2 fsdp tp2",),
 }
 FAST = [*(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")), ("answers", "1x3 fsdp")]
+FAST += [("Llama in 4 shards, bf16", "2x2 hsdp tp2"), ("GPT-2 in 4 shards, fp32", "1x2 fsdp tp2")]
 AS_USER = ("fp32", "1x2 fsdp")  # by a command, on fresh interpreters
 CASES = [
     pytest.param(variant, layout, marks=() if (variant, layout) in FAST else pytest.mark.slow)
@@ -113,6 +138,9 @@ HANDOVERS = {
     "NanoChat with Muon": ("1x4 fsdp", "2x2 ddp", "1x2 ddp"),
     "mixture": ("1x2 ddp", "1x1 ddp", "1x2 fsdp"),
     "answers": ("1x4 fsdp", "1x3 ddp", "1x2 fsdp"),
+    "GPT-2 in 4 shards, fp32": ("1x4 fsdp tp2", "1x4 ddp tp4", "1x2 fsdp"),
+    "Llama in 4 shards, bf16": ("1x2 ddp", "2x2 hsdp tp2", "1x4 fsdp tp4"),
+    "NanoChat in 4 shards, bf16": ("1x4 ddp tp4", "2x2 hsdp", "1x4 fsdp tp2"),
 }
 
 Numbers = list[dict[int, Any]]
@@ -144,13 +172,19 @@ def reference(write: WriteVariant) -> Callable[[str], Numbers]:
 
 def train_on(run: Path, variant: str, layout: str, *options: str, as_user: bool = False) -> str:
     """Train on a layout; return what the run prints."""
-    shape, parallel = layout.split()
-    nodes, size = map(int, shape.split("x"))
-    arguments = ("--hash-every", "1", "--set", f"parallel={parallel}", *options)
+    nodes, size, keys = read_layout(layout)
+    arguments = ("--hash-every", "1", *keys, *options)
     environment = {"NODE_SIZE": str(size)} | VARIANTS[variant].environment
     script = {} if as_user else {"script": AS_NODES}
     done = complete(run, *arguments, ranks=nodes * size, environment=environment, as_user=as_user, **script)
     return str(done.stdout)
+
+
+def read_layout(layout: str) -> tuple[int, int, list[str]]:
+    """Return the number of nodes, the ranks of each, and the options of train.py."""
+    shape, parallel, tensor_parallel = (*layout.split(), "tp1")[:3]
+    nodes, size = map(int, shape.split("x"))
+    return nodes, size, ["--set", f"parallel={parallel}", "--set", f"tensor_parallel={tensor_parallel[2:]}"]
 
 
 def numbers_of(run: Path) -> Numbers:
@@ -177,10 +211,9 @@ def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
     write: WriteVariant, reference: Callable[[str], Numbers], variant: str
 ) -> None:
     run, (first, *others) = write(variant, "handed-on"), HANDOVERS[variant]
-    shape, parallel = first.split()
+    _, size, keys = read_layout(first)
     dying = {"CRASH_AT": "write weights", "CRASH_SAVE": "2"}
-    options = ("--hash-every", "1", "--set", f"parallel={parallel}")
-    died = train(run, *options, ranks=int(shape[-1]), script=CRASH, environment=dying)
+    died = train(run, "--hash-every", "1", *keys, ranks=size, script=CRASH, environment=dying)
     assert died.returncode == 1
     for step, layout in enumerate(others, STEPS - len(others) + 1):
         assert "resuming from" in train_on(run, variant, layout, "--max-steps", str(step))
@@ -188,6 +221,41 @@ def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
     *wanted, losses = reference(variant)
     assert found == wanted
     assert losses.items() <= validated.items()  # a part of a run is validated at its end, too
+
+
+# Prints the hash of the state that a run resumes from, on the layout that it has loaded it on.
+TELLING = """
+from training import resume
+from training.checkpoints.tensor_files import state_sha256
+
+plain_load = resume.load_checkpoint
+
+
+def tell(found, request, state, ranks):
+    loaded = plain_load(found, request, state, ranks)
+    digest = state_sha256(state, ranks)
+    if ranks.coordinates:
+        print(f"loaded {digest}\\n", end="", flush=True)
+    return loaded
+
+
+resume.load_checkpoint = tell
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_with_the_same_bits_on_any_number_of_tensor_shards(
+    write: WriteVariant, reference: Callable[[str], Numbers], changed_train: Callable[[str], Path]
+) -> None:
+    variant = "Llama in 4 shards, fp32"
+    run, script, numbers = write(variant, "shards"), changed_train(TELLING), []
+    for step, layout in enumerate(("1x1 ddp", "1x2 ddp tp2", "1x4 fsdp tp4", "1x2 fsdp"), 1):
+        _, size, keys = read_layout(layout)  # as many shards as ranks that share layers
+        options = ("--set", "tensor_shards=null", "--allow-numerics-drift", "--max-steps", str(step))
+        done = complete(run, *keys, *options, ranks=size, script=script)
+        assert [line for line in done.stdout.splitlines() if line.startswith("loaded")] == numbers[-1:]
+        numbers.append(f"loaded {final_hash(run)}")
+    assert metrics(run, "train_loss") == pytest.approx(reference(variant)[1], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,40 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.axes import Axes, Axis, shard_cut
+from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
-from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
+from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
+from training.parallel.mesh import ON_ONE_RANK, Piece, Spread, within
 from training.parallel.process_group import RankGroup
 
-HEIGHTS = {"a": [5], "b": [3, 2, 2], "c": [1], "d": [6]}  # rows of the matrices of each parameter
-COLUMNS = 3
+
+def axes(rows: list[Axis], columns: Axis) -> Axes:
+    return Axes(rows=tuple(rows), columns=columns, embedding=False)
 
 
-def matrices(heights: dict[str, list[int]], columns: int = COLUMNS) -> list[Matrix]:
-    return [
-        Matrix(parameter=name, parameter_rows=sum(own), first_row=sum(own[:index]), rows=rows, columns=columns)
-        for name, own in heights.items()
-        for index, rows in enumerate(own)
-    ]
+# Matrices of a parameter are its row axes. Of "b" two tensor shards have the same keys and values.
+AXES = {
+    "a": axes([Axis("embed", 5)], Axis("mlp", 4)),
+    "b": axes([Axis("heads", 8, 4), Axis("kv_heads", 6, 2), Axis("kv_heads", 6, 2)], Axis("embed", 3)),
+    "c": axes([Axis("embed", 1)], Axis("heads", 8, 4)),
+    "d": axes([Axis("mlp", 12)], Axis("embed", 3)),
+}
+REPLICATED = [(ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)]
+# Row shards, ranks with tensor shards, tensor shards
+SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (3, 2, 4)]
+
+
+def matrices(given_axes: dict[str, Axes], spread: Spread = ON_ONE_RANK) -> list[Matrix]:
+    found = []
+    for name, own in given_axes.items():
+        first = 0
+        for axis in own.rows:
+            pieces = spread.pieces(name, own, range(first, first + axis.size))
+            columns = own.shape[1]
+            found.append(Matrix(parameter=name, first_row=first, rows=axis.size, columns=columns, pieces=pieces))
+            first += axis.size
+    return found
 
 
 def cost(matrix: Matrix) -> int:
@@ -27,7 +47,8 @@ def cost(matrix: Matrix) -> int:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 8))
 def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(heights: list[int], ranks: int) -> None:
-    given_matrices = matrices({str(index): [rows] for index, rows in enumerate(heights)})
+    named = {str(index): axes([Axis("embed", rows)], Axis("embed", 3)) for index, rows in enumerate(heights)}
+    given_matrices = matrices(named)
     rounds = deal(given_matrices, cost, ranks)
     assert sorted(str(matrix) for dealt in rounds for matrix in dealt) == sorted(map(str, given_matrices))
     assert {len(dealt) for dealt in rounds[:-1]} <= {ranks}
@@ -38,38 +59,46 @@ def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(he
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) -> None:
-    ranks = RankGroup(rank=0, size=size)
-    for matrix in matrices(HEIGHTS):
-        rows = [row for rank in range(size) for row in matrix.rows_on(rank, ranks)]
-        assert rows == list(range(matrix.first_row, matrix.first_row + matrix.rows))
+    for matrix in matrices(AXES, Spread(ranks=RankGroup(rank=0, size=size), row_shards=size)):
+        assert len(matrix.pieces) == size
+        rows = [row for pieces in matrix.pieces for piece in pieces for row in piece.rows]
+        assert rows == list(range(matrix.rows))
+        assert matrix.are_rows([piece for pieces in matrix.pieces for piece in pieces])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(ranks: int, kind: torch.dtype, sharded: bool) -> None:
-    parameters = {name: torch.randn(sum(own), COLUMNS).to(kind) for name, own in HEIGHTS.items()}
+@pytest.mark.parametrize(("replicas", "spread"), [*REPLICATED, *((1, spread) for spread in SPREADS)])
+def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
+    replicas: int, spread: tuple[int, int, int], kind: torch.dtype
+) -> None:
+    row_shards, tensor_size, shards = spread
+    size, local = replicas * row_shards * tensor_size, shards // tensor_size
+    parameters = {name: torch.randn(own.shape).to(kind) for name, own in AXES.items()}
 
-    def whole(matrix: Matrix) -> torch.Tensor:
-        return parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
+    def held(rank: int, piece: Piece) -> torch.Tensor:
+        """Return a piece from a rank's part of a parameter, as it lies in memory."""
+        *path, name = piece.parameter.split(".")
+        shard = rank % tensor_size * local + int(path[1] if path else 0)
+        part = part_of(parameters[name], shard_cut(AXES[name], shards, shard))
+        own = RankGroup(rank=rank // tensor_size, size=row_shards)
+        return within(part[own.first_row(len(part)) :][: own.chunk(len(part))], piece.held, None)
 
     def function(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
-    def compute_on(rank: int, make_group: MakeGroup) -> list[tuple[Matrix, torch.Tensor]]:
-        own = make_group("all", rank, ranks)
+    laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
 
-        def held(matrix: Matrix) -> torch.Tensor:
-            rows = matrix.rows_on(rank, own)
-            return parameters[matrix.parameter][rows.start : rows.stop]
+    def compute_on(rank: int, make_group: MakeGroup) -> Results:
+        own = make_group("all", rank, size)
+        compute, place = (compute_sharded, rank) if laid_out.sharded else (compute_replicated, 0)
+        rounds = deal(matrices(AXES, laid_out), cost, size)
+        return [each for dealt in rounds for each in compute(dealt, own, function, lambda piece: held(place, piece))]
 
-        compute, load = (compute_sharded, held) if sharded else (compute_replicated, whole)
-        rounds = deal(matrices(HEIGHTS), cost, ranks)
-        return [pair for dealt in rounds for pair in zip(dealt, compute(dealt, own, function, load), strict=True)]
-
-    for of_ranks in zip(*on_threads(compute_on, ranks), strict=True):
-        expected = function(whole(of_ranks[0][0]))
-        found = [result for _, result in of_ranks]
-        assert all(result.dtype == kind for result in found)
-        for result in [torch.cat(found)] if sharded else found:
-            assert torch.equal(result, expected)
+    for rank, of_rank in enumerate(on_threads(compute_on, size)):
+        place = 0 if replicas == size else rank
+        wanted = {piece for matrix in matrices(AXES, laid_out) for piece in matrix.pieces[place]}
+        assert {piece for _, piece, _ in of_rank} == wanted
+        for matrix, piece, result in of_rank:
+            whole = parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
+            assert result.dtype == kind
+            assert torch.equal(result, within(function(whole), piece.rows, piece.columns))

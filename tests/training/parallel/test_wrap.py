@@ -63,9 +63,10 @@ def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
     network = GPT(CONFIG)
     initialize(network, 0)
     reduction, clock = BucketSum(dist.group.WORLD), StepClock(alone.device)
-    model = wrap_in_ddp(NextTokenLoss(network), reduction, clock)  # parallelize() wraps none on a single rank
-    places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE, "gradient_divisor": 3}
-    parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, **places)
+    # parallelize() wraps none on a single rank
+    model = wrap_in_ddp(NextTokenLoss(network), reduction, clock, dist.group.WORLD)
+    places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE, "updating": ALONE}
+    parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, gradient_divisor=3, **places)
     reduced: list[int] = []
     all_reduce = dist.all_reduce
 
