@@ -80,13 +80,6 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-  *can = 1;
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return cudaSuccess; }
-
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   const Gpu *gpu = settings()->gpu;
   *properties = (struct cudaDeviceProp){

@@ -48,9 +48,6 @@ cudaError_t cudaFreeHost(void *address) {
   return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags) { return cudaSuccess; }
-cudaError_t cudaHostUnregister(void *address) { return cudaSuccess; }
-
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
   memset(attributes, 0, sizeof *attributes);
   attributes->device = current_device();
