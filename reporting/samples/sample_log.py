@@ -122,12 +122,10 @@ def record_samples(run: Path) -> list[str]:
             for name in _missing(run, text):  # another process may have recorded some
                 starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts)
+                    if (sample := _sample(run, name, text, starts)) is not None:
+                        log.append(attrs.asdict(sample))
                 except BadInput as error:
                     notes.append(str(error))
-                    continue
-                if sample is not None:
-                    log.append(attrs.asdict(sample))
     except BadInput as error:
         notes.append(str(error))
     return notes
