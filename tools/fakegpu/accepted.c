@@ -1,9 +1,15 @@
-// Stands in for calls that always end alike, of all libraries: they only succeed, free what they are given, or also answer with
-// one number. None needs NVIDIA's declarations: success is 0 everywhere, and nothing reads the other arguments.
+// Stands in for calls that always end alike, of all libraries: they only succeed, make an object that is no more than its address,
+// free one, or answer with one number. None needs NVIDIA's declarations: success is 0 everywhere, and nothing reads the other
+// arguments.
 #include <stdlib.h>
 
 #define SUCCEEDS(name)                                                                                                 \
   int name(void) { return 0; }
+#define MAKES(name)                                                                                                    \
+  int name(void **object) {                                                                                            \
+    *object = malloc(1);                                                                                               \
+    return 0;                                                                                                          \
+  }
 #define FREES(name)                                                                                                    \
   int name(void *object) {                                                                                             \
     free(object);                                                                                                      \
@@ -42,6 +48,14 @@ SUCCEEDS(ncclCommFinalize)
 SUCCEEDS(ncclGroupEnd)
 SUCCEEDS(ncclGroupStart)
 SUCCEEDS(ncclRedOpDestroy)
+
+MAKES(cublasLtMatmulPreferenceCreate)
+MAKES(cudaEventCreate)
+MAKES(cudaEventCreateWithFlags)
+MAKES(cuLibraryLoadData)
+MAKES(cuModuleLoad)
+MAKES(cuModuleLoadData)
+MAKES(cuModuleLoadDataEx)
 
 FREES(cublasDestroy_v2)
 FREES(cublasLtMatmulDescDestroy)

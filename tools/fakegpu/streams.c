@@ -8,9 +8,6 @@
 struct CUstream_st {
   int priority;
 };
-struct CUevent_st {
-  int unused;
-};
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
   *stream = malloc(sizeof **stream);
@@ -69,13 +66,6 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
   if (count) *count = 0;
   return cudaSuccess;
 }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  *event = malloc(sizeof **event);
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   record((Event){.kind = SIGNAL, .name = "cudaEventRecord", .stream = (uint64_t)stream, .object = (uint64_t)event});
