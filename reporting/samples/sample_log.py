@@ -213,9 +213,8 @@ def _sample(run: Path, name: str, text: Range | None, starts: int) -> Checkpoint
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path}: cannot be read: {error}") from error
-    held_out, values = None, None
-    if text is not None:  # before the network is laid out for generation
-        held_out, values = _measure(trained, text, ranks)
+    # before the network is laid out for generation
+    held_out, values = (None, None) if text is None else _measure(trained, text, ranks)
     said, problem = [], None
     try:
         said = smoke(trained, prompts, None, Sampling(top_k=TOP_K, seed=SEED), ranks)
