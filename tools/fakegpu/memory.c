@@ -11,7 +11,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define CARRIED (64 << 10) // bytes of a copy that really moves
 #define PAGE (2ULL << 20)
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CARRIED (64 << 10)
-
 struct ncclComm {
   int rank, ranks;
 };
