@@ -1,6 +1,6 @@
-// Stands in for calls that always end alike, of all libraries: they only succeed, make an object that is no more than its address,
-// free one, or answer with one number. None needs NVIDIA's declarations: success is 0 everywhere, and nothing reads the other
-// arguments.
+// Stands in for calls that always end alike, of all libraries: they only succeed, make an object that is no more than its
+// address, free one, or answer with one number. None needs NVIDIA's declarations: success is 0 everywhere, and nothing reads
+// the other arguments.
 #include <stdlib.h>
 
 #define SUCCEEDS(name)                                                                                                 \
