@@ -69,7 +69,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> Pieces:
         ctx.exchange, ctx.dtype, kind = exchange, pieces[0].dtype, pieces[0].device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ctx.dtype
+        dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else ctx.dtype
         whole = exchange.sequence(piece.to(dtype) for piece in pieces)
         return tuple(whole.view_as(whole) for _ in pieces)
 
