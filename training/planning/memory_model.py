@@ -60,10 +60,9 @@ class BatchMemory:
     def __init__(self, model: ModelConfig, options: MemoryOptions, saved: NetworkSizes, sequences: int):
         self._model, self._options, self._saved = model, options, saved
         self._tokens = sequences * model.context_length
-        self._ranks = saved.shards // saved.local  # that share each layer
-        self._row = model.padded_vocab_size // self._ranks * model.emb_dim
+        self._row = model.padded_vocab_size // saved.ranks * model.emb_dim
         self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
-        self._inputs = self._hidden // self._ranks  # of a block
+        self._inputs = self._hidden // saved.ranks  # of a block
         self._whole_blocks = 0 if options.recompute_blocks else model.n_layers  # their insides are kept
         self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
@@ -128,7 +127,7 @@ class BatchMemory:
 
     def _logits(self, tokens: int) -> int:
         softcap = 0 if self._model.logit_softcap is None else SOFTCAP_BYTES * self._model.vocab_size
-        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens // self._ranks
+        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens // self._saved.ranks
 
 
 @attrs.frozen
@@ -199,7 +198,7 @@ class MemoryModel:
 
     @property
     def sizes(self) -> NetworkSizes:
-        return network_sizes(self.model, self.tensor_shards, self.tensor_shards // self.tensor_parallel)
+        return network_sizes(self.model, self.tensor_shards, self.tensor_parallel)
 
     def predict(self, size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps; `size`: of the micro-batch."""

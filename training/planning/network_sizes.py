@@ -18,8 +18,8 @@ from training.planning.kernel_count import count_kernels
 class NetworkSizes:
     """Sizes on a rank that add up over layers: of one block, and of all outside the blocks."""
 
-    shards: int  # tensor shards
-    local: int  # of them on the rank
+    ranks: int  # that share each layer
+    local: int  # tensor shards on each
     outer: dict[str, Axes]  # parameters
     block: dict[str, Axes]
     outer_copies: int  # saved for the backward pass, bytes whatever the micro-batch: weights in bf16
@@ -47,9 +47,9 @@ class NetworkSizes:
 
 
 @functools.cache
-def network_sizes(config: ModelConfig, shards: int = 1, local: int = 1, *, compiled: bool = True) -> NetworkSizes:
+def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
     """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
-    few, parameters = like_blocks(config), dict[str, Axes]()
+    few, parameters, local = like_blocks(config), dict[str, Axes](), shards // ranks
     network = meta_network(few) if shards == 1 else ShardedGPT(few, ShardExchange(shards=shards, local=local))
     for name, value in network.named_parameters():
         axes, shape = axes_of(name, config), tuple(value.shape)
@@ -59,7 +59,7 @@ def network_sizes(config: ModelConfig, shards: int = 1, local: int = 1, *, compi
         parameters[name] = attrs.evolve(axes, rows=(axes.rows[0]._replace(size=shape[0]),), columns=columns)
     kernels = count_kernels(attrs.evolve(config, n_layers=1), shards, local, compiled=compiled)
     return NetworkSizes(
-        shards=shards,
+        ranks=ranks,
         local=local,
         outer={name: axes for name, axes in parameters.items() if not plain_name(name).startswith("blocks.")},
         block={name: axes for name, axes in parameters.items() if plain_name(name).startswith("blocks.0.")},

@@ -9,9 +9,10 @@ from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig, attention_window
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
+from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.initial_weights import FREE_KEYS
-from training.planning.network_sizes import network_sizes
+from training.planning.network_sizes import NetworkSizes, network_sizes
 from training.planning.price_list import Machine
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
@@ -42,6 +43,7 @@ BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
 LAST_BUCKETS = 0.15  # of the gradient: the embeddings' bucket, ready when the backward pass ends
 GRADIENT_BYTES = 4  # of a parameter
 GATHERED_BYTES = 2 * 2  # of a parameter in bf16: FSDP gathers it for the forward and for the backward pass
+FP32_BYTES = 4
 # Assumed: between a GPU and those of its node, each direction, as a collective reaches it; for each other node, of a
 # collective of one bucket.
 INSIDE_GB_PER_SECOND = 300.0
@@ -84,17 +86,20 @@ class Network:
     link: float = math.inf  # GB/s of a node to the others, each direction
 
 
-def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | None = None) -> list[Throughput]:
+def throughputs(
+    config: ModelConfig, machine: Machine, tokens_per_step: int | None = None, train: TrainConfig | None = None
+) -> list[Throughput]:
     """Return the throughputs that are known, the slowest first; none for a small network that nobody has measured.
 
     That of the price list, or Lockstep's newest measurement; else those of other trainers and an estimate. A
-    measurement of a small network is of its `tokens_per_step`, as launches take most of the time.
+    measurement of a small network is of its `tokens_per_step`, as launches take most of the time. `train`: how tensor
+    shards are computed, of which only estimates are known; None: without.
     """
     # Options that a measurement leaves out are GPT-2's.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     found = [
         Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else OTHERS, row["trainer"])
-        for row in reversed(read_json(MEASUREMENTS, list))
+        for row in reversed(read_json(MEASUREMENTS, list) if train is None or train.execution.shards == 1 else [])
         if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus)
         and row.get("tokens_per_step", tokens_per_step) == tokens_per_step
         and all(getattr(config, field.name) == row.get(field.name, field.default) for field in shape)
@@ -106,47 +111,84 @@ def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | No
         return ours[:1]
     if matmul_parameter_count(config) >= LEAST_PARAMETERS:
         kind = ESTIMATE if machine.gpu.torch_name in FITTED else ROUGH
-        others.append(Throughput(machine.gpus * roofline(config, machine.gpu), kind))
+        others.append(Throughput(machine.gpus * roofline(config, machine.gpu, train), kind))
     return sorted(others, key=lambda each: each.tokens_per_second)
 
 
-def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, *, gathers: bool) -> Throughput:
+def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, train: TrainConfig) -> Throughput:
     """Return the throughput of all nodes, from that of one.
 
-    `gathers`: under FSDP on all GPUs, which also gathers the weights over the link, for each micro-batch.
+    FSDP on all GPUs also gathers the weights over the link, for each micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
-    node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
+    node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation  # of tensor ranks, one counts
+    # Ranks that share each layer reduce their parts side by side, with their own copies of what several have.
+    parts = (sizes.parameters(model.n_layers) for sizes in (_sizes(model, train), network_sizes(model)))
+    own = gradient * next(parts) / next(parts)
     compute = plan.tokens_per_step / (nodes * alone.tokens_per_second)
-    inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
+    inside = 2 * (node_gpus - 1) / node_gpus * own / (INSIDE_GB_PER_SECOND * 1e9)
     across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
     # The last micro-batch hides communication behind its backward pass.
     hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
     seconds = compute + inside + across - hidden
     weights = GATHERED_BYTES * parameter_count(model) * (nodes - 1) / nodes * accumulation / (network.link * 1e9)
-    seconds += max(0.0, weights - compute) if gathers else 0.0
+    seconds += max(0.0, weights - compute) if train.execution.parallel == "fsdp" else 0.0
     return Throughput(plan.tokens_per_step / seconds, SIMULATION)
 
 
-def roofline(config: ModelConfig, gpu: Gpu) -> float:
+def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
+    """Return the bytes that a rank gets from those that it shares layers with: a micro-batch's two passes.
+
+    Of E = B T C elements of b bytes (bf16: 2), on N ranks with L of S shards each: a layer gathers E twice, and sums up
+    L E twice, each the other way round in its backward pass; so does the head once, and in fp32 the embedding. To
+    recompute a block does both again, but the last sum only for dropout; a chunked loss is computed twice, of 2 fp32
+    numbers for each token and shard. A collective moves (N - 1) / N of its result. Shared gradients (add_shared), once
+    a step, are not counted.
+    """
+    shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
+    local, tokens = shards // ranks, sequences * config.context_length
+    size = FP32_BYTES if train.execution.precision == "fp32" else FP32_BYTES // 2
+    times = (1 + local) * (size * (4 * layers + 1) + FP32_BYTES)
+    times += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
+    loss = 2 * FP32_BYTES * shards * (1 + (train.memory.loss_chunks > 1))
+    return tokens * (times * config.emb_dim + loss) * (ranks - 1) // ranks
+
+
+def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
     """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
-    return 1 / sum(seconds_per_token(config, gpu, FITS[gpu.similar_to]).values())
+    sharing = 1 if train is None else train.execution.tensor_parallel
+    return 1 / (sharing * sum(seconds_per_token(config, gpu, FITS[gpu.similar_to], train).values()))
 
 
-def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
-    sizes, length, layers = network_sizes(config), config.context_length, config.n_layers
+def seconds_per_token(
+    config: ModelConfig, gpu: Gpu, reached: Efficiency, train: TrainConfig | None = None
+) -> dict[str, float]:
+    """Return the seconds of a GPU, or of the ranks that share each layer, which wait for their exchanges."""
+    sizes, length, layers = _sizes(config, train), config.context_length, config.n_layers
+    ranks = sizes.ranks
     window = min(attention_window(config) or length, length)
     keys = window - window**2 / (2 * length)  # that a query attends to, on average: of all, the causal half
     traffic = reached.bandwidth * gpu.gb_per_second * 1e9
-    return {
-        "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
+    seconds = {
+        "matmul": 6 * matmul_parameter_count(config) / ranks / (reached.matmul * gpu.peak_flops),
         "attention": 12 * layers * sizes.attention_width * keys / (reached.attention * gpu.peak_flops),
-        "elementwise": layers * block_traffic(config) / traffic,
-        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
+        "elementwise": layers * block_traffic(config, train) / traffic,
+        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None))
+        * config.vocab_size
+        / (ranks * traffic),
     }
+    if train is not None and ranks > 1:
+        seconds["exchange"] = exchange_bytes(config, train, 1) / length / (INSIDE_GB_PER_SECOND * 1e9)
+    return seconds
 
 
-def block_traffic(config: ModelConfig) -> float:
+def block_traffic(config: ModelConfig, train: TrainConfig | None = None) -> float:
     """Return the bytes that the compiled kernels of a block move per token."""
-    sizes = network_sizes(config)
+    sizes = _sizes(config, train)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes
+
+
+def _sizes(config: ModelConfig, train: TrainConfig | None) -> NetworkSizes:
+    if train is None:
+        return network_sizes(config)
+    return network_sizes(config, train.execution.shards, train.execution.tensor_parallel)
