@@ -16,6 +16,8 @@ from tabulate import tabulate
 
 from common.errors import printable, quoted, refusing
 from common.json_files import is_number, read_json, read_json_lines
+from model.axes import SHARDS, TENSOR_AXES, axes_of, plain_name
+from model.config import undivided
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
@@ -25,10 +27,21 @@ from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
 from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
-from training.planning.estimate import Offer, RunEstimate, make_estimate
-from training.planning.memory_model import CALIBRATION, GIB
+from training.parallel.process_group import RankGroup
+from training.planning.estimate import LAYOUT, Offer, RunEstimate, make_estimate
+from training.planning.memory_model import CALIBRATION, GIB, STATE_BYTES, MemoryModel
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
+from training.planning.throughput import (
+    ESTIMATE,
+    INSIDE_GB_PER_SECOND,
+    MEASURED,
+    OTHERS,
+    PCIE_GB_PER_SECOND,
+    ROUGH,
+    SIMULATION,
+    Network,
+    Throughput,
+)
 from training.telemetry.metrics_log import EVALUATIONS
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
@@ -63,8 +76,10 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     check_objective(run, streams.values())
     lengths = lengths_of(streams)
     if command.dry_run:
-        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+        ranks = command.world_size or run.train.execution.tensor_parallel
+        plan = make_plan(run.train, run.model.context_length, ranks, lengths)
         lines = describe(run.model, run.train, plan)
+        lines += describe_shards(MemoryModel.of(run.model, run.train, ranks)) if run.train.execution.shards > 1 else []
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
@@ -86,7 +101,8 @@ def wrapped(lines: Iterable[str]) -> list[str]:
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
     possible = [offer for offer in estimate.offers if offer.plan is not None]
-    plan, machine = estimate.own, "1 process; the directory's name has no number of GPUs"
+    ranks = estimate.run.train.execution.tensor_parallel
+    plan, machine = estimate.own, f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.asked) is not None:
@@ -105,6 +121,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
         *describe(estimate.run.model, estimate.run.train, plan),
         "",
         *([*_table(rows), ""] if rows else []),
+        *_layouts(estimate),
         *(_basis(known) if len(known) > 1 else []),
         *_spot(estimate, known),
         *([] if len(known) == len(possible) else [_UNKNOWN]),
@@ -151,11 +168,67 @@ def describe_core(run: Run) -> list[str]:
     return []
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def describe_shards(memory: MemoryModel) -> list[str]:
+    """Return the parameters of a rank in tensor shards: those of all layers as one, of its first shard."""
+    ranks, sizes, rows = RankGroup(rank=0, size=memory.shards), memory.sizes, []
+    for name, part in {**sizes.outer, **sizes.block}.items():
+        axes, plain = axes_of(name, memory.model), plain_name(name)
+        columns = () if axes.columns is None else (axes.columns,)
+        parts = [
+            f"{axis.name} {min(memory.tensor_shards, axis.parts or axis.size)}"
+            for axis in dict.fromkeys((*axes.rows, *columns))
+            if axis.name in TENSOR_AXES
+        ]
+        elements = ranks.chunk(part.shape[0]) * math.prod(part.shape[1:]) * sizes.local
+        elements *= memory.model.n_layers if plain.startswith("blocks.") else 1
+        if name.startswith(f"{SHARDS}0."):
+            shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
+            rows.append(
+                [plain.replace(".0.", ".*."), shown, ", ".join(parts) or "whole", f"{STATE_BYTES * elements:,}"]
+            )
+    divided = f"; {memory.parallel} divides rows by {memory.shards}" if memory.sharded else ""
+    heads = ["parameter", "axes", "shards", "bytes a rank"]
+    table = tabulate(rows, heads, disable_numparse=True, colalign=("left", "left", "left", "right"))
+    return [f"shards       {memory.tensor_shards}, {sizes.local} on a rank{divided}", *table.splitlines()]
+
+
+def _layouts(estimate: RunEstimate) -> list[str]:
+    """Return the cheapest layouts of each machine, by estimates, and the least sharing with which each kind fits."""
+    rows = []
+    for offers in estimate.layouts:
+        known = [offer for offer in offers if offer.throughputs]
+        least = {
+            offer.layout.partition("/")[0]: offer.layout
+            for offer in sorted(known, key=lambda offer: offer.layout, reverse=True)
+        }
+        for best in known[:1]:
+            after = next(
+                (f"{offer.layout} ${_decimals(offer.usd())}" for offer in known if offer.usd() > best.usd()), ""
+            )
+            name, _, speed, _, usd, _ = _row(
+                best.machine.name, best.machine.usd_per_hour, [best.hours()], best.throughputs[-1:]
+            )
+            rows.append([name, best.layout, f"{best.largest}", speed, usd, after, " ".join(least.values())])
+    heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
+    divisors = [str(shards) for shards in range(1, 65) if not any(undivided(estimate.run.model, shards))]
+    return (
+        []
+        if not rows
+        else [
+            *_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")),
+            f"layout: the cheapest {LAYOUT} by the estimate, at {INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, "
+            f"{PCIE_GB_PER_SECOND:g} without NVLink, hidden behind nothing; batch: the largest micro-batch that fits; "
+            f"{', '.join(divisors)} ranks divide this network's heads, MLP, vocabulary and context",
+            "",
+        ]
+    )
+
+
+def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
     """Return the rows as lines of a terminal's width: long names of machines are wrapped."""
-    others = tabulate([row[1:] for row in rows], _HEADS[1:], disable_numparse=True).splitlines()[1]
+    others = tabulate([row[1:] for row in rows], heads[1:], disable_numparse=True).splitlines()[1]
     widths = [max(8, WIDTH - 2 - len(others))]
-    return tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS, maxcolwidths=widths).splitlines()
+    return tabulate(rows, heads, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()
 
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:

@@ -104,8 +104,8 @@ class BatchMemory:
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
-            # A tied head's gradient waits for the embedding's until the blocks are done. Each tensor shard has a gradient
-            # of the whole sequence, and copies of it on the way.
+            # A tied head's gradient waits for the embedding's until the blocks are done. Each tensor shard's gradient is
+            # of the whole sequence.
             backward=gradients * self._saved.local * self._model.emb_dim * self._tokens
             + STATE_BYTES * self._row * self._model.tie_weights,
         )

@@ -4,15 +4,17 @@ import math
 from pathlib import Path
 
 import attrs
+import torch
 
 from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig, attention_window
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
+from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.initial_weights import FREE_KEYS
-from training.planning.network_sizes import NetworkSizes, network_sizes
+from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
@@ -43,10 +45,9 @@ BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
 LAST_BUCKETS = 0.15  # of the gradient: the embeddings' bucket, ready when the backward pass ends
 GRADIENT_BYTES = 4  # of a parameter
 GATHERED_BYTES = 2 * 2  # of a parameter in bf16: FSDP gathers it for the forward and for the backward pass
-FP32_BYTES = 4
 # Assumed: between a GPU and those of its node, each direction, as a collective reaches it; for each other node, of a
 # collective of one bucket.
-INSIDE_GB_PER_SECOND = 300.0
+INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0  # PCIe: of tensor ranks without NVLink
 LATENCY_SECONDS = 30e-6
 
 
@@ -64,6 +65,7 @@ class Efficiency:
 # reached on one H100. A GPU of another kind takes the similar one's.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 FITTED = ("A100", "H100", "H200")  # torch's names; the H200's estimates are 1 to 10 % below what it was measured at
+NVLINK = (*FITTED, "B200", "GB200")
 
 
 @attrs.frozen
@@ -92,8 +94,8 @@ def throughputs(
     """Return the throughputs that are known, the slowest first; none for a small network that nobody has measured.
 
     That of the price list, or Lockstep's newest measurement; else those of other trainers and an estimate. A
-    measurement of a small network is of its `tokens_per_step`, as launches take most of the time. `train`: how tensor
-    shards are computed, of which only estimates are known; None: without.
+    measurement of a small network is of its `tokens_per_step`, as launches take most of the time. `train`: the run,
+    with its tensor shards, which are estimated.
     """
     # Options that a measurement leaves out are GPT-2's.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
@@ -121,12 +123,10 @@ def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Pl
     FSDP on all GPUs also gathers the weights over the link, for each micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
-    node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation  # of tensor ranks, one counts
-    # Ranks that share each layer reduce their parts side by side, with their own copies of what several have.
-    parts = (sizes.parameters(model.n_layers) for sizes in (_sizes(model, train), network_sizes(model)))
-    own = gradient * next(parts) / next(parts)
+    node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
     compute = plan.tokens_per_step / (nodes * alone.tokens_per_second)
-    inside = 2 * (node_gpus - 1) / node_gpus * own / (INSIDE_GB_PER_SECOND * 1e9)
+    inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
+    inside /= train.execution.tensor_parallel  # each reduces its part
     across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
     # The last micro-batch hides communication behind its backward pass.
     hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
@@ -136,59 +136,57 @@ def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Pl
     return Throughput(plan.tokens_per_step / seconds, SIMULATION)
 
 
-def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
-    """Return the bytes that a rank gets from those that it shares layers with: a micro-batch's two passes.
-
-    Of E = B T C elements of b bytes (bf16: 2), on N ranks with L of S shards each: a layer gathers E twice, and sums up
-    L E twice, each the other way round in its backward pass; so does the head once, and in fp32 the embedding. To
-    recompute a block does both again, but the last sum only for dropout; a chunked loss is computed twice, of 2 fp32
-    numbers for each token and shard. A collective moves (N - 1) / N of its result. Shared gradients (add_shared), once
-    a step, are not counted.
-    """
-    shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
-    local, tokens = shards // ranks, sequences * config.context_length
-    size = FP32_BYTES if train.execution.precision == "fp32" else FP32_BYTES // 2
-    times = (1 + local) * (size * (4 * layers + 1) + FP32_BYTES)
-    times += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
-    loss = 2 * FP32_BYTES * shards * (1 + (train.memory.loss_chunks > 1))
-    return tokens * (times * config.emb_dim + loss) * (ranks - 1) // ranks
-
-
 def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
-    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
-    sharing = 1 if train is None else train.execution.tensor_parallel
-    return 1 / (sharing * sum(seconds_per_token(config, gpu, FITS[gpu.similar_to], train).values()))
+    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one.
+
+    GPUs that share layers do as much of these as if each had tokens of its own, and wait for all their exchanges.
+    """
+    seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
+    if train is not None and train.execution.shards > 1:
+        link, ranks = (
+            INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND,
+            train.execution.tensor_parallel,
+        )
+        seconds["exchange"] = ranks * exchange_bytes(config, train, 1) / config.context_length / (link * 1e9)
+        seconds["elementwise"] *= ranks * block_traffic(config, train.execution) / block_traffic(config)
+    return 1 / sum(seconds.values())
 
 
-def seconds_per_token(
-    config: ModelConfig, gpu: Gpu, reached: Efficiency, train: TrainConfig | None = None
-) -> dict[str, float]:
-    """Return the seconds of a GPU, or of the ranks that share each layer, which wait for their exchanges."""
-    sizes, length, layers = _sizes(config, train), config.context_length, config.n_layers
-    ranks = sizes.ranks
+def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
+    """Return the bytes that a rank gets from those that share its layers, in both passes of a micro-batch.
+
+    Of E elements, B T C, with L of S shards on each of N ranks, a layer gathers E and sums up L E twice, and the other
+    way round in its backward pass; so does the head once, and, in fp32, the embedding. A recomputed block does both
+    again, but its last sum for dropout alone; a chunked loss, 2 fp32 numbers a token and shard, is computed twice. From
+    others comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
+    """
+    execution, layers, fp32 = train.execution, config.n_layers, torch.float32.itemsize
+    shards, ranks, size = (
+        execution.shards,
+        execution.tensor_parallel,
+        fp32 if execution.precision == "fp32" else fp32 // 2,
+    )
+    local, tokens = shards // ranks, sequences * config.context_length
+    each = (1 + local) * (size * (4 * layers + 1) + fp32)
+    each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
+    loss = 2 * fp32 * shards * (1 + (train.memory.loss_chunks > 1))
+    return tokens * (each * config.emb_dim + loss) * (ranks - 1) // ranks
+
+
+def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
+    sizes, length, layers = network_sizes(config), config.context_length, config.n_layers
     window = min(attention_window(config) or length, length)
     keys = window - window**2 / (2 * length)  # that a query attends to, on average: of all, the causal half
     traffic = reached.bandwidth * gpu.gb_per_second * 1e9
-    seconds = {
-        "matmul": 6 * matmul_parameter_count(config) / ranks / (reached.matmul * gpu.peak_flops),
+    return {
+        "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
         "attention": 12 * layers * sizes.attention_width * keys / (reached.attention * gpu.peak_flops),
-        "elementwise": layers * block_traffic(config, train) / traffic,
-        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None))
-        * config.vocab_size
-        / (ranks * traffic),
+        "elementwise": layers * block_traffic(config) / traffic,
+        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
     }
-    if train is not None and ranks > 1:
-        seconds["exchange"] = exchange_bytes(config, train, 1) / length / (INSIDE_GB_PER_SECOND * 1e9)
-    return seconds
 
 
-def block_traffic(config: ModelConfig, train: TrainConfig | None = None) -> float:
-    """Return the bytes that the compiled kernels of a block move per token."""
-    sizes = _sizes(config, train)
+def block_traffic(config: ModelConfig, execution: ExecutionOptions = ExecutionOptions()) -> float:  # noqa: B008
+    """Return the bytes that the compiled kernels of a block move per token, on each rank that shares it."""
+    sizes = network_sizes(config, execution.shards, execution.tensor_parallel)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes
-
-
-def _sizes(config: ModelConfig, train: TrainConfig | None) -> NetworkSizes:
-    if train is None:
-        return network_sizes(config)
-    return network_sizes(config, train.execution.shards, train.execution.tensor_parallel)
