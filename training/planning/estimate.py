@@ -1,6 +1,5 @@
 """Estimate of a run on machines for rent: memory, hours, dollars; and with other layouts, of data and tensor ranks."""
 
-import itertools
 import math
 import re
 import statistics
@@ -29,13 +28,10 @@ ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
 
 
-LAYOUT = "parallel/tensor_parallel"
-
-
 @attrs.frozen(kw_only=True)
 class Offer:
     machine: Machine
-    layout: str  # LAYOUT
+    layout: str  # parallel/tensor_parallel
     plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
@@ -87,11 +83,11 @@ def make_estimate(
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
-    offers = [_offer(run, machine, lengths, start_up[0], network) for machine in prices.machines]
+    offers = [_offer(run, machine, network, lengths, start_up[0]) for machine in prices.machines]
     eights = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
-    layouts = [_layouts(run, machine, lengths, start_up[0], network) for machine in eights]
+    layouts = [_layouts(run, machine, network, lengths, start_up[0]) for machine in eights]
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run.model, run.train, offers) + _cheapest(layouts))
+        raise BadInput(_too_big(run.model, run.train, offers, [best for best, *_ in layouts if best.throughputs]))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     rate = prices.preemptions_per_hour * network.nodes
@@ -173,7 +169,7 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 
 
 def _offer(
-    run: Run, one: Machine, lengths: Mapping[str, int | None], start_up_seconds: float, network: Network
+    run: Run, one: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
     """Return the run's offer of one machine, or of as many as the network has."""
     model, train, sharing = run.model, run.train, run.train.execution.tensor_parallel
@@ -204,20 +200,14 @@ def _offer(
     )
 
 
-def _layouts(run: Run, one: Machine, *more: Any) -> list[Offer]:
+def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> list[Offer]:
     """Return the estimated offers of a machine under each layout that divides the network, the cheapest first."""
     sharing = [ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))]
-    trains = [
-        run.train.replace(parallel=kind, tensor_parallel=ranks, tensor_shards=None)
-        for ranks, kind in itertools.product(sharing, ("ddp", "hsdp", "fsdp"))
-    ]
+    kinds = ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp")
+    keys = [{"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None} for ranks in sharing for kind in kinds]
+    runs = [attrs.evolve(run, train=run.train.replace(**each)) for each in keys]
     estimated = attrs.evolve(one, tokens_per_second=None)
-    return sorted((_offer(attrs.evolve(run, train=train), estimated, *more) for train in trains), key=Offer.usd)
-
-
-def _cheapest(layouts: list[list[Offer]]) -> str:
-    known = [f"{best.layout} on {best.machine.name}, ${best.usd():,.0f}" for best, *_ in layouts if best.throughputs]
-    return f"; cheapest layouts, {LAYOUT}: {'; '.join(known)}" if known else ""
+    return sorted((_offer(each, estimated, network, *more) for each in runs), key=Offer.usd)
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
@@ -251,7 +241,7 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     return sizes[-1]
 
 
-def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str:
+def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], cheapest: list[Offer]) -> str:
     size, batch, least = train.batch.microbatch_size, train.batch.global_batch_size, min(each.bytes for each in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
     best = max(offers, key=lambda offer: offer.largest or 0)
@@ -263,6 +253,8 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str
         largest = max(fitting, default=best.largest)
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
         advice += "" if fitting or batch is None else ", and a larger global_batch_size"
+    other = ", ".join(f"{each.layout} on {each.machine.name} for ${each.usd():,.0f}" for each in cheapest)
+    advice += f"; cheapest parallel/tensor_parallel: {other}" if other else ""
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "
         f"needs {least / GIB:.1f} GiB of a GPU, more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of "

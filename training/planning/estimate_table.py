@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ from tabulate import tabulate
 
 from common.errors import printable, quoted, refusing
 from common.json_files import is_number, read_json, read_json_lines
-from model.axes import SHARDS, TENSOR_AXES, axes_of, plain_name
+from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import undivided
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
@@ -28,20 +29,11 @@ from training.data.open_tokens import check_objective
 from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
 from training.parallel.process_group import RankGroup
-from training.planning.estimate import LAYOUT, Offer, RunEstimate, make_estimate
+from training.planning.estimate import Offer, RunEstimate, make_estimate
 from training.planning.memory_model import CALIBRATION, GIB, STATE_BYTES, MemoryModel
+from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import (
-    ESTIMATE,
-    INSIDE_GB_PER_SECOND,
-    MEASURED,
-    OTHERS,
-    PCIE_GB_PER_SECOND,
-    ROUGH,
-    SIMULATION,
-    Network,
-    Throughput,
-)
+from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
 from training.telemetry.metrics_log import EVALUATIONS
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
@@ -169,59 +161,42 @@ def describe_core(run: Run) -> list[str]:
 
 
 def describe_shards(memory: MemoryModel) -> list[str]:
-    """Return the parameters of a rank in tensor shards: those of all layers as one, of its first shard."""
-    ranks, sizes, rows = RankGroup(rank=0, size=memory.shards), memory.sizes, []
+    """Return the parameters of a rank in tensor shards, those of all layers as one."""
+    shards, layers, rows = memory.tensor_shards, memory.model.n_layers, dict[str, list[str]]()
+    sizes, ranks = network_sizes(memory.model, shards, memory.tensor_parallel), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():
-        axes, plain = axes_of(name, memory.model), plain_name(name)
-        columns = () if axes.columns is None else (axes.columns,)
-        parts = [
-            f"{axis.name} {min(memory.tensor_shards, axis.parts or axis.size)}"
-            for axis in dict.fromkeys((*axes.rows, *columns))
-            if axis.name in TENSOR_AXES
-        ]
-        elements = ranks.chunk(part.shape[0]) * math.prod(part.shape[1:]) * sizes.local
-        elements *= memory.model.n_layers if plain.startswith("blocks.") else 1
-        if name.startswith(f"{SHARDS}0."):
-            shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
-            rows.append(
-                [plain.replace(".0.", ".*."), shown, ", ".join(parts) or "whole", f"{STATE_BYTES * elements:,}"]
-            )
-    divided = f"; {memory.parallel} divides rows by {memory.shards}" if memory.sharded else ""
-    heads = ["parameter", "axes", "shards", "bytes a rank"]
-    table = tabulate(rows, heads, disable_numparse=True, colalign=("left", "left", "left", "right"))
-    return [f"shards       {memory.tensor_shards}, {sizes.local} on a rank{divided}", *table.splitlines()]
+        axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
+        columns = [axes.columns] if axes.columns else []
+        every = [*axes.rows, *columns]
+        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in every if axis.name in TENSOR_AXES]
+        size = STATE_BYTES * sizes.local * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
+        shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
+        split = ", ".join(dict.fromkeys(parts)) or "whole"
+        rows[plain] = [plain, shown, split, f"{size * (layers if '*' in plain else 1):,}"]
+    divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
+    heads, columns = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
+    table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=columns)
+    return [f"shards       {shards}, {sizes.local} on each rank{divided}", *table.splitlines()]
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
-    """Return the cheapest layouts of each machine, by estimates, and the least sharing with which each kind fits."""
-    rows = []
+    """Return the cheapest and the next layout of each machine, and the least sharing with which each kind fits."""
+    rows, divisors = [], [f"{each}" for each in range(1, 65) if not any(undivided(estimate.run.model, each))]
     for offers in estimate.layouts:
-        known = [offer for offer in offers if offer.throughputs]
-        least = {
-            offer.layout.partition("/")[0]: offer.layout
-            for offer in sorted(known, key=lambda offer: offer.layout, reverse=True)
-        }
-        for best in known[:1]:
-            after = next(
-                (f"{offer.layout} ${_decimals(offer.usd())}" for offer in known if offer.usd() > best.usd()), ""
-            )
-            name, _, speed, _, usd, _ = _row(
-                best.machine.name, best.machine.usd_per_hour, [best.hours()], best.throughputs[-1:]
-            )
-            rows.append([name, best.layout, f"{best.largest}", speed, usd, after, " ".join(least.values())])
+        if known := [offer for offer in offers if offer.throughputs]:
+            best, usd = known[0], known[0].usd()
+            more = [f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in known if offer.usd() > usd][:1]
+            least = {
+                offer.layout.partition("/")[0]: offer.layout for offer in sorted(known, key=attrgetter("layout"))[::-1]
+            }
+            name, _, speed, _, price, _ = _row(best.machine.name, 1.0, [usd], best.throughputs[-1:])
+            rows.append([name, best.layout, f"{best.largest}", speed, price, *(more or [""]), " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
-    divisors = [str(shards) for shards in range(1, 65) if not any(undivided(estimate.run.model, shards))]
-    return (
-        []
-        if not rows
-        else [
-            *_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")),
-            f"layout: the cheapest {LAYOUT} by the estimate, at {INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, "
-            f"{PCIE_GB_PER_SECOND:g} without NVLink, hidden behind nothing; batch: the largest micro-batch that fits; "
-            f"{', '.join(divisors)} ranks divide this network's heads, MLP, vocabulary and context",
-            "",
-        ]
-    )
+    lines = [
+        "layout: parallel/tensor_parallel, the cheapest by the estimate; batch: the largest micro-batch that fits; with "
+        f"{EXCHANGES}; this network can be divided by {', '.join(divisors)}"
+    ]
+    return [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), *lines, ""] if rows else []
 
 
 def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:

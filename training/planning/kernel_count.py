@@ -31,42 +31,37 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
     """Return the kernels of a sequence's forward and backward pass, on a rank with so many of the tensor shards."""
 
     def exchanged(tensor: Tensor, *shape: int) -> Tensor:
-        result = tensor.new_empty(shape)
-        kernels.launch(COLLECTIVE, (kernels.value(tensor),), [result])
+        kernels.launch(COLLECTIVE, (kernels.value(tensor),), [result := tensor.new_empty(shape)])
         return result
 
     def run_block(block: Any, x: Any, *more: Any) -> Any:
-        inputs = x if isinstance(x, tuple) else (x,)  # a piece of the sequence for each shard here
-        kernels.cross(*inputs, into_block=True)
+        kernels.cross(x, into_block=True)
         output = block(x, *more)
-        outputs = output if isinstance(output, tuple) else (output,)
-        kernels.cross(*outputs, into_block=False)
-        for piece in outputs:
+        kernels.cross(output, into_block=False)
+        for piece in tree_leaves(output):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=True))
-        for piece in inputs:
+        for piece in tree_leaves(x):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=False))
         return output
 
-    network: GPT | ShardedGPT = meta_network(config)
-    if shards > 1:
-        exchange = ShardExchange(
-            shards=shards,
-            local=local,
-            all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
-            all_to_all=lambda parts: exchanged(parts, *parts.shape),
-        )
-        network = ShardedGPT(config, exchange)
+    exchange = ShardExchange(
+        shards=shards,
+        local=local,
+        all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
+        all_to_all=lambda parts: exchanged(parts, *parts.shape),
+    )
+    network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
     kernels, as_on_a_gpu = Kernels(network, compiled), _AsOnAGpu(config)
     try:
         with torch.device("meta"), as_on_a_gpu, kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
-            hidden = network.hidden(tokens, recompute=run_block)
-            heads = [(hidden, network)] if isinstance(network, GPT) else zip(hidden, network.shards, strict=True)
+            hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
+            heads = zip(hidden, [network] if isinstance(network, GPT) else network.shards, strict=True)
             logits = [F.linear(x, each.output_weight()) for x, each in heads]
             kernels.backward = True
             gradients = [torch.empty_like(each) for each in logits]
-            kernels.cross(*gradients, into_block=False)
+            kernels.cross(gradients, into_block=False)
             torch.autograd.backward(logits, gradients)
     except (NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
@@ -124,9 +119,9 @@ class Kernels(TorchDispatchMode):
         self._seen: set[tuple[int, Any]] = set()
         self._alive: list[Tensor] = []  # keeps addresses from being used again
 
-    def cross(self, *tensors: Tensor, into_block: bool) -> None:
+    def cross(self, tensors: Any, *, into_block: bool) -> None:
         """Take tensors over the edge of a block, where each is in memory."""
-        for tensor in tensors:
+        for tensor in tree_leaves(tensors):
             value = self.value(tensor)
             self._store(value)
             self._values[_address(tensor)] = _Value(

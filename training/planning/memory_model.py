@@ -97,6 +97,7 @@ class BatchMemory:
     def block(self) -> Moment:
         """Backward pass of the last block: all blocks' activations, or one's that was run again."""
         blocks, gradients = self._whole_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
+        width = self._saved.local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
         activations = blocks * self._block_bytes
         if self._options.recompute_blocks:
             blocks, gradients = 1, HIDDEN_BYTES + OUTPUT_BYTES
@@ -104,10 +105,8 @@ class BatchMemory:
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
-            # A tied head's gradient waits for the embedding's until the blocks are done. Each tensor shard's gradient is
-            # of the whole sequence.
-            backward=gradients * self._saved.local * self._model.emb_dim * self._tokens
-            + STATE_BYTES * self._row * self._model.tie_weights,
+            # A tied head's gradient waits for the embedding's until the blocks are done.
+            backward=gradients * width * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 
     @property
@@ -196,13 +195,9 @@ class MemoryModel:
         node = max(1, NODE_GPUS // self.tensor_parallel) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 
-    @property
-    def sizes(self) -> NetworkSizes:
-        return network_sizes(self.model, self.tensor_shards, self.tensor_parallel)
-
     def predict(self, size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps; `size`: of the micro-batch."""
-        saved = self.sizes
+        saved = network_sizes(self.model, self.tensor_shards, self.tensor_parallel)
         batch, microbatches = BatchMemory(self.model, self.options, saved, size), self.microbatches_at(size)
         idle = batch.idle
         if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs

@@ -4,13 +4,11 @@ import math
 from pathlib import Path
 
 import attrs
-import torch
 
 from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig, attention_window
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
-from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.initial_weights import FREE_KEYS
@@ -66,6 +64,7 @@ class Efficiency:
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 FITTED = ("A100", "H100", "H200")  # torch's names; the H200's estimates are 1 to 10 % below what it was measured at
 NVLINK = (*FITTED, "B200", "GB200")
+EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink, not measured"
 
 
 @attrs.frozen
@@ -142,13 +141,13 @@ def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) ->
     GPUs that share layers do as much of these as if each had tokens of its own, and wait for all their exchanges.
     """
     seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
-    if train is not None and train.execution.shards > 1:
-        link, ranks = (
-            INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND,
+    if train is not None and (shards := train.execution.shards) > 1:
+        ranks, link = (
             train.execution.tensor_parallel,
+            INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND,
         )
         seconds["exchange"] = ranks * exchange_bytes(config, train, 1) / config.context_length / (link * 1e9)
-        seconds["elementwise"] *= ranks * block_traffic(config, train.execution) / block_traffic(config)
+        seconds["elementwise"] *= ranks * block_traffic(config, shards, ranks) / block_traffic(config)
     return 1 / sum(seconds.values())
 
 
@@ -160,16 +159,15 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> i
     again, but its last sum for dropout alone; a chunked loss, 2 fp32 numbers a token and shard, is computed twice. From
     others comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
     """
-    execution, layers, fp32 = train.execution, config.n_layers, torch.float32.itemsize
-    shards, ranks, size = (
-        execution.shards,
-        execution.tensor_parallel,
-        fp32 if execution.precision == "fp32" else fp32 // 2,
+    shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
+    size, local, tokens = (
+        4 if train.execution.precision == "fp32" else 2,
+        shards // ranks,
+        sequences * config.context_length,
     )
-    local, tokens = shards // ranks, sequences * config.context_length
-    each = (1 + local) * (size * (4 * layers + 1) + fp32)
+    each = (1 + local) * (size * (4 * layers + 1) + 4)
     each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
-    loss = 2 * fp32 * shards * (1 + (train.memory.loss_chunks > 1))
+    loss = 4 * 2 * shards * (1 + (train.memory.loss_chunks > 1))
     return tokens * (each * config.emb_dim + loss) * (ranks - 1) // ranks
 
 
@@ -186,7 +184,7 @@ def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dic
     }
 
 
-def block_traffic(config: ModelConfig, execution: ExecutionOptions = ExecutionOptions()) -> float:  # noqa: B008
-    """Return the bytes that the compiled kernels of a block move per token, on each rank that shares it."""
-    sizes = network_sizes(config, execution.shards, execution.tensor_parallel)
+def block_traffic(config: ModelConfig, shards: int = 1, ranks: int = 1) -> float:
+    """Return the bytes that the compiled kernels of a block move per token, on each rank of those that share it."""
+    sizes = network_sizes(config, shards, ranks)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes
