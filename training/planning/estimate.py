@@ -69,7 +69,7 @@ class RunEstimate:
     own: Plan | None  # the run on them, else on one
     last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
     offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
-    layouts: list[list[Offer]]  # of each machine of 8 GPUs, the cheapest first
+    layouts: list[list[Offer]]  # those that fit on each machine of 8 GPUs, the cheapest first
 
 
 def make_estimate(
@@ -85,9 +85,9 @@ def make_estimate(
         _check_entered(run.model, prices.path, machine)
     offers = [_offer(run, machine, network, lengths, start_up[0]) for machine in prices.machines]
     eights = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
-    layouts = [_layouts(run, machine, network, lengths, start_up[0]) for machine in eights]
+    layouts = [known for one in eights if (known := _layouts(run, one, network, lengths, start_up[0]))]
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run.model, run.train, offers, [best for best, *_ in layouts if best.throughputs]))
+        raise BadInput(_too_big(run.model, run.train, offers, [best for best, *_ in layouts]))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     rate = prices.preemptions_per_hour * network.nodes
@@ -201,13 +201,14 @@ def _offer(
 
 
 def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> list[Offer]:
-    """Return the estimated offers of a machine under each layout that divides the network, the cheapest first."""
+    """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
     sharing = [ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))]
     kinds = ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp")
     keys = [{"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None} for ranks in sharing for kind in kinds]
     runs = [attrs.evolve(run, train=run.train.replace(**each)) for each in keys]
     estimated = attrs.evolve(one, tokens_per_second=None)
-    return sorted((_offer(each, estimated, network, *more) for each in runs), key=Offer.usd)
+    offers = [_offer(each, estimated, network, *more) for each in runs]
+    return sorted((offer for offer in offers if offer.throughputs), key=Offer.usd)
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:

@@ -174,29 +174,32 @@ def describe_shards(memory: MemoryModel) -> list[str]:
         split = ", ".join(dict.fromkeys(parts)) or "whole"
         rows[plain] = [plain, shown, split, f"{size * (layers if '*' in plain else 1):,}"]
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
-    heads, columns = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
-    table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=columns)
+    heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
+    table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
     return [f"shards       {shards}, {sizes.local} on each rank{divided}", *table.splitlines()]
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
-    """Return the cheapest and the next layout of each machine, and the least sharing with which each kind fits."""
-    rows, divisors = [], [f"{each}" for each in range(1, 65) if not any(undivided(estimate.run.model, each))]
-    for offers in estimate.layouts:
-        if known := [offer for offer in offers if offer.throughputs]:
-            best, usd = known[0], known[0].usd()
-            more = [f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in known if offer.usd() > usd][:1]
-            least = {
-                offer.layout.partition("/")[0]: offer.layout for offer in sorted(known, key=attrgetter("layout"))[::-1]
-            }
-            name, _, speed, _, price, _ = _row(best.machine.name, 1.0, [usd], best.throughputs[-1:])
-            rows.append([name, best.layout, f"{best.largest}", speed, price, *(more or [""]), " ".join(least.values())])
+    """Return the cheapest layout of each machine where it is not the run's own, and the least sharing of each kind."""
+    rows, execution = [], estimate.run.train.execution
+    own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
+    for first, *others in estimate.layouts:
+        usd, fitting = first.usd(), sorted([first, *others], key=attrgetter("layout"), reverse=True)
+        if own not in (offer.layout for offer in fitting if offer.usd() == usd):
+            more = next((f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in others if offer.usd() > usd), "")
+            least = {offer.layout.partition("/")[0]: offer.layout for offer in fitting}
+            name, _, speed, _, price, _ = _row(
+                first.machine.name.rpartition(" x ")[2], 1.0, [usd], first.throughputs[-1:]
+            )
+            rows.append([name, first.layout, f"{first.largest}", speed, price, more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
-    lines = [
-        "layout: parallel/tensor_parallel, the cheapest by the estimate; batch: the largest micro-batch that fits; with "
-        f"{EXCHANGES}; this network can be divided by {', '.join(divisors)}"
-    ]
-    return [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), *lines, ""] if rows else []
+    table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
+    divisors = (f"{each}" for each in range(1, 65) if not any(undivided(model, each)))
+    note = (
+        f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
+        f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
+    )
+    return [*table, note] if estimate.layouts else []
 
 
 def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
