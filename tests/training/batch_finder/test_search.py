@@ -25,6 +25,7 @@ def test_candidates_keep_the_global_batch(make_run: MakeRun) -> None:
     train = load_run(make_run(global_batch_size=24), []).train
     assert candidates(train, 2) == [1, 2, 3, 4, 6, 12]
     assert keeping(train.batch, 2, 5) == 4
+    assert candidates(train.replace(tensor_parallel=2), 4) == [1, 2, 3, 4, 6, 12]
     alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"]).train
     assert keeping(alone.batch, 4, 5) == 3  # of 2 x 3
 
@@ -44,3 +45,9 @@ def test_a_small_model_is_told_in_mib(make_run: MakeRun) -> None:
     run = load_run(make_run(), [])
     first, *_ = prediction_table(run.model, run.train, [known_gpus()["l4"]], 1)
     assert re.search(r"ddp, MiB: weights 0\.\d*[1-9]", first), first
+
+
+def test_ranks_that_share_layers_share_a_batch(make_run: MakeRun) -> None:
+    run = load_run(make_run(global_batch_size=24), ["tensor_parallel=2"])
+    lines = prediction_table(run.model, run.train, [known_gpus()["l4"]], 2)
+    assert [line.split()[-1] for line in lines if " ddp " in line] == ["24"] and " fsdp " not in " ".join(lines)

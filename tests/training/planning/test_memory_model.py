@@ -150,3 +150,67 @@ def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> Non
     memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
     assert memory.predict(2).total < memory.predict(1).total
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
+
+
+TENSOR = {"world_size": 8, "tensor_parallel": 2, "tensor_shards": 2}
+
+
+# As above, on H100s that share layers.
+@pytest.mark.parametrize(
+    ("microbatch_size", "settings", "gib"),
+    [
+        (16, TENSOR, 4.782),
+        (32, TENSOR | {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
+        (32, TENSOR | {"parallel": "fsdp", "options": MemoryOptions(loss_chunks=8)}, 6.737),
+    ],
+)
+def test_the_peak_of_a_tensor_rank_is_the_measured_one(
+    microbatch_size: int, settings: dict[str, Any], gib: float
+) -> None:
+    memory = MemoryModel(model=GPT2_SIZES["124M"], accumulation=2, **settings)
+    assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world_size", "tensor_parallel", "fsdp"),
+    [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
+)
+def test_fsdp_divides_among_the_data_parallel_ranks(
+    parallel: str, world_size: int, tensor_parallel: int, fsdp: int
+) -> None:
+    sharing = {"tensor_parallel": tensor_parallel, "tensor_shards": tensor_parallel}
+    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, global_batch_size=48, **sharing)
+    assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
+    assert memory.microbatches_at(3) == 16 and memory.accumulation_at(3) == 16 * tensor_parallel // world_size
+
+
+TENSOR = {"world_size": 8, "tensor_parallel": 2, "tensor_shards": 2}
+
+
+# As above, on H100s that share layers.
+@pytest.mark.parametrize(
+    ("microbatch_size", "settings", "gib"),
+    [
+        (16, TENSOR, 4.782),
+        (32, TENSOR | {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
+        (32, TENSOR | {"parallel": "fsdp", "options": MemoryOptions(loss_chunks=8)}, 6.737),
+    ],
+)
+def test_the_peak_of_a_tensor_rank_is_the_measured_one(
+    microbatch_size: int, settings: dict[str, Any], gib: float
+) -> None:
+    memory = MemoryModel(model=GPT2_SIZES["124M"], accumulation=2, **settings)
+    assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world_size", "tensor_parallel", "fsdp"),
+    [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
+)
+def test_fsdp_divides_among_the_data_parallel_ranks(
+    parallel: str, world_size: int, tensor_parallel: int, fsdp: int
+) -> None:
+    sharing = {"tensor_parallel": tensor_parallel, "tensor_shards": tensor_parallel}
+    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, global_batch_size=48, **sharing)
+    assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
+    assert memory.microbatches_at(3) == 16 and memory.accumulation_at(3) == 16 * tensor_parallel // world_size
