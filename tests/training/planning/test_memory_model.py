@@ -152,65 +152,29 @@ def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> Non
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-TENSOR = {"world_size": 8, "tensor_parallel": 2, "tensor_shards": 2}
-
-
-# As above, on H100s that share layers.
+# As above, on 8 H100s, of which so many share layers.
 @pytest.mark.parametrize(
-    ("microbatch_size", "settings", "gib"),
+    ("shared", "model", "size", "settings", "gib"),
     [
-        (16, TENSOR, 4.782),
-        (32, TENSOR | {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
-        (32, TENSOR | {"parallel": "fsdp", "options": MemoryOptions(loss_chunks=8)}, 6.737),
+        (2, "124M", 16, {}, 4.782),
+        (4, "350M", 16, {}, 6.529),
+        (2, "124M", 32, {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
+        (2, "124M", 32, {"options": MemoryOptions(loss_chunks=8), "parallel": "fsdp"}, 6.737),
     ],
 )
 def test_the_peak_of_a_tensor_rank_is_the_measured_one(
-    microbatch_size: int, settings: dict[str, Any], gib: float
+    shared: int, model: str, size: int, settings: dict[str, Any], gib: float
 ) -> None:
-    memory = MemoryModel(model=GPT2_SIZES["124M"], accumulation=2, **settings)
-    assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.02)
+    ranks = {"world_size": 8, "tensor_parallel": shared, "tensor_shards": shared}
+    memory = MemoryModel(model=GPT2_SIZES[model], **ranks, **settings)
+    assert memory.predict(size).allocated / GIB == pytest.approx(gib, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("parallel", "world_size", "tensor_parallel", "fsdp"),
+    ("parallel", "world_size", "shared", "fsdp"),
     [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
 )
-def test_fsdp_divides_among_the_data_parallel_ranks(
-    parallel: str, world_size: int, tensor_parallel: int, fsdp: int
-) -> None:
-    sharing = {"tensor_parallel": tensor_parallel, "tensor_shards": tensor_parallel}
-    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, global_batch_size=48, **sharing)
+def test_fsdp_divides_among_data_parallel_ranks(parallel: str, world_size: int, shared: int, fsdp: int) -> None:
+    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor_parallel=shared)
     assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
-    assert memory.microbatches_at(3) == 16 and memory.accumulation_at(3) == 16 * tensor_parallel // world_size
-
-
-TENSOR = {"world_size": 8, "tensor_parallel": 2, "tensor_shards": 2}
-
-
-# As above, on H100s that share layers.
-@pytest.mark.parametrize(
-    ("microbatch_size", "settings", "gib"),
-    [
-        (16, TENSOR, 4.782),
-        (32, TENSOR | {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
-        (32, TENSOR | {"parallel": "fsdp", "options": MemoryOptions(loss_chunks=8)}, 6.737),
-    ],
-)
-def test_the_peak_of_a_tensor_rank_is_the_measured_one(
-    microbatch_size: int, settings: dict[str, Any], gib: float
-) -> None:
-    memory = MemoryModel(model=GPT2_SIZES["124M"], accumulation=2, **settings)
-    assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "world_size", "tensor_parallel", "fsdp"),
-    [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
-)
-def test_fsdp_divides_among_the_data_parallel_ranks(
-    parallel: str, world_size: int, tensor_parallel: int, fsdp: int
-) -> None:
-    sharing = {"tensor_parallel": tensor_parallel, "tensor_shards": tensor_parallel}
-    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, global_batch_size=48, **sharing)
-    assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
-    assert memory.microbatches_at(3) == 16 and memory.accumulation_at(3) == 16 * tensor_parallel // world_size
+    assert attrs.evolve(memory, global_batch_size=48).accumulation_at(3) == 16 * shared // world_size

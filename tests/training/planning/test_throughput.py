@@ -116,22 +116,16 @@ def sharing(**keys: Any) -> TrainConfig:
 
 
 def counted_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
-    """Return what a rank's collectives give it from others, in a forward and a backward pass of random weights."""
+    """Return what a rank's collectives give it from others, in a forward and a backward pass."""
     shards, ranks, received = train.execution.shards, train.execution.tensor_parallel, []
 
-    def noted(result: torch.Tensor) -> torch.Tensor:
-        received.append(result.nbytes * (ranks - 1) // ranks)
+    def result_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+        received.append((result := torch.cat(tensors)).nbytes * (ranks - 1) // ranks)
         return result
 
-    exchange = ShardExchange(
-        shards=shards,
-        local=shards // ranks,
-        all_gather=lambda own: noted(torch.cat([own] * ranks)),
-        all_to_all=lambda parts: noted(parts.clone()),
-    )
+    gather, transpose = lambda own: result_of([own] * ranks), lambda parts: result_of([parts])
+    exchange = ShardExchange(shards=shards, local=shards // ranks, all_gather=gather, all_to_all=transpose)
     network, memory = ShardedGPT(config, exchange).to_empty(device="cpu"), train.memory
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
     tokens = torch.zeros(sequences, config.context_length, dtype=torch.int64)
     loss = ShardedLoss(network, recompute_blocks=memory.recompute_blocks, chunks=memory.loss_chunks)
     with torch.autocast("cpu", torch.bfloat16, enabled=train.execution.precision != "fp32"):
@@ -152,10 +146,8 @@ def test_bytes_of_exchanges_are_those_at_the_collectives(
 
 
 def test_gpus_that_share_layers_are_slower_each_and_more_so_without_nvlink() -> None:
-    losses = {}
-    for name in ("a100-80gb", "a100-pcie-80gb"):
-        gpu, config = known_gpus()[name], GPT2_SIZES["774M"]
-        alone, *shared = (roofline(config, gpu, sharing(tensor_parallel=ranks)) for ranks in (1, 2, 4))
-        assert alone == roofline(config, gpu) > shared[0] > shared[1] > alone / 4
-        losses[name] = shared[0] / alone
-    assert losses["a100-80gb"] > 0.8 > losses["a100-pcie-80gb"]
+    config = GPT2_SIZES["774M"]
+    for name, least, most in (("a100-80gb", 0.85, 0.95), ("a100-pcie-80gb", 0.3, 0.4)):
+        gpu = known_gpus()[name]
+        alone, two, four = (roofline(config, gpu, sharing(tensor_parallel=ranks)) for ranks in (1, 2, 4))
+        assert alone == roofline(config, gpu) and least < two / alone < most and four < two
