@@ -162,17 +162,21 @@ def describe_core(run: Run) -> list[str]:
 
 def describe_shards(memory: MemoryModel) -> list[str]:
     """Return the parameters of a rank in tensor shards, those of all layers as one."""
-    shards, layers, rows = memory.tensor_shards, memory.model.n_layers, dict[str, list[str]]()
+    shards, layers, rows = memory.tensor_shards, memory.model.n_layers, {}
     sizes, ranks = network_sizes(memory.model, shards, memory.tensor_parallel), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():
         axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
         columns = [axes.columns] if axes.columns else []
-        every = [*axes.rows, *columns]
-        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in every if axis.name in TENSOR_AXES]
+        cut = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
+        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
         size = STATE_BYTES * sizes.local * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
         shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
-        split = ", ".join(dict.fromkeys(parts)) or "whole"
-        rows[plain] = [plain, shown, split, f"{size * (layers if '*' in plain else 1):,}"]
+        rows[plain] = [
+            plain,
+            shown,
+            ", ".join(dict.fromkeys(parts)) or "whole",
+            f"{size * (layers if '*' in plain else 1):,}",
+        ]
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
     heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
     table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)

@@ -142,10 +142,8 @@ def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) ->
     """
     seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
     if train is not None and (shards := train.execution.shards) > 1:
-        ranks, link = (
-            train.execution.tensor_parallel,
-            INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND,
-        )
+        ranks = train.execution.tensor_parallel
+        link = INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND
         seconds["exchange"] = ranks * exchange_bytes(config, train, 1) / config.context_length / (link * 1e9)
         seconds["elementwise"] *= ranks * block_traffic(config, shards, ranks) / block_traffic(config)
     return 1 / sum(seconds.values())
@@ -160,15 +158,11 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> i
     others comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
-    size, local, tokens = (
-        4 if train.execution.precision == "fp32" else 2,
-        shards // ranks,
-        sequences * config.context_length,
-    )
+    size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
     each = (1 + local) * (size * (4 * layers + 1) + 4)
     each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
     loss = 4 * 2 * shards * (1 + (train.memory.loss_chunks > 1))
-    return tokens * (each * config.emb_dim + loss) * (ranks - 1) // ranks
+    return sequences * config.context_length * (each * config.emb_dim + loss) * (ranks - 1) // ranks
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
