@@ -31,7 +31,6 @@ ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, com
 @attrs.frozen(kw_only=True)
 class Offer:
     machine: Machine
-    layout: str  # parallel/tensor_parallel
     plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
@@ -69,7 +68,7 @@ class RunEstimate:
     own: Plan | None  # the run on them, else on one
     last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
     offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
-    layouts: list[list[Offer]]  # those that fit on each machine of 8 GPUs, the cheapest first
+    layouts: list[dict[str, Offer]]  # that fit, by parallel/tensor_parallel, of each machine of 8 GPUs; cheapest first
 
 
 def make_estimate(
@@ -87,7 +86,7 @@ def make_estimate(
     eights = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
     layouts = [known for one in eights if (known := _layouts(run, one, network, lengths, start_up[0]))]
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run.model, run.train, offers, [best for best, *_ in layouts]))
+        raise BadInput(_too_big(run.model, run.train, offers, layouts))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     rate = prices.preemptions_per_hour * network.nodes
@@ -189,7 +188,6 @@ def _offer(
         speeds = [on_network(speed, network, model, plan, train) for speed in speeds]
     return Offer(
         machine=machine,
-        layout=f"{train.execution.parallel}/{sharing}",
         plan=plan,
         problem=problem,
         largest=largest,
@@ -200,15 +198,16 @@ def _offer(
     )
 
 
-def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> list[Offer]:
+def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> dict[str, Offer]:
     """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
-    sharing = [ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))]
-    kinds = ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp")
-    keys = [{"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None} for ranks in sharing for kind in kinds]
-    runs = [attrs.evolve(run, train=run.train.replace(**each)) for each in keys]
-    estimated = attrs.evolve(one, tokens_per_second=None)
-    offers = [_offer(each, estimated, network, *more) for each in runs]
-    return sorted((offer for offer in offers if offer.throughputs), key=Offer.usd)
+    found, estimated = {}, attrs.evolve(one, tokens_per_second=None)
+    for sharing in (ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))):
+        for kind in ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp"):
+            train = run.train.replace(parallel=kind, tensor_parallel=sharing, tensor_shards=None)
+            offer = _offer(attrs.evolve(run, train=train), estimated, network, *more)
+            if offer.throughputs:
+                found[f"{kind}/{sharing}"] = offer
+    return dict(sorted(found.items(), key=lambda each: each[1].usd()))
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
@@ -242,7 +241,7 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     return sizes[-1]
 
 
-def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], cheapest: list[Offer]) -> str:
+def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], layouts: list[dict[str, Offer]]) -> str:
     size, batch, least = train.batch.microbatch_size, train.batch.global_batch_size, min(each.bytes for each in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
     best = max(offers, key=lambda offer: offer.largest or 0)
@@ -254,7 +253,8 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], cheape
         largest = max(fitting, default=best.largest)
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
         advice += "" if fitting or batch is None else ", and a larger global_batch_size"
-    other = ", ".join(f"{each.layout} on {each.machine.name} for ${each.usd():,.0f}" for each in cheapest)
+    cheapest = [next(iter(each.items())) for each in layouts]
+    other = ", ".join(f"{name} on {offer.machine.name} for ${offer.usd():,.0f}" for name, offer in cheapest)
     advice += f"; cheapest parallel/tensor_parallel: {other}" if other else ""
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "

@@ -9,7 +9,6 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -162,14 +161,14 @@ def describe_core(run: Run) -> list[str]:
 
 def describe_shards(memory: MemoryModel) -> list[str]:
     """Return the parameters of a rank in tensor shards, those of all layers as one."""
-    shards, layers, rows = memory.tensor_shards, memory.model.n_layers, {}
-    sizes, ranks = network_sizes(memory.model, shards, memory.tensor_parallel), RankGroup(rank=0, size=memory.shards)
+    (shards, sharing), layers, rows = memory.tensor, memory.model.n_layers, {}
+    sizes, ranks = network_sizes(memory.model, shards, sharing), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():
         axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
         columns = [axes.columns] if axes.columns else []
         cut = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
         parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
-        size = STATE_BYTES * sizes.local * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
+        size = STATE_BYTES * (shards // sharing) * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
         shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
         rows[plain] = [
             plain,
@@ -180,22 +179,22 @@ def describe_shards(memory: MemoryModel) -> list[str]:
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
     heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
     table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
-    return [f"shards       {shards}, {sizes.local} on each rank{divided}", *table.splitlines()]
+    return [f"shards       {shards}, {shards // sharing} on each rank{divided}", *table.splitlines()]
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
     """Return the cheapest layout of each machine where it is not the run's own, and the least sharing of each kind."""
     rows, execution = [], estimate.run.train.execution
     own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
-    for first, *others in estimate.layouts:
-        usd, fitting = first.usd(), sorted([first, *others], key=attrgetter("layout"), reverse=True)
-        if own not in (offer.layout for offer in fitting if offer.usd() == usd):
-            more = next((f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in others if offer.usd() > usd), "")
-            least = {offer.layout.partition("/")[0]: offer.layout for offer in fitting}
-            name, _, speed, _, price, _ = _row(
-                first.machine.name.rpartition(" x ")[2], 1.0, [usd], first.throughputs[-1:]
-            )
-            rows.append([name, first.layout, f"{first.largest}", speed, price, more, " ".join(least.values())])
+    for layouts in estimate.layouts:
+        (cheapest, first), *others = layouts.items()
+        usd = first.usd()
+        if own not in layouts or layouts[own].usd() > usd:
+            more = next((f"{name} +{offer.usd() / usd - 1:.0%}" for name, offer in others if offer.usd() > usd), "")
+            least = {name.partition("/")[0]: name for name in sorted(layouts, reverse=True)}
+            machine, speeds = first.machine.name.rpartition(" x ")[2], first.throughputs[-1:]
+            machine, _, speed, _, price, _ = _row(machine, 1.0, [usd], speeds)
+            rows.append([machine, cheapest, f"{first.largest}", speed, price, more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
     table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
     divisors = (f"{each}" for each in range(1, 65) if not any(undivided(model, each)))

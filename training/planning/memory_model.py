@@ -57,13 +57,15 @@ class Moment:
 class BatchMemory:
     """Work between two moments: so many sequences through a network."""
 
-    def __init__(self, model: ModelConfig, options: MemoryOptions, saved: NetworkSizes, sequences: int):
-        self._model, self._options, self._saved = model, options, saved
+    def __init__(self, memory: "MemoryModel", saved: NetworkSizes, sequences: int):
+        self._model, self._options, self._saved, model = memory.model, memory.options, saved, memory.model
+        shards, self._ranks = memory.tensor
+        self._local = shards // self._ranks
         self._tokens = sequences * model.context_length
-        self._row = model.padded_vocab_size // saved.ranks * model.emb_dim
+        self._row = model.padded_vocab_size // self._ranks * model.emb_dim
         self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
-        self._inputs = self._hidden // saved.ranks  # of a block
-        self._whole_blocks = 0 if options.recompute_blocks else model.n_layers  # their insides are kept
+        self._inputs = self._hidden // self._ranks  # of a block
+        self._whole_blocks = 0 if memory.options.recompute_blocks else model.n_layers  # their insides are kept
         self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
     @property
@@ -97,7 +99,7 @@ class BatchMemory:
     def block(self) -> Moment:
         """Backward pass of the last block: all blocks' activations, or one's that was run again."""
         blocks, gradients = self._whole_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
-        width = self._saved.local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
+        width = self._local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
         activations = blocks * self._block_bytes
         if self._options.recompute_blocks:
             blocks, gradients = 1, HIDDEN_BYTES + OUTPUT_BYTES
@@ -126,7 +128,7 @@ class BatchMemory:
 
     def _logits(self, tokens: int) -> int:
         softcap = 0 if self._model.logit_softcap is None else SOFTCAP_BYTES * self._model.vocab_size
-        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens // self._saved.ranks
+        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens // self._ranks
 
 
 @attrs.frozen
@@ -155,8 +157,7 @@ class Prediction:
 class MemoryModel:
     model: ModelConfig
     parallel: str = "ddp"  # as in train.json
-    tensor_parallel: int = 1
-    tensor_shards: int = 1
+    tensor: tuple[int, int] = (1, 1)  # shards of a layer, ranks that they lie on
     world_size: int = 1
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
@@ -169,8 +170,7 @@ class MemoryModel:
         return cls(
             model=model,
             parallel=train.execution.parallel,
-            tensor_parallel=train.execution.tensor_parallel,
-            tensor_shards=train.execution.shards,
+            tensor=(train.execution.shards, train.execution.tensor_parallel),
             world_size=world_size,
             options=train.memory,
             optimizer=train.optimization.optimizer,
@@ -182,7 +182,7 @@ class MemoryModel:
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups that share each layer, with batches of their own."""
-        return -(-self.world_size // self.tensor_parallel)
+        return -(-self.world_size // self.tensor[1])
 
     @property
     def sharded(self) -> bool:
@@ -192,13 +192,13 @@ class MemoryModel:
     @property
     def shards(self) -> int:
         """Number of ranks over which FSDP divides the weights, or a tensor rank's part of them."""
-        node = max(1, NODE_GPUS // self.tensor_parallel) if self.parallel == "hsdp" else self.data_parallel
+        node = max(1, NODE_GPUS // self.tensor[1]) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 
     def predict(self, size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps; `size`: of the micro-batch."""
-        saved = network_sizes(self.model, self.tensor_shards, self.tensor_parallel)
-        batch, microbatches = BatchMemory(self.model, self.options, saved, size), self.microbatches_at(size)
+        saved = network_sizes(self.model, *self.tensor)
+        batch, microbatches = BatchMemory(self, saved, size), self.microbatches_at(size)
         idle = batch.idle
         if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs
             idle += STATE_BYTES * (2 * saved.outer_parameters + self._group_parameters(saved))
@@ -278,7 +278,7 @@ class MemoryModel:
             length = self.model.context_length
             for tokens in (length >> power for power in range(1, length.bit_length())):
                 shorter = attrs.evolve(plain, model=attrs.evolve(self.model, context_length=tokens))
-                if tokens % self.tensor_shards == 0 and shorter.largest_microbatch(usable_bytes):
+                if tokens % self.tensor[0] == 0 and shorter.largest_microbatch(usable_bytes):
                     ways.append(f"--set model.context_length={tokens}")
                     break
         cards = sorted(known_gpus().values(), key=lambda gpu: gpu.memory_gib)

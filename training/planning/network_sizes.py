@@ -18,8 +18,6 @@ from training.planning.kernel_count import count_kernels
 class NetworkSizes:
     """Sizes on a rank that add up over layers: of one block, and of all outside the blocks."""
 
-    ranks: int  # that share each layer
-    local: int  # tensor shards on each
     outer: dict[str, Axes]  # parameters
     block: dict[str, Axes]
     outer_copies: int  # saved for the backward pass, bytes whatever the micro-batch: weights in bf16
@@ -59,8 +57,6 @@ def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compi
         parameters[name] = attrs.evolve(axes, rows=(axes.rows[0]._replace(size=shape[0]),), columns=columns)
     kernels = count_kernels(attrs.evolve(config, n_layers=1), shards, local, compiled=compiled)
     return NetworkSizes(
-        ranks=ranks,
-        local=local,
         outer={name: axes for name, axes in parameters.items() if not plain_name(name).startswith("blocks.")},
         block={name: axes for name, axes in parameters.items() if plain_name(name).startswith("blocks.0.")},
         outer_copies=kernels.saved["outer", "fixed"],

@@ -27,13 +27,18 @@ def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
     capped = attrs.evolve(TINY, logit_softcap=15.0)
     for chunks in (1, 4):
         options, tokens = MemoryOptions(loss_chunks=chunks), 4 * TINY.context_length // chunks
-        plain, more = (BatchMemory(model, options, network_sizes(model), 4).head.backward for model in (TINY, capped))
+        plain, more = (
+            BatchMemory(MemoryModel(model=model, options=options), network_sizes(model), 4).head.backward
+            for model in (TINY, capped)
+        )
         assert 0 <= more - plain <= 4 * TINY.vocab_size * tokens
 
 
 def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
     """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
-    batch = BatchMemory(config, options, network_sizes(config, compiled=False), microbatch_size)
+    batch = BatchMemory(
+        MemoryModel(model=config, options=options), network_sizes(config, compiled=False), microbatch_size
+    )
     return batch.kept + batch.head.copies
 
 
@@ -165,7 +170,7 @@ def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> Non
 def test_the_peak_of_a_tensor_rank_is_the_measured_one(
     shared: int, model: str, size: int, settings: dict[str, Any], gib: float
 ) -> None:
-    ranks = {"world_size": 8, "tensor_parallel": shared, "tensor_shards": shared}
+    ranks = {"world_size": 8, "tensor": (shared, shared)}
     memory = MemoryModel(model=GPT2_SIZES[model], **ranks, **settings)
     assert memory.predict(size).allocated / GIB == pytest.approx(gib, rel=0.02)
 
@@ -175,6 +180,6 @@ def test_the_peak_of_a_tensor_rank_is_the_measured_one(
     [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
 )
 def test_fsdp_divides_among_data_parallel_ranks(parallel: str, world_size: int, shared: int, fsdp: int) -> None:
-    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor_parallel=shared)
+    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor=(shared, shared))
     assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
     assert attrs.evolve(memory, global_batch_size=48).accumulation_at(3) == 16 * shared // world_size
