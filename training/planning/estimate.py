@@ -202,9 +202,14 @@ def _offer(
 
 def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> list[Offer]:
     """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
-    sharing = [ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))]
-    kinds = ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp")
-    keys = [{"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None} for ranks in sharing for kind in kinds]
+    own = run.train.execution
+    sharing = [ranks for ranks in {1, 2, 4, NODE_GPUS, own.tensor_parallel} if not any(undivided(run.model, ranks))]
+    kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else own.parallel})  # hsdp: on one node as fsdp
+    keys = [
+        {"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None}
+        for ranks in sorted(sharing)
+        for kind in kinds
+    ]
     runs = [attrs.evolve(run, train=run.train.replace(**each)) for each in keys]
     estimated = attrs.evolve(one, tokens_per_second=None)
     offers = [_offer(each, estimated, network, *more) for each in runs]

@@ -30,7 +30,7 @@ from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
 from training.parallel.process_group import RankGroup
 from training.planning.estimate import Offer, RunEstimate, make_estimate
-from training.planning.memory_model import CALIBRATION, GIB, STATE_BYTES, MemoryModel
+from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS, STATE_BYTES, MemoryModel
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
@@ -171,12 +171,8 @@ def describe_shards(memory: MemoryModel) -> list[str]:
         parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
         size = STATE_BYTES * sizes.local * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
         shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
-        rows[plain] = [
-            plain,
-            shown,
-            ", ".join(dict.fromkeys(parts)) or "whole",
-            f"{size * (layers if '*' in plain else 1):,}",
-        ]
+        size *= layers if "*" in plain else 1
+        rows[plain] = [plain, shown, ", ".join(dict.fromkeys(parts)) or "whole", f"{size:,}"]
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
     heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
     table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
@@ -185,20 +181,19 @@ def describe_shards(memory: MemoryModel) -> list[str]:
 
 def _layouts(estimate: RunEstimate) -> list[str]:
     """Return the cheapest layout of each machine where it is not the run's own, and the least sharing of each kind."""
-    rows, execution = [], estimate.run.train.execution
-    own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
+    rows, execution, model = [], estimate.run.train.execution, estimate.run.model
+    own = f"{execution.parallel}/{execution.tensor_parallel}"
     for first, *others in estimate.layouts:
         usd, fitting = first.usd(), sorted([first, *others], key=attrgetter("layout"), reverse=True)
         if own not in (offer.layout for offer in fitting if offer.usd() == usd):
             more = next((f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in others if offer.usd() > usd), "")
             least = {offer.layout.partition("/")[0]: offer.layout for offer in fitting}
-            name, _, speed, _, price, _ = _row(
-                first.machine.name.rpartition(" x ")[2], 1.0, [usd], first.throughputs[-1:]
-            )
+            name = first.machine.name.rpartition(" x ")[2]
+            _, _, speed, _, price, _ = _row(name, 1.0, [usd], first.throughputs[-1:])
             rows.append([name, first.layout, f"{first.largest}", speed, price, more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
     table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
-    divisors = (f"{each}" for each in range(1, 65) if not any(undivided(model, each)))
+    divisors = (f"{each}" for each in range(1, NODE_GPUS + 1) if not any(undivided(model, each)))
     note = (
         f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
         f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
