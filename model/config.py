@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from common import checks
+from common.errors import either
 
 # Stock classes, by their `model_type`.
 GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT = "gpt2", "llama", "arcee", "qwen3", "nanochat"
@@ -277,16 +278,15 @@ def attention_window(config: ModelConfig) -> int | None:
 
 
 def undivided(config: ModelConfig, shards: int) -> Iterator[str]:
-    """Yield each option that so many tensor shards cannot share, as "KEY: got ..., wanted ..."."""
+    """Yield each option that so many tensor shards cannot share, as "KEY: got ..., of which ...", with those that can."""
     for key, row in rows(type(config)).items():
         count = shards if row.divided is None else row.divided(config)
         # Heads of keys and values, where they are fewer, lie on several shards each.
         if count % shards and not (key == "n_kv_heads" and shards % count == 0):
-            near = [other for other in range(1, count + 1) if count % other == 0]
-            nearest = ", ".join(map(str, sorted(sorted(near, key=lambda other: abs(other - shards))[:3])))
+            possible = (f"{each}" for each in range(1, config.n_heads + 1) if not any(undivided(config, each)))
             yield (
                 f"{key}: got {count:,}, of which {shards} tensor shards have no equal part; set tensor_parallel or "
-                f"tensor_shards in train.json to a divisor, the nearest: {nearest}"
+                f"tensor_shards in train.json to {either(possible)}, which all options allow"
             )
 
 

@@ -173,8 +173,7 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     problems += [located("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
         model = ModelConfig(**values["model"])
-        for problem in undivided(model, train.execution.shards):
-            raise ValueError(problem)
+        problems += [located("model", problem) for problem in undivided(model, train.execution.shards)]
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:

@@ -200,9 +200,10 @@ def _offer(
 
 def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> dict[str, Offer]:
     """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
-    found, estimated = {}, attrs.evolve(one, tokens_per_second=None)
-    for sharing in (ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))):
-        for kind in ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp"):
+    found, estimated, own = {}, attrs.evolve(one, tokens_per_second=None), run.train.execution
+    kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else own.parallel})  # hsdp: on one node as fsdp
+    for sharing in sorted({1, 2, 4, NODE_GPUS, own.tensor_parallel}):
+        for kind in kinds if not any(undivided(run.model, sharing)) else ():
             train = run.train.replace(parallel=kind, tensor_parallel=sharing, tensor_shards=None)
             offer = _offer(attrs.evolve(run, train=train), estimated, network, *more)
             if offer.throughputs:

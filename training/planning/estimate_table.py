@@ -29,7 +29,7 @@ from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
 from training.parallel.process_group import RankGroup
 from training.planning.estimate import Offer, RunEstimate, make_estimate
-from training.planning.memory_model import CALIBRATION, GIB, STATE_BYTES, MemoryModel
+from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS, STATE_BYTES, MemoryModel
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
@@ -170,12 +170,8 @@ def describe_shards(memory: MemoryModel) -> list[str]:
         parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
         size = STATE_BYTES * (shards // sharing) * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
         shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
-        rows[plain] = [
-            plain,
-            shown,
-            ", ".join(dict.fromkeys(parts)) or "whole",
-            f"{size * (layers if '*' in plain else 1):,}",
-        ]
+        size *= layers if "*" in plain else 1
+        rows[plain] = [plain, shown, ", ".join(dict.fromkeys(parts)) or "whole", f"{size:,}"]
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
     heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
     table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
@@ -192,12 +188,12 @@ def _layouts(estimate: RunEstimate) -> list[str]:
         if own not in layouts or layouts[own].usd() > usd:
             more = next((f"{name} +{offer.usd() / usd - 1:.0%}" for name, offer in others if offer.usd() > usd), "")
             least = {name.partition("/")[0]: name for name in sorted(layouts, reverse=True)}
-            machine, speeds = first.machine.name.rpartition(" x ")[2], first.throughputs[-1:]
-            machine, _, speed, _, price, _ = _row(machine, 1.0, [usd], speeds)
-            rows.append([machine, cheapest, f"{first.largest}", speed, price, more, " ".join(least.values())])
+            name = first.machine.name.rpartition(" x ")[2]
+            _, _, speed, _, price, _ = _row(name, 1.0, [usd], first.throughputs[-1:])
+            rows.append([name, cheapest, f"{first.largest}", speed, price, more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
     table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
-    divisors = (f"{each}" for each in range(1, 65) if not any(undivided(model, each)))
+    divisors = (f"{each}" for each in range(1, NODE_GPUS + 1) if not any(undivided(model, each)))
     note = (
         f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
         f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
