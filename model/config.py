@@ -7,7 +7,7 @@ transformers say it, the attention it leaves, and its words for the model card. 
 parameters, bytes and all FLOPs but those of attention are counted from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -277,17 +277,25 @@ def attention_window(config: ModelConfig) -> int | None:
     return min((window for window in windows if window is not None), default=None)
 
 
-def undivided(config: ModelConfig, shards: int) -> Iterator[str]:
-    """Yield each option that so many tensor shards cannot share, as "KEY: got ..., of which ...", with those that can."""
-    for key, row in rows(type(config)).items():
-        count = shards if row.divided is None else row.divided(config)
-        # Heads of keys and values, where they are fewer, lie on several shards each.
-        if count % shards and not (key == "n_kv_heads" and shards % count == 0):
-            possible = (f"{each}" for each in range(1, config.n_heads + 1) if not any(undivided(config, each)))
-            yield (
-                f"{key}: got {count:,}, of which {shards} tensor shards have no equal part; set tensor_parallel or "
-                f"tensor_shards in train.json to {either(possible)}, which all options allow"
-            )
+def shard_counts(config: ModelConfig) -> list[int]:
+    """Return the numbers of tensor shards that all options can share."""
+    return [shards for shards in range(1, config.n_heads + 1) if not _undivided(config, shards)]
+
+
+def undivided(config: ModelConfig, shards: int) -> list[str]:
+    """Return each option that so many tensor shards cannot share, as "KEY: got ..., of which ..."."""
+    return [
+        f"{key}: got {count:,}, of which {shards} tensor shards have no equal part; set tensor_parallel, or "
+        f"tensor_shards, to {either(map(str, shard_counts(config)))}: all options can be shared so"
+        for key, count in _undivided(config, shards).items()
+    ]
+
+
+def _undivided(config: ModelConfig, shards: int) -> dict[str, int]:
+    counts = {key: row.divided(config) for key, row in rows(type(config)).items() if row.divided is not None}
+    # Heads of keys and values, where they are fewer, lie on several shards each.
+    fewer = {"n_kv_heads"} if shards % config.kv_heads == 0 else set[str]()
+    return {key: count for key, count in counts.items() if count % shards and key not in fewer}
 
 
 def _normalized(config: ModelConfig, stock: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig, shard_counts
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
 from training.command import WORLD_SIZE
@@ -203,7 +203,7 @@ def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> dict[str, 
     found, estimated, own = {}, attrs.evolve(one, tokens_per_second=None), run.train.execution
     kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else own.parallel})  # hsdp: on one node as fsdp
     for sharing in sorted({1, 2, 4, NODE_GPUS, own.tensor_parallel}):
-        for kind in kinds if not any(undivided(run.model, sharing)) else ():
+        for kind in kinds if sharing in shard_counts(run.model) else ():
             train = run.train.replace(parallel=kind, tensor_parallel=sharing, tensor_shards=None)
             offer = _offer(attrs.evolve(run, train=train), estimated, network, *more)
             if offer.throughputs:

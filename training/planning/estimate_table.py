@@ -17,7 +17,7 @@ from tabulate import tabulate
 from common.errors import printable, quoted, refusing
 from common.json_files import is_number, read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
-from model.config import undivided
+from model.config import shard_counts
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
@@ -193,7 +193,7 @@ def _layouts(estimate: RunEstimate) -> list[str]:
             rows.append([name, cheapest, f"{first.largest}", speed, price, more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
     table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
-    divisors = (f"{each}" for each in range(1, NODE_GPUS + 1) if not any(undivided(model, each)))
+    divisors = (f"{each}" for each in shard_counts(model) if each <= NODE_GPUS)
     note = (
         f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
         f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
