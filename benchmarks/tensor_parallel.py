@@ -7,7 +7,6 @@ ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 wh
 """
 
 import os
-import sys
 import time
 from functools import partial
 from itertools import product
@@ -19,7 +18,6 @@ from unittest.mock import patch
 
 import bench
 import torch
-from bench import GROUP_SECONDS, ROOT
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
@@ -39,10 +37,9 @@ from training.telemetry.metrics_log import read_metrics
 
 Networks = tuple[Literal["GPT-2", "Llama", "NanoChat"], ...]
 NETWORKS: Networks = ("GPT-2", "Llama", "NanoChat")
-SHARDS, STEPS = 4, 4
+SHARDS, STEPS, REPEATS, ALL_TO_ALL = 4, 4, 30, "torch.distributed.all_to_all_single"
 BATCH = {"microbatch_size": 1, "global_batch_size": 6, "checkpoint_interval": STEPS}
 SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # of the layer beside torch's: sequences, tokens, width
-REPEATS, ALL_TO_ALL = 30, "torch.distributed.all_to_all_single"
 
 
 def main(
@@ -56,7 +53,7 @@ def main(
         tensor: numbers of ranks that share layers.
     """
     if dtensor:
-        print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"), end="")
+        print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
     elif bytes:
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
@@ -64,23 +61,22 @@ def main(
         layouts = [*product(tensor, (1, 2, 3), ("ddp", "fsdp")), *product(tensor, (2, 4), ("hsdp",))]
         rows = [compare_hashes(*case, layouts) for case in product(networks, ("fp32", "bf16"))]
         print(f"\n{bench.table(['network', 'state', 'layouts', 'hashes', 'seconds'], rows)}")
-        sys.exit(any(row[3] != "equal" for row in rows))
+        raise SystemExit(any(row[3] != "equal" for row in rows))
 
 
 def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]]) -> list[str]:
     """Train on all layouts; return a row of the table."""
     variant, began, found = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
     for tensor, data, parallel in layouts:
-        os.environ |= {"NODE_SIZE": str(tensor * data // (2 if parallel == "hsdp" else 1)), "PYTHONPATH": str(ROOT)}
+        os.environ |= {"NODE_SIZE": str(tensor * data // (2 if parallel == "hsdp" else 1)), "PYTHONPATH": "."}
         keys = variant.train | BATCH | {"tensor_parallel": tensor, "parallel": parallel}
         with TemporaryDirectory() as folder:
             run = bench.prepare(Path(folder), ModelConfig(**TINY_MODEL | variant.model), STEPS, **keys)
             bench.output_of(tensor * data, str(AS_NODES), str(run), "--device", "cpu", "--hash-every", "1")
             found.append([each["state_sha256"] for each in read_metrics(run) if "state_sha256" in each])
-        print(network, precision, tensor, data, parallel, found[-1][-1][:12], file=sys.stderr, flush=True)
+        print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
     verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
-    seconds = f"{time.monotonic() - began:.0f}"
-    return [f"{network} {precision}", found[0][-1][:12], f"{len(layouts)}", verdict, seconds]
+    return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
 
 
 def count_bytes(network: str, ranks: int) -> list[str]:
@@ -118,12 +114,12 @@ def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
 
 def compare_layers() -> str:
     """Return a table of norm and MLP on two ranks: milliseconds, and whether one process has the bits of this rank."""
-    ranks, rows, mesh = start("cpu", GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
+    ranks, rows, mesh = start("cpu", bench.GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
     for sequences, tokens, width in SHAPES:
         config = ModelConfig(**TINY_MODEL | {"context_length": tokens, "emb_dim": width})
         together, alone = (partial(run_layer, filled(config, 2, tensor).network) for tensor in (ranks.tensor, ALONE))
-        block: Any = GPT(config).blocks[0]
-        whole: Any = nn.Sequential(block.mlp_norm, block.mlp.up, nn.GELU(approximate="tanh"), block.mlp.down)
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        whole = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(approximate="tanh"), down)
         plan = SequenceParallel(), ColwiseParallel(input_layouts=Shard(1)), RowwiseParallel(output_layouts=Shard(1))
         x = torch.randn(sequences, tokens, width)
         own = (xs := [piece.contiguous() for piece in x.chunk(2, 1)])[ranks.rank]
@@ -136,7 +132,7 @@ def compare_layers() -> str:
         rows.append([f"{sequences} x {tokens} x {width}", *cells, *("equal" if each else "differ" for each in same)])
     stop()
     columns = ["layer", "DTensor ms", "ours ms", "ratio", "DTensor bits", "our bits"]
-    return f"{bench.table(columns, rows)}\n" if ranks.rank == 0 else ""
+    return bench.table(columns, rows) if ranks.coordinates else ""
 
 
 def run_layer(network: Any, *pieces: Tensor) -> Any:
