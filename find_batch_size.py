@@ -33,9 +33,9 @@ def find(command: "FindCommand") -> None:
         from training.hardware.gpus import find_gpu
         from training.planning.price_list import gpus_of
 
-        known = gpus_of(command.machines)
+        known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
         gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
-        print("\n".join(prediction_table(run.model, run.train, gpus, command.world_size or 1)))
+        print("\n".join(prediction_table(run.model, run.train, gpus, ranks)))
     elif command.probe is not None:
         from training.batch_finder.probe import run_probe
 

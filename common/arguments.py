@@ -5,17 +5,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
-from cyclopts.help import PlainFormatter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token, UnknownOptionError
+from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
 from common.errors import EXIT_DONE, EXIT_USAGE, printable
-
-if TYPE_CHECKING:
-    from cyclopts import Token
-    from cyclopts.help import HelpPanel
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
@@ -39,7 +35,7 @@ def option(
     have their metavar as `name`.
     """
 
-    def convert(_: Any, tokens: "Sequence[Token]") -> Any:
+    def convert(_: Any, tokens: Sequence[Token]) -> Any:
         read = check.parse if isinstance(check, ValueCheck) else check
         assert read is not None
         values = tuple(read(token.value) for token in tokens)
@@ -100,7 +96,7 @@ class PlainHelp(PlainFormatter):
             line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
         print(f"Usage: {line}\n")
 
-    def __call__(self, console: Any, options: Any, panel: "HelpPanel") -> None:
+    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
         """Print the commands, positional arguments or options."""
         entries = [entry for entry in panel.entries if entry.names != ("--help",)]
         if not entries:

@@ -29,7 +29,7 @@ class NextTokenLoss(nn.Module):
         recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=keep_rng)
         self.recompute_blocks = recompute_blocks
         self._recompute = recompute if recompute_blocks else None
-        self._chunks = chunks
+        self.chunks = chunks
         self._head_loss, self._sequence_losses = head_loss, sequence_losses
 
     def compile_head(self, **options: Any) -> None:
@@ -52,18 +52,18 @@ class NextTokenLoss(nn.Module):
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         weight, options = self.network.output_weight(), self.network.head_options
         if by_sequence:
-            rows = [None] * targets.shape[0] if token_weights is None else token_weights.chunk(self._chunks)
-            parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), rows, strict=False)
+            rows = [None] * targets.shape[0] if token_weights is None else token_weights.chunk(self.chunks)
+            parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), rows, strict=False)
             return torch.cat([self._sequence_losses(part, weight, wanted, options, own) for part, wanted, own in parts])
         factors = None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self._chunks == 1:
+        if self.chunks == 1:
             if factors is None:
                 return self._head_loss(hidden, weight, targets, options, "mean")
             return (self._head_loss(hidden, weight, targets, options, "none") * factors).mean()
-        total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self._chunks)
-        chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self._chunks)
-        for part, wanted, own in zip(chunks, targets.chunk(self._chunks), chunks_of_factors, strict=True):
+        total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self.chunks)
+        chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self.chunks)
+        for part, wanted, own in zip(chunks, targets.chunk(self.chunks), chunks_of_factors, strict=True):
             arguments = (part, weight, wanted, options, "sum" if own is None else "none")
             loss = checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
             total = total + (loss if own is None else (loss * own).sum())

@@ -69,7 +69,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> Pieces:
         ctx.exchange, ctx.dtype, kind = exchange, pieces[0].dtype, pieces[0].device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ctx.dtype
+        dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else ctx.dtype
         whole = exchange.sequence(piece.to(dtype) for piece in pieces)
         return tuple(whole.view_as(whole) for _ in pieces)
 
@@ -227,10 +227,10 @@ class ShardedLoss(NextTokenLoss):
     ) -> Float[Tensor, "*B"]:
         """Return the loss as NextTokenLoss does."""
         whole = self.network.hidden(tokens, recompute=self._recompute if self.training else None)
-        parts = zip(*(x.flatten(0, 1).chunk(self._chunks) for x in whole), strict=True)
-        wanted = targets.flatten().chunk(self._chunks)
+        parts = zip(*(x.flatten(0, 1).chunk(self.chunks) for x in whole), strict=True)
+        wanted = targets.flatten().chunk(self.chunks)
         run: Any = self._losses
-        if self._chunks > 1 and self.training:
+        if self.chunks > 1 and self.training:
             run = partial(checkpoint, self._losses, use_reentrant=False, preserve_rng_state=False)
         losses = torch.cat([run(own, *part) for part, own in zip(parts, wanted, strict=True)]).view(targets.shape)
         losses = losses if token_weights is None else losses * token_weights

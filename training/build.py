@@ -124,7 +124,7 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     if train.execution.shards > 1:
         from training.parallel.tensor_shards import in_shards
 
-        network = in_shards(network, chunks, train.execution.shards, ranks.tensor)
+        network = in_shards(network, train.execution.shards, ranks.tensor)
     parallel = parallelize(network, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
     parameters = parallel.named_parameters()
     axes = {name: axes_of(name, model) for name in parameters}

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import unicodedata
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
@@ -12,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, printable, refusing
+from common.errors import BadInput, nearest, printable, refusing, say
 from common.files import writing
 from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
@@ -95,7 +94,7 @@ def run(command: ChatCommand) -> None:
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
     if conversation.trained.template is None:
-        note("the model has no conversation template: it continues the text")
+        say("NOTE: the model has no conversation template: it continues the text")
     if not typed:
         show(conversation.answer(message, sampling_of(command, 0)))
         return
@@ -129,11 +128,11 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         with closing(conversation.answer(message, sampling)) as parts:
             show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if not conversation.left:
-                note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends")
+                say(f"NOTE: the answer is cut at {conversation.longest:,} tokens, or where the context ends")
         if len(conversation.turns) == before:
-            note("no answer; the message is forgotten")
+            say("NOTE: no answer; the message is forgotten")
         if conversation.unseen > unseen == 0:
-            note(f"the oldest turns are forgotten: the context has {conversation.context:,} tokens")
+            say(f"NOTE: the oldest turns are forgotten: the context has {conversation.context:,} tokens")
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:
@@ -167,10 +166,6 @@ def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
             shown = "\n" + word.lstrip(" ") if line and width > columns and word[:1] != "\n" else word
             line = (line + shown).rpartition("\n")[2]
             yield shown
-
-
-def note(text: str) -> None:
-    print(f"NOTE: {text}", file=sys.stderr, flush=True)
 
 
 def _interrupt_once(*_: Any) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import random
 import re
 import signal
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx2
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from tqdm import tqdm
 
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.json_files import parse_json
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
@@ -64,7 +63,7 @@ class Asker:
             task.cancel()
             return
         self._judgement.interrupted.set()
-        print("stopping: waiting for requests in flight; press Ctrl-C again to abandon them", file=sys.stderr)
+        say("stopping: waiting for requests in flight; press Ctrl-C again to abandon them")
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
         """Ask a prompt until it is settled, it fails, or nothing more is to be sent."""

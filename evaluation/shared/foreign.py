@@ -1,6 +1,5 @@
 """Import of models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt; no pickle runs code."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadInput, printable, quoted, refusing
+from common.errors import BadInput, quoted, refusing, say
 from common.json_files import read_json
 from model.config import GPT2, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, rows
 from model.gpt import GPT
@@ -97,7 +96,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         )
         network = with_parameters(config, plain)
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
-        print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
+        say(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0]))
     return network
 
 

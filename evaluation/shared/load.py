@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.checks import structured
-from common.errors import BadInput, printable, refusing
+from common.errors import BadInput, refusing, say
 from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
@@ -245,6 +244,5 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
     if environment_rank() == 0:
-        note = f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"
-        print(printable(note), file=sys.stderr)
+        say(f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's")
     return load_tokenizer("gpt2")

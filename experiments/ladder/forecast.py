@@ -93,7 +93,8 @@ class Forecast:
 def target_tokens(run: Run) -> int:
     """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
-    return make_plan(train, run.model.context_length, train.execution.tensor_parallel, lengths_at_hand(train, None)).train_tokens
+    fewest, lengths = train.execution.tensor_parallel, lengths_at_hand(train, None)
+    return make_plan(train, run.model.context_length, fewest, lengths).train_tokens
 
 
 def describe_extrapolation(factor: float) -> str:

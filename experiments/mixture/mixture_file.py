@@ -27,12 +27,12 @@ class MixtureDesign:
         """Weights that sum to 1, float64 (runs, sources)."""
         return self.parts / self.parts.sum(1, keepdims=True)
 
-    def variants(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield name and key `dataset` of each run."""
+    def variants(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield name and changed key of each run."""
         for number, run in enumerate(self.parts.tolist()):
             pairs = zip(self.sources, run, strict=True)
             dataset = [{"dataset": source, "weight": weight} for source, weight in pairs if weight]
-            yield f"mixture-{number:03}" if number else "equal-weights", dataset
+            yield f"mixture-{number:03}" if number else "equal-weights", {"train.dataset": dataset}
 
 
 def held_out(runs: int) -> int:

@@ -145,7 +145,10 @@ def read_sweep(file: Path) -> Sweep:
         fixed = FIXED if values.get("measure") is None else ("train.validation_interval",)
         variants = read_variants(file, values.get("levers"), run, changes, fixed)
     else:
-        variants = tuple(_mixed(file, run, changes, *drawn) for drawn in mixture.variants())
+        variants = tuple(
+            Variant(name=name, changes=own, run=changed_run(str(file), run.directory, changes | own))
+            for name, own in mixture.variants()
+        )
     seeds = values.get("seeds")
     if seeds is None:
         seeds = default_seeds(len(variants) - 1) if mixture is None else 1
@@ -159,11 +162,6 @@ def read_sweep(file: Path) -> Sweep:
         measure=read_measure(file, values.get("measure"), [variant.run.train for variant in variants]),
         mixture=mixture,
     )
-
-
-def _mixed(file: Path, base: Run, shared: Changes, name: str, dataset: Any) -> Variant:
-    changes = {"train.dataset": dataset}
-    return Variant(name=name, changes=changes, run=changed_run(str(file), base.directory, shared | changes))
 
 
 def run_name(variant: str, seed: int | str) -> str:

@@ -1,7 +1,7 @@
 """Log of all trials, trials.jsonl: number, level and looks of each when it begins, and its verdict."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,5 @@ def _locked(folder: Path) -> Iterator[list[TrialLine]]:
 
 
 def _append(folder: Path, record: dict[str, Any]) -> None:
-    with writing(folder / TRIALS):
-        log = JsonLog(folder / TRIALS)
+    with writing(folder / TRIALS), closing(JsonLog(folder / TRIALS)) as log:
         log.append(record | {"time": utc_now()}, durable=True)
-        log.close()

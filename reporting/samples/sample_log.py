@@ -122,12 +122,10 @@ def record_samples(run: Path) -> list[str]:
             for name in _missing(run, text):  # another process may have recorded some
                 starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts)
+                    if (sample := _sample(run, name, text, starts)) is not None:
+                        log.append(attrs.asdict(sample))
                 except BadInput as error:
                     notes.append(str(error))
-                    continue
-                if sample is not None:
-                    log.append(attrs.asdict(sample))
     except BadInput as error:
         notes.append(str(error))
     return notes
@@ -215,9 +213,8 @@ def _sample(run: Path, name: str, text: Range | None, starts: int) -> Checkpoint
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path}: cannot be read: {error}") from error
-    held_out, values = None, None
-    if text is not None:  # before the network is laid out for generation
-        held_out, values = _measure(trained, text, ranks)
+    # before the network is laid out for generation
+    held_out, values = (None, None) if text is None else _measure(trained, text, ranks)
     said, problem = [], None
     try:
         said = smoke(trained, prompts, None, Sampling(top_k=TOP_K, seed=SEED), ranks)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
@@ -14,7 +13,7 @@ import attrs
 import numpy as np
 
 from common.checks import integer, structured
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, say
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
 from reporting.run_history import EVENT_DETAILS, check_begun, clock
@@ -139,7 +138,7 @@ class TrackerSync:
             if self._state.is_file():
                 self._progress = structured(read_json(self._state), Progress)
         except (BadInput, ValueError) as error:
-            print(printable(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}"), file=sys.stderr)
+            say(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}")
 
     def advance(self) -> tuple[int, int]:
         """Send new rows; return how many, and the total. Raises NotBegun without metrics, BadInput for the tracker."""

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from common.errors import BadInput, printable, refusing
+from common.errors import BadInput, refusing, say
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
@@ -40,8 +39,7 @@ class WandbRun(Store):
             has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # without asking for one
         self._offline = not has_key
         if self._offline:
-            line = f"NOTE: no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"
-            print(printable(line), file=sys.stderr)
+            say(f"NOTE: no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it")
 
     @property
     def grows(self) -> bool:

@@ -79,10 +79,8 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     divisor = math.gcd(*whole)
     shares = tuple(weight // divisor for weight in whole)
     if sum(shares) > MOST_ENTRIES:
-        got, wanted = (
-            ", ".join(map(str, weights)),
-            f"whole numbers in proportion, {MOST_ENTRIES:,} in all at most",
-        )
+        got = ", ".join(map(str, weights))
+        wanted = f"whole numbers in proportion, {MOST_ENTRIES:,} in all at most"
         raise ValueError(f"got weights {got}, wanted {wanted}; round the weights to fewer digits")
     return shares
 

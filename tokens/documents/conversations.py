@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from common.errors import quoted
 from tokens.documents.inputs import Damaged, Extent, Input
@@ -19,7 +19,7 @@ REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")  #
 class ConversationReader(Reader):
     """Reader of units whose documents are conversations: pieces with messages."""
 
-    longest_line = LARGEST_ARRAY  # which has no line end, mostly
+    longest_line: ClassVar[int] = LARGEST_ARRAY  # which has no line end, mostly
 
     def __init__(self, inputs: tuple[Input, ...], special_tokens: Collection[str]):
         """`special_tokens`: the spellings that no message may hold."""

@@ -9,7 +9,9 @@ separator, a text is several documents, which belong to the range in which they 
 import json
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+
+import attrs
 
 from common.errors import BadInput
 from tokens.documents import parquet, text_file
@@ -57,23 +59,16 @@ def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
     yield Piece(text[begin:], True, head)
 
 
+@attrs.define
 class Reader:
     """Reader of units, with the problems found in them."""
 
-    longest_line = text_file.LONGEST_LINE  # bytes
-
-    def __init__(
-        self,
-        inputs: tuple[Input, ...],
-        text_field: str | None,
-        separator: str | None = None,
-        pattern: str | None = None,
-    ):
-        self.problems = Problems()
-        self._inputs = inputs
-        self._text_field = text_field
-        self._separator = separator
-        self._pattern = pattern  # of the tokenizer, whose tokens no cut changes
+    _inputs: tuple[Input, ...]
+    _text_field: str | None
+    _separator: str | None = None
+    _pattern: str | None = None  # of the tokenizer, whose tokens no cut changes
+    problems: Problems = attrs.field(init=False, factory=Problems)
+    longest_line: ClassVar[int] = text_file.LONGEST_LINE  # bytes
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
         """Yield the documents of a unit; add what is left out to `problems`. Raises BadInput as `Input.open`."""

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load, save
 
 from common.bucket import Bucket, StoredObject, Taken
 from common.errors import BadInput, refusing
@@ -76,8 +77,6 @@ class BucketOutput:
 
     def restore(self, plan: UnitPlan) -> None:
         """Fetch the commit log and the shards that are not full from the checkpoints. Raises BadInput without one."""
-        from safetensors.numpy import load
-
         assert plan.settings.shard_tokens is not None
         names = sorted(name for name in self._objects() if name.startswith(CHECKPOINT))
         if lost := {*map(_checkpoint, range(len(names)))} - {*names}:
@@ -107,8 +106,6 @@ class BucketOutput:
 
     def checkpoint(self, streams: dict[str, GrowingStream]) -> None:
         """Commit the new lines of the log, whose full shards are in the bucket, and the new tokens after those."""
-        from safetensors.numpy import save
-
         with (self._scratch / COMMITS).open("rb") as file:
             file.seek(self._log_bytes)
             lines = file.read()

@@ -57,7 +57,8 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
                 roots = _roots(like, np.array([one, other]))
                 if roots[0] == roots[1]:
                     continue
-                similarity = _similarity([_document(streams, int(starts[k]), int(lengths[k])) for k in (one, other)])
+                places = [(*locate(streams, int(starts[k])), int(lengths[k])) for k in (one, other)]
+                similarity = _similarity([stream.read(at, length) for stream, at, length in places])
                 if similarity >= SIMILARITY:
                     like[roots.max()] = roots.min()
                     if similarity < 1 and len(pairs) < KEPT_PAIRS and all(one != pair[1] for pair in pairs):
@@ -108,11 +109,6 @@ def _similarity(documents: list[np.ndarray]) -> float:
     held = np.zeros((2, ngrams.count), bool)
     held[ngrams.sequences, ngrams.numbers] = True
     return float(held.all(0).sum() / held.any(0).sum())
-
-
-def _document(streams: Sequence[TokenStream], place: int, length: int) -> np.ndarray:
-    stream, at = locate(streams, place)
-    return stream.read(at, length)
 
 
 def _roots(like: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -56,21 +56,10 @@ cublasStatus_t cublasCreate(cublasHandle_t *handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasDestroy(cublasHandle_t handle) {
-  free(handle);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
   return CUBLAS_STATUS_SUCCESS;
 }
-
-cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t bytes) {
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetSmCountTarget(cublasHandle_t handle, int count) { return CUBLAS_STATUS_SUCCESS; }
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
   handle->math = mode;
@@ -146,11 +135,6 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasC
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
-  free(operation);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
   if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) memcpy(&((Operation *)operation)->transa, value, sizeof(int32_t));
@@ -165,30 +149,9 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-  free(layout);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void *value, size_t bytes) {
   if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) memcpy(&((Layout *)layout)->batch, value, sizeof(int32_t));
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
-  *preference = calloc(1, sizeof **preference);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-  free(preference);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
-                                                    size_t bytes) {
   return CUBLAS_STATUS_SUCCESS;
 }
 

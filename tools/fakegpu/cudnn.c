@@ -43,18 +43,6 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cu
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
-  free(descriptor);
-  return CUDNN_STATUS_SUCCESS;
-}
-
-cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) { return CUDNN_STATUS_SUCCESS; }
-
-cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t count, const void *values) {
-  return CUDNN_STATUS_SUCCESS;
-}
-
 // One engine, one configuration, no notes, zero bytes of workspace; a plan as JSON is "{}".
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *values) {

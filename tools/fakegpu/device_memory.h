@@ -3,6 +3,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#define CARRIED (64 << 10) // bytes of a copy or of a collective's result that really move, at most
+
 // Reserve addresses. `maker` is named if the host touches them.
 void *reserve(size_t bytes, const char *maker);
 

@@ -22,10 +22,12 @@ cudaError_t cudaGetLastError(void) {
 
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 
-static const struct {
+typedef struct {
   cudaError_t error;
   const char *name, *text;
-} ERRORS[] = {
+} Error;
+
+static const Error ERRORS[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
@@ -33,20 +35,17 @@ static const struct {
      "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}, // and any other
 };
-static const size_t KNOWN = sizeof ERRORS / sizeof *ERRORS;
 
-const char *cudaGetErrorName(cudaError_t error) {
-  for (size_t i = 0; i < KNOWN; i++)
-    if (ERRORS[i].error == error) return ERRORS[i].name;
-  return "cudaErrorUnknown";
+static const Error *described(cudaError_t error) {
+  const Error *one = ERRORS;
+  while (one->error != error && one->error != cudaErrorUnknown) one++;
+  return one;
 }
 
-const char *cudaGetErrorString(cudaError_t error) {
-  for (size_t i = 0; i < KNOWN; i++)
-    if (ERRORS[i].error == error) return ERRORS[i].text;
-  return "unknown error";
-}
+const char *cudaGetErrorName(cudaError_t error) { return described(error)->name; }
+const char *cudaGetErrorString(cudaError_t error) { return described(error)->text; }
 
 cudaError_t cudaGetDeviceCount(int *count) {
   *count = settings()->old_driver ? 0 : settings()->usable;
@@ -79,13 +78,6 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
   snprintf(text, length, "0000:%02X:00.0", device + 1);
   return cudaSuccess;
 }
-
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-  *can = 1;
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   const Gpu *gpu = settings()->gpu;

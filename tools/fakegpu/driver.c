@@ -6,7 +6,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 CUresult cuInit(unsigned flags) { return settings()->usable ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
@@ -73,34 +72,11 @@ CUresult cuStreamSynchronize(CUstream stream) { return (CUresult)cudaStreamSynch
 
 // ---- modules and their kernels
 
-static void *module(void) { return malloc(1); }
-
-CUresult cuModuleLoad(CUmodule *loaded, const char *path) {
-  *loaded = module();
-  return CUDA_SUCCESS;
-}
-
-CUresult cuModuleLoadData(CUmodule *loaded, const void *image) { return cuModuleLoad(loaded, NULL); }
-
-CUresult cuModuleLoadDataEx(CUmodule *loaded, const void *image, unsigned count, CUjit_option *options, void **values) {
-  return cuModuleLoad(loaded, NULL);
-}
-
-CUresult cuModuleUnload(CUmodule loaded) { return CUDA_SUCCESS; }
-
 // The name outlives the module: the record points to it.
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule loaded, const char *name) {
   *function = (CUfunction)strdup(name);
   return CUDA_SUCCESS;
 }
-
-CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jit_count,
-                           CUlibraryOption *options, void **values, unsigned count) {
-  *library = module();
-  return CUDA_SUCCESS;
-}
-
-CUresult cuLibraryUnload(CUlibrary library) { return CUDA_SUCCESS; }
 
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
   *kernel = (CUkernel)strdup(name);
@@ -114,19 +90,6 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
   *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) { return CUDA_SUCCESS; }
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { return CUDA_SUCCESS; }
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
-  *blocks = 2;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config) {
-  *clusters = 1;
   return CUDA_SUCCESS;
 }
 

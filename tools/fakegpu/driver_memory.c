@@ -50,15 +50,6 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags) {
-  return CUDA_SUCCESS;
-}
-
-CUresult cuMemSetAccess(CUdeviceptr start, size_t bytes, const CUmemAccessDesc *access, size_t count) {
-  return CUDA_SUCCESS;
-}
-
 CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   discard((void *)start, bytes);
   return CUDA_SUCCESS;

@@ -114,25 +114,5 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
-                                                                   size_t shared, unsigned flags) {
-  *blocks = 2;
-  return cudaSuccess;
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads,
-                                                          size_t shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
-}
-
 // A variable in device memory, by the host's name for it; nothing tells its size, which no kernel needs.
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) { return cudaMalloc(address, 4096); }
-
-cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset,
-                               enum cudaMemcpyKind kind) {
-  return cudaSuccess;
-}

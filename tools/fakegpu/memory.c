@@ -11,7 +11,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define CARRIED (64 << 10) // bytes of a copy that really moves
 #define PAGE (2ULL << 20)
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {
@@ -47,9 +46,6 @@ cudaError_t cudaFreeHost(void *address) {
   unpin(address);
   return cudaSuccess;
 }
-
-cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags) { return cudaSuccess; }
-cudaError_t cudaHostUnregister(void *address) { return cudaSuccess; }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
   memset(attributes, 0, sizeof *attributes);

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CARRIED (64 << 10)
-
 struct ncclComm {
   int rank, ranks;
 };
@@ -98,11 +96,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t group, ncclResult_t *error) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t group) { return ncclSuccess; }
-ncclResult_t ncclCommDestroy(ncclComm_t group) { return ncclSuccess; } // the watchdog may still ask
-ncclResult_t ncclCommAbort(ncclComm_t group) { return ncclSuccess; }
-ncclResult_t ncclGroupStart(void) { return ncclSuccess; }
-ncclResult_t ncclGroupEnd(void) { return ncclSuccess; }
 const char *ncclGetErrorString(ncclResult_t result) { return result == ncclSuccess ? "no error" : "unknown error"; }
 const char *ncclGetLastError(ncclComm_t group) { return ""; }
 
@@ -111,15 +104,11 @@ ncclResult_t ncclCommRegister(const ncclComm_t group, void *buffer, size_t bytes
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t group, void *handle) { return ncclSuccess; }
-
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *operation, void *scalar, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t group) {
   *operation = ncclSum;
   return ncclSuccess;
 }
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t operation, ncclComm_t group) { return ncclSuccess; }
 
 // ---- collectives
 

@@ -8,9 +8,6 @@
 struct CUstream_st {
   int priority;
 };
-struct CUevent_st {
-  int unused;
-};
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
   *stream = malloc(sizeof **stream);
@@ -24,8 +21,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaSuccess; } // its name stays unique in the record
-
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
   *priority = stream ? stream->priority : 0;
   return cudaSuccess;
@@ -36,8 +31,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   *greatest = -5;
   return cudaSuccess;
 }
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaSuccess; }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   record((Event){.kind = SYNCHRONIZE, .name = "cudaStreamSynchronize", .stream = (uint64_t)stream});
@@ -73,22 +66,6 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
   if (count) *count = 0;
   return cudaSuccess;
 }
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return cudaSuccess; }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  *event = malloc(sizeof **event);
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  free(event);
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaSuccess; }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   record((Event){.kind = SIGNAL, .name = "cudaEventRecord", .stream = (uint64_t)stream, .object = (uint64_t)event});

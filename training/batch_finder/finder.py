@@ -46,10 +46,11 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
         raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
+    sharing = run.train.execution.tensor_parallel
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
     try:
-        prober = Prober(command, processes or (torch.cuda.device_count() if device != "cpu" else 1))
+        prober = Prober(command, processes or (torch.cuda.device_count() if device != "cpu" else sharing))
         if not prober.leads:
             while (next_size := prober.agree(None)) is not None:
                 prober.probe(next_size)
@@ -152,7 +153,7 @@ def _summary(run: Run, world_size: int, size: int) -> str:
         layout = derive_layout(run.train.replace(microbatch_size=size), run.model.context_length, world_size)
         product = factors(layout).removeprefix("micro-batch ")
         return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {product})"
-    keeps = keeping(run.train.batch, world_size, size)
+    keeps = keeping(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
     advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
     return f"largest micro-batch that fits: {size}" + ("" if keeps is None else f"\n{advice}")
 

@@ -45,17 +45,17 @@ def candidates(train: TrainConfig, world_size: int) -> list[int]:
     """Return the micro-batches that keep the global batch; without one, all sizes, thinned out. Raises BadInput."""
     check_world_size(train, world_size)
     if train.batch.global_batch_size is not None:
-        return microbatch_sizes(train.batch.global_batch_size, world_size)
+        return microbatch_sizes(train.batch.global_batch_size, world_size // train.execution.tensor_parallel)
     sizes = [1]
     while sizes[-1] < LARGEST:
         sizes.append(sizes[-1] + max(1, sizes[-1] // FINENESS))
     return sizes
 
 
-def keeping(batch: BatchOptions, world_size: int, largest: int) -> int | None:
+def keeping(batch: BatchOptions, ranks: int, largest: int) -> int | None:
     """Return the largest micro-batch up to `largest` that keeps the run's global batch, given or as derived now."""
-    derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * world_size
-    return max(microbatch_sizes(batch.global_batch_size or derived, world_size, largest), default=None)
+    derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * ranks
+    return max(microbatch_sizes(batch.global_batch_size or derived, ranks, largest), default=None)
 
 
 def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], world_size: int) -> list[str]:
@@ -64,11 +64,11 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
     own, size, rows, notes = MemoryModel.of(model, train, world_size), train.batch.microbatch_size, [], []
     for gpu in gpus:
         name, usable = printable(gpu.name), gpu_bytes(gpu)
-        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if world_size > 1 else ("ddp",):
+        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if own.data_parallel > 1 else ("ddp",):
             memory = attrs.evolve(own, parallel=kind)
             largest = memory.largest_microbatch(usable)
             peak = f"{memory.predict(size).total / GIB:.2f} GiB"
-            keeps = keeping(train.batch, world_size, largest or 0) or "none"
+            keeps = keeping(train.batch, own.data_parallel, largest or 0) or "none"
             rows.append([name, f"{usable / GIB:.1f}", kind, peak, f"{largest or 'none'}", f"{keeps}"])
             if largest is None:
                 notes.append(f"{name}, {kind}: not even one sequence fits; {memory.remedies(usable)}")

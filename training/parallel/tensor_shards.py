@@ -7,6 +7,7 @@ gradient from each: they are added in order after the reduction over data-parall
 """
 
 import functools
+from collections import defaultdict
 from collections.abc import Mapping
 
 import attrs
@@ -14,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model.axes import ShardCut, axes_of, plain_name, shard_cut
+from model.axes import Axes, ShardCut, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
+from model.counts import meta_network
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardedLoss, ShardExchange, ordered_sum
 from training.exactness.row_sums import in_row_order
@@ -24,40 +26,49 @@ from training.parallel.mesh import Sharded, Spread, held_rows, local_tensor
 from training.parallel.process_group import RankGroup, Ranks, all_gather_single, own_group
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
     spread: Spread | None  # of the parameters, over ranks that share layers; None: no ranks do
+    _axes: dict[str, Axes] = attrs.field(init=False)  # by the parameter's name in the network
+    _cuts: dict[str, list[ShardCut]] = attrs.field(init=False)  # of all shards
+
+    @_axes.default
+    def _all_axes(self) -> dict[str, Axes]:
+        return {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
+
+    @_cuts.default
+    def _all_cuts(self) -> dict[str, list[ShardCut]]:
+        shards = range(self.exchange.shards)
+        return {name: [shard_cut(axes, len(shards), each) for each in shards] for name, axes in self._axes.items()}
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
         """Return tensors of this rank's shards by the parameter's name in the network."""
-        found = {}
+        own, gather = self.exchange.own, self.exchange.all_gather
+        held: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, value in values.items():
-            plain = plain_name(name)
-            cuts = self._cuts(plain)
-            if plain not in found:
-                found[plain] = Sharded(
-                    own=[],
-                    cuts=cuts,
-                    all_gather=self.exchange.all_gather,
-                    shape=axes_of(plain, self.config).shape,
-                    dtype=value.dtype,
-                )
-            own = found[plain].own
-            own.append((cuts[self.exchange.first + len(own)], value))
-        return found
+            held[plain_name(name)].append(value)
+        return {
+            name: Sharded(
+                own=[(self._cuts[name][shard], part) for shard, part in zip(own, parts, strict=True)],
+                cuts=self._cuts[name],
+                all_gather=gather,
+                shape=self._axes[name].shape,
+                dtype=parts[0].dtype,
+            )
+            for name, parts in held.items()
+        }
 
     def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
         shards = self._by_shard(parameters)
-        for holders in sorted({run.holders for cut, _ in shards[0] for run in cut.rows} - {1}):
-            copies = [[part for cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
+        for holders in sorted({run.holders for _, cut, _ in shards[0] for run in cut.rows} - {1}):
+            copies = [[part for _, cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
             if not copies[0]:  # under FSDP; then nor have the ranks that share layers with this one
                 continue
-            every = self.exchange.all_gather(
-                torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
-            )
+            flat = torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
+            every = self.exchange.all_gather(flat)
             for shard, own in zip(self.exchange.own, copies, strict=True):
                 first = shard // holders * holders
                 totals = ordered_sum(every[first : first + holders]).split([part.numel() for part in own])
@@ -67,22 +78,32 @@ class TensorShards:
         """Return the global L2 norm of the gradients, with the same bits on any number of ranks."""
         sums = []
         for shard, own in zip(self.exchange.own, self._by_shard(parameters), strict=True):
-            cuts = {id(value.grad): cut for cut, value in own}
-            gradients = in_row_order([value.grad for _, value in own if value.grad is not None])
+            names = {id(value.grad): name for name, _, value in own}
+            gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
             rows = whole_row_sums(gradients)
-            sums.append(rows[_counted(tuple(cuts[id(one)] for one in gradients), shard, rows.device)].sum())
+            sums.append(rows[self._counted(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
         return self.exchange.all_gather(torch.stack(sums)).sum().sqrt()
 
-    def _by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[ShardCut, nn.Parameter]]]:
-        named = self.by_plain_name(parameters).values()
-        return [[each.own[place] for each in named] for place in range(self.exchange.local)]  # type: ignore[misc]
+    @functools.cache  # noqa: B019  # one object a process
+    def _counted(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
+        """Return the places of rows that count for a shard, of several the first, among those of all parameters."""
+        places, begin = [], 0
+        for run in (run for name in names for run in self._cuts[name][shard].rows):
+            if shard % run.holders == 0:
+                places.append(torch.arange(begin, begin + len(run.rows)))
+            begin += len(run.rows)
+        return torch.cat(places).to(device)
 
-    def _cuts(self, name: str) -> list[ShardCut]:
-        axes, shards = axes_of(name, self.config), self.exchange.shards
-        return [shard_cut(axes, shards, shard) for shard in range(shards)]
+    def _by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
+        """Return the parameters of each of this rank's shards, with their names in the network."""
+        found: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.own]
+        for name, parameter in parameters.items():
+            plain, place = plain_name(name), int(name.split(".", 2)[1])
+            found[place].append((plain, self._cuts[plain][self.exchange.own[place]], parameter))
+        return found
 
 
-def in_shards(model: NextTokenLoss, chunks: int, shards: int, tensor: RankGroup) -> ShardedLoss:
+def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
     """Return the network in so many tensor shards, those of this rank, without memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
@@ -100,7 +121,7 @@ def in_shards(model: NextTokenLoss, chunks: int, shards: int, tensor: RankGroup)
     if size > 1:
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)
-    return ShardedLoss(network, recompute_blocks=model.recompute_blocks, chunks=chunks)
+    return ShardedLoss(network, recompute_blocks=model.recompute_blocks, chunks=model.chunks)
 
 
 def tensor_shards(network: ShardedGPT, row_shards: int, ranks: Ranks) -> TensorShards:
@@ -119,15 +140,3 @@ def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tenso
     first, held = held_rows(parameter)
     gradient = local_tensor(parameter.grad)
     return [gradient[place] for place, run in cut.whole_rows(first, len(held)) if run.holders == holders]
-
-
-@functools.cache
-def _counted(cuts: tuple[ShardCut, ...], shard: int, device: torch.device) -> Tensor:
-    """Return the places of the rows that count for this shard, of several the first, among those of all parameters."""
-    places, begin = [], 0
-    for cut in cuts:
-        for run in cut.rows:
-            if shard % run.holders == 0:
-                places.append(torch.arange(begin, begin + len(run.rows)))
-            begin += len(run.rows)
-    return torch.cat(places).to(device)

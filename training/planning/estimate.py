@@ -1,4 +1,4 @@
-"""Estimate of a run on machines for rent: memory, hours, dollars."""
+"""Estimate of a run on machines for rent: memory, hours, dollars; and with other layouts, of data and tensor ranks."""
 
 import math
 import re
@@ -11,13 +11,13 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from model.config import ModelConfig
+from model.config import ModelConfig, undivided
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
 from training.command import WORLD_SIZE
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
-from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
+from training.planning.memory_model import GIB, NODE_GPUS, MemoryModel, gpu_bytes
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, Preemptions, PriceList
 from training.planning.throughput import Network, Throughput, on_network, throughputs
@@ -31,6 +31,7 @@ ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, com
 @attrs.frozen(kw_only=True)
 class Offer:
     machine: Machine
+    layout: str  # parallel/tensor_parallel
     plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
@@ -68,6 +69,7 @@ class RunEstimate:
     own: Plan | None  # the run on them, else on one
     last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
     offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
+    layouts: list[list[Offer]]  # those that fit on each machine of 8 GPUs, the cheapest first
 
 
 def make_estimate(
@@ -81,9 +83,11 @@ def make_estimate(
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
-    offers = [_offer(run, machine, lengths, start_up[0], network) for machine in prices.machines]
+    offers = [_offer(run, machine, network, lengths, start_up[0]) for machine in prices.machines]
+    eights = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
+    layouts = [known for one in eights if (known := _layouts(run, one, network, lengths, start_up[0]))]
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run.model, run.train, offers))
+        raise BadInput(_too_big(run.model, run.train, offers, [best for best, *_ in layouts]))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     rate = prices.preemptions_per_hour * network.nodes
@@ -96,7 +100,8 @@ def make_estimate(
 
     own = None
     with suppress(BadInput):  # too few micro-batches for them: the table has other machines
-        own = make_plan(run.train, run.model.context_length, (gpus or 1) * network.nodes, lengths)
+        ranks = (gpus or run.train.execution.tensor_parallel) * network.nodes
+        own = make_plan(run.train, run.model.context_length, ranks, lengths)
     return RunEstimate(
         run=run,
         prices=prices,
@@ -106,6 +111,7 @@ def make_estimate(
         own=own,
         last_job=_last_job(run, lengths, start_up[0], usd),
         offers=tuple(sorted(offers, key=order)),
+        layouts=layouts,
     )
 
 
@@ -163,25 +169,27 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 
 
 def _offer(
-    run: Run, one: Machine, lengths: Mapping[str, int | None], start_up_seconds: float, network: Network
+    run: Run, one: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
     """Return the run's offer of one machine, or of as many as the network has."""
-    model, train = run.model, run.train
+    model, train, sharing = run.model, run.train, run.train.execution.tensor_parallel
     machine = one if network.nodes == 1 else one.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
+        if one.gpus % sharing:
+            raise BadInput(f"tensor_parallel: got {sharing}, wanted a divisor of the machine's {one.gpus} GPUs")
         smaller = train.replace(microbatch_size=_microbatch(train, machine, largest))
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
-    speeds = [] if plan is None else throughputs(model, one, plan.tokens_per_step)
+    speeds = [] if plan is None else throughputs(model, one, plan.tokens_per_step, train)
     if network.nodes > 1 and plan is not None:
-        gathers = train.execution.parallel == "fsdp"
-        speeds = [on_network(speed, network, model, plan, gathers=gathers) for speed in speeds]
+        speeds = [on_network(speed, network, model, plan, train) for speed in speeds]
     return Offer(
         machine=machine,
+        layout=f"{train.execution.parallel}/{sharing}",
         plan=plan,
         problem=problem,
         largest=largest,
@@ -190,6 +198,17 @@ def _offer(
         start_up_seconds=start_up_seconds,
         token_equivalents=0 if plan is None else _token_equivalents(train, plan),
     )
+
+
+def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> list[Offer]:
+    """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
+    sharing = [ranks for ranks in (1, 2, 4, NODE_GPUS) if not any(undivided(run.model, ranks))]
+    kinds = ("ddp", "hsdp", "fsdp") if network.nodes > 1 else ("ddp", "fsdp")
+    keys = [{"parallel": kind, "tensor_parallel": ranks, "tensor_shards": None} for ranks in sharing for kind in kinds]
+    runs = [attrs.evolve(run, train=run.train.replace(**each)) for each in keys]
+    estimated = attrs.evolve(one, tokens_per_second=None)
+    offers = [_offer(each, estimated, network, *more) for each in runs]
+    return sorted((offer for offer in offers if offer.throughputs), key=Offer.usd)
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
@@ -214,7 +233,7 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
         raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
         return size
-    sizes = microbatch_sizes(batch, machine.gpus, min(size, largest))
+    sizes = microbatch_sizes(batch, machine.gpus // train.execution.tensor_parallel, min(size, largest))
     if not sizes:
         raise BadInput(
             f"{train.file}: global_batch_size: got {batch}, wanted at least one sequence for each of the "
@@ -223,17 +242,20 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     return sizes[-1]
 
 
-def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer]) -> str:
+def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], cheapest: list[Offer]) -> str:
     size, batch, least = train.batch.microbatch_size, train.batch.global_batch_size, min(each.bytes for each in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is None:
         advice = "not even 1 fits; " + MemoryModel.of(model, train, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
     else:
-        fitting = [] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
+        ranks = MemoryModel.of(model, train, best.machine.gpus).data_parallel
+        fitting = [] if batch is None else microbatch_sizes(batch, ranks, best.largest)
         largest = max(fitting, default=best.largest)
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
         advice += "" if fitting or batch is None else ", and a larger global_batch_size"
+    other = ", ".join(f"{each.layout} on {each.machine.name} for ${each.usd():,.0f}" for each in cheapest)
+    advice += f"; cheapest parallel/tensor_parallel: {other}" if other else ""
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "
         f"needs {least / GIB:.1f} GiB of a GPU, more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of "

@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -16,6 +17,8 @@ from tabulate import tabulate
 
 from common.errors import printable, quoted, refusing
 from common.json_files import is_number, read_json, read_json_lines
+from model.axes import TENSOR_AXES, axes_of, plain_name
+from model.config import undivided
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
@@ -25,10 +28,12 @@ from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
 from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
+from training.parallel.process_group import RankGroup
 from training.planning.estimate import Offer, RunEstimate, make_estimate
-from training.planning.memory_model import CALIBRATION, GIB
+from training.planning.memory_model import CALIBRATION, GIB, STATE_BYTES, MemoryModel
+from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
-from training.planning.throughput import ESTIMATE, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
+from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
 from training.telemetry.metrics_log import EVALUATIONS
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
@@ -63,8 +68,10 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     check_objective(run, streams.values())
     lengths = lengths_of(streams)
     if command.dry_run:
-        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+        ranks = command.world_size or run.train.execution.tensor_parallel
+        plan = make_plan(run.train, run.model.context_length, ranks, lengths)
         lines = describe(run.model, run.train, plan)
+        lines += describe_shards(MemoryModel.of(run.model, run.train, ranks)) if run.train.execution.shards > 1 else []
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
@@ -86,7 +93,8 @@ def wrapped(lines: Iterable[str]) -> list[str]:
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
     possible = [offer for offer in estimate.offers if offer.plan is not None]
-    plan, machine = estimate.own, "1 process; the directory's name has no number of GPUs"
+    ranks = estimate.run.train.execution.tensor_parallel
+    plan, machine = estimate.own, f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.asked) is not None:
@@ -105,6 +113,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
         *describe(estimate.run.model, estimate.run.train, plan),
         "",
         *([*_table(rows), ""] if rows else []),
+        *_layouts(estimate),
         *(_basis(known) if len(known) > 1 else []),
         *_spot(estimate, known),
         *([] if len(known) == len(possible) else [_UNKNOWN]),
@@ -151,11 +160,57 @@ def describe_core(run: Run) -> list[str]:
     return []
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def describe_shards(memory: MemoryModel) -> list[str]:
+    """Return the parameters of a rank in tensor shards, those of all layers as one."""
+    shards, layers, rows = memory.tensor_shards, memory.model.n_layers, {}
+    sizes, ranks = network_sizes(memory.model, shards, memory.tensor_parallel), RankGroup(rank=0, size=memory.shards)
+    for name, part in {**sizes.outer, **sizes.block}.items():
+        axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
+        columns = [axes.columns] if axes.columns else []
+        cut = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
+        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
+        size = STATE_BYTES * sizes.local * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
+        shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
+        rows[plain] = [
+            plain,
+            shown,
+            ", ".join(dict.fromkeys(parts)) or "whole",
+            f"{size * (layers if '*' in plain else 1):,}",
+        ]
+    divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
+    heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
+    table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
+    return [f"shards       {shards}, {sizes.local} on each rank{divided}", *table.splitlines()]
+
+
+def _layouts(estimate: RunEstimate) -> list[str]:
+    """Return the cheapest layout of each machine where it is not the run's own, and the least sharing of each kind."""
+    rows, execution = [], estimate.run.train.execution
+    own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
+    for first, *others in estimate.layouts:
+        usd, fitting = first.usd(), sorted([first, *others], key=attrgetter("layout"), reverse=True)
+        if own not in (offer.layout for offer in fitting if offer.usd() == usd):
+            more = next((f"{offer.layout} +{offer.usd() / usd - 1:.0%}" for offer in others if offer.usd() > usd), "")
+            least = {offer.layout.partition("/")[0]: offer.layout for offer in fitting}
+            name, _, speed, _, price, _ = _row(
+                first.machine.name.rpartition(" x ")[2], 1.0, [usd], first.throughputs[-1:]
+            )
+            rows.append([name, first.layout, f"{first.largest}", speed, price, more, " ".join(least.values())])
+    heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
+    table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
+    divisors = (f"{each}" for each in range(1, 65) if not any(undivided(model, each)))
+    note = (
+        f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
+        f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
+    )
+    return [*table, note] if estimate.layouts else []
+
+
+def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
     """Return the rows as lines of a terminal's width: long names of machines are wrapped."""
-    others = tabulate([row[1:] for row in rows], _HEADS[1:], disable_numparse=True).splitlines()[1]
+    others = tabulate([row[1:] for row in rows], heads[1:], disable_numparse=True).splitlines()[1]
     widths = [max(8, WIDTH - 2 - len(others))]
-    return tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS, maxcolwidths=widths).splitlines()
+    return tabulate(rows, heads, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()
 
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:

@@ -10,41 +10,59 @@ from typing import Any, Literal
 import attrs
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from common.errors import BadInput
 from model.config import ModelConfig, attention_window
+from model.counts import meta_network
 from model.gpt import GPT
+from model.shards import ShardedGPT, ShardExchange
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product")  # kernels of libraries, by the start of their names
+COLLECTIVE = "collective"
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product", COLLECTIVE)  # libraries' kernels: names begin so
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")  # of results that are kept: a compiler does not redo them
 SUMMED_ROWS = 16  # a sum over so many is that of a bias's gradient, or a statistic of a norm
 
 
-def count_kernels(network: GPT, *, compiled: bool) -> "Kernels":
-    """Return the kernels of a sequence's forward and backward pass."""
-    kernels, as_on_a_gpu = Kernels(network, compiled), _AsOnAGpu(network.config)
+def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: bool) -> "Kernels":
+    """Return the kernels of a sequence's forward and backward pass, on a rank with so many of the tensor shards."""
 
-    def run_block(block: Any, x: Tensor, *more: Any) -> Tensor:
+    def exchanged(tensor: Tensor, *shape: int) -> Tensor:
+        kernels.launch(COLLECTIVE, (kernels.value(tensor),), [result := tensor.new_empty(shape)])
+        return result
+
+    def run_block(block: Any, x: Any, *more: Any) -> Any:
         kernels.cross(x, into_block=True)
-        output: Tensor = block(x, *more)
+        output = block(x, *more)
         kernels.cross(output, into_block=False)
-        output.register_hook(lambda gradient: kernels.cross(gradient, into_block=True))
-        x.register_hook(lambda gradient: kernels.cross(gradient, into_block=False))
+        for piece in tree_leaves(output):
+            piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=True))
+        for piece in tree_leaves(x):
+            piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=False))
         return output
 
+    exchange = ShardExchange(
+        shards=shards,
+        local=local,
+        all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
+        all_to_all=lambda parts: exchanged(parts, *parts.shape),
+    )
+    network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
+    kernels, as_on_a_gpu = Kernels(network, compiled), _AsOnAGpu(config)
     try:
         with torch.device("meta"), as_on_a_gpu, kernels:
-            tokens = torch.zeros(1, network.config.context_length, dtype=torch.int64)
+            tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
-            logits = F.linear(network.hidden(tokens, recompute=run_block), network.output_weight())
+            hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
+            heads = zip(hidden, [network] if isinstance(network, GPT) else network.shards, strict=True)
+            logits = [F.linear(x, each.output_weight()) for x, each in heads]
             kernels.backward = True
-            gradient = torch.empty_like(logits)
-            kernels.cross(gradient, into_block=False)
-            logits.backward(gradient)
+            gradients = [torch.empty_like(each) for each in logits]
+            kernels.cross(gradients, into_block=False)
+            torch.autograd.backward(logits, gradients)
     except (NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise BadInput(
@@ -88,7 +106,7 @@ class Kernels(TorchDispatchMode):
     a tensor are made once. What is saved for the backward pass follows; the statistics of a norm over heads are not.
     """
 
-    def __init__(self, network: GPT, compiled: bool):
+    def __init__(self, network: nn.Module, compiled: bool):
         super().__init__()
         self.compiled = compiled  # else the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
@@ -101,13 +119,14 @@ class Kernels(TorchDispatchMode):
         self._seen: set[tuple[int, Any]] = set()
         self._alive: list[Tensor] = []  # keeps addresses from being used again
 
-    def cross(self, tensor: Tensor, *, into_block: bool) -> None:
-        """Take a tensor over the edge of a block, where each is in memory."""
-        value = self._value(tensor)
-        self._store(value)
-        self._values[_address(tensor)] = _Value(
-            tensor, True, None, value.level + 1, self.backward, self.in_block and not into_block
-        )
+    def cross(self, tensors: Any, *, into_block: bool) -> None:
+        """Take tensors over the edge of a block, where each is in memory."""
+        for tensor in tree_leaves(tensors):
+            value = self.value(tensor)
+            self._store(value)
+            self._values[_address(tensor)] = _Value(
+                tensor, True, None, value.level + 1, self.backward, self.in_block and not into_block
+            )
         self.in_block = into_block
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,17 +136,17 @@ class Kernels(TorchDispatchMode):
         made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and _address(one) not in given]
         self._alive += made
         if made and not name.startswith(("empty", "new_empty", "zeros")):
-            inputs = tuple(map(self._value, given.values()))
+            inputs = tuple(map(self.value, given.values()))
             if name != "_to_copy" or not self.compiled:
-                self._launch(name, inputs, made)
+                self.launch(name, inputs, made)
             elif (cast := self._casts.get((id(inputs[0]), made[0].dtype, self.backward))) is not None:
                 self._values[_address(made[0])] = cast
             else:
-                self._launch(name, inputs, made)
-                self._casts[id(inputs[0]), made[0].dtype, self.backward] = self._value(made[0])
+                self.launch(name, inputs, made)
+                self._casts[id(inputs[0]), made[0].dtype, self.backward] = self.value(made[0])
         return result
 
-    def _launch(self, name: str, inputs: tuple[_Value, ...], made: list[Tensor]) -> None:
+    def launch(self, name: str, inputs: tuple[_Value, ...], made: list[Tensor]) -> None:
         """Record an operator that writes memory."""
         level = max((value.level for value in inputs if value.backward == self.backward), default=0)
         product, of_tokens = name.startswith(PRODUCTS), any(value.of_tokens for value in inputs)
@@ -140,6 +159,7 @@ class Kernels(TorchDispatchMode):
         for value in inputs:
             if product or value.kernel != kernel:
                 self._use(value, kernel)
+        eager = not (self.backward or torch.is_grad_enabled())  # exchanges of tensor shards are not compiled
         for tensor in made:
             self._values[_address(tensor)] = _Value(
                 tensor,
@@ -149,7 +169,7 @@ class Kernels(TorchDispatchMode):
                 self.backward,
                 self.in_block,
                 inputs,
-                _kind(name, inputs, tensor),
+                "reduction" if eager else _kind(name, inputs, tensor),
             )
         if self.in_block and kernel is not None and of_tokens:
             tensors = [value.tensor for value in inputs if value.of_tokens] + made
@@ -200,7 +220,7 @@ class Kernels(TorchDispatchMode):
         self._seen.add((id(value), use))
         return first
 
-    def _value(self, tensor: Tensor) -> _Value:
+    def value(self, tensor: Tensor) -> _Value:
         new = _Value(tensor, False, None, backward=self.backward, in_block=self.in_block)
         return self._values.setdefault(_address(tensor), new)
 

@@ -60,15 +60,16 @@ class BatchMemory:
     def __init__(self, model: ModelConfig, options: MemoryOptions, saved: NetworkSizes, sequences: int):
         self._model, self._options, self._saved = model, options, saved
         self._tokens = sequences * model.context_length
-        self._row = model.padded_vocab_size * model.emb_dim
+        self._row = model.padded_vocab_size // saved.ranks * model.emb_dim
         self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
+        self._inputs = self._hidden // saved.ranks  # of a block
         self._whole_blocks = 0 if options.recompute_blocks else model.n_layers  # their insides are kept
         self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
     @property
     def kept(self) -> int:
         """Activations that the forward pass keeps for the backward pass."""
-        inputs = self._model.n_layers * self._hidden if self._options.recompute_blocks else 0
+        inputs = self._model.n_layers * self._inputs if self._options.recompute_blocks else 0
         head = self._hidden // 2 if self._options.loss_chunks > 1 else 0  # its whole input in fp32, not in bf16
         return self._outer_bytes + inputs + self._whole_blocks * self._block_bytes + head
 
@@ -96,15 +97,16 @@ class BatchMemory:
     def block(self) -> Moment:
         """Backward pass of the last block: all blocks' activations, or one's that was run again."""
         blocks, gradients = self._whole_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
+        width = self._saved.local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
         activations = blocks * self._block_bytes
         if self._options.recompute_blocks:
             blocks, gradients = 1, HIDDEN_BYTES + OUTPUT_BYTES
-            activations = self._block_bytes + (self._model.n_layers - 1) * self._hidden
+            activations = self._block_bytes + (self._model.n_layers - 1) * self._inputs
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
             # A tied head's gradient waits for the embedding's until the blocks are done.
-            backward=gradients * self._model.emb_dim * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
+            backward=gradients * width * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 
     @property
@@ -124,7 +126,7 @@ class BatchMemory:
 
     def _logits(self, tokens: int) -> int:
         softcap = 0 if self._model.logit_softcap is None else SOFTCAP_BYTES * self._model.vocab_size
-        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens
+        return (LOGIT_BYTES * self._model.padded_vocab_size + softcap) * tokens // self._saved.ranks
 
 
 @attrs.frozen
@@ -153,6 +155,8 @@ class Prediction:
 class MemoryModel:
     model: ModelConfig
     parallel: str = "ddp"  # as in train.json
+    tensor_parallel: int = 1
+    tensor_shards: int = 1
     world_size: int = 1
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
@@ -165,6 +169,8 @@ class MemoryModel:
         return cls(
             model=model,
             parallel=train.execution.parallel,
+            tensor_parallel=train.execution.tensor_parallel,
+            tensor_shards=train.execution.shards,
             world_size=world_size,
             options=train.memory,
             optimizer=train.optimization.optimizer,
@@ -174,20 +180,24 @@ class MemoryModel:
         )
 
     @property
+    def data_parallel(self) -> int:
+        """Number of ranks, or groups that share each layer, with batches of their own."""
+        return -(-self.world_size // self.tensor_parallel)
+
+    @property
     def sharded(self) -> bool:
-        """True if a rank holds a part of the weights; one rank is not wrapped."""
-        return self.parallel != "ddp" and self.world_size > 1
+        """True if FSDP divides the weights; one rank is not wrapped."""
+        return self.shards > 1
 
     @property
     def shards(self) -> int:
-        """Of how many ranks each holds a part of the weights."""
-        if self.parallel == "hsdp":
-            return min(self.world_size, NODE_GPUS)
-        return self.world_size if self.sharded else 1
+        """Number of ranks over which FSDP divides the weights, or a tensor rank's part of them."""
+        node = max(1, NODE_GPUS // self.tensor_parallel) if self.parallel == "hsdp" else self.data_parallel
+        return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 
     def predict(self, size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps; `size`: of the micro-batch."""
-        saved = network_sizes(self.model)
+        saved = network_sizes(self.model, self.tensor_shards, self.tensor_parallel)
         batch, microbatches = BatchMemory(self.model, self.options, saved, size), self.microbatches_at(size)
         idle = batch.idle
         if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs
@@ -198,25 +208,25 @@ class MemoryModel:
 
     def accumulation_at(self, microbatch_size: int) -> int:
         """Return the micro-batches a step on a rank, at most."""
-        return longest_share(self.microbatches_at(microbatch_size), self.world_size)
+        return longest_share(self.microbatches_at(microbatch_size), self.data_parallel)
 
     def microbatches_at(self, microbatch_size: int) -> int:
         """Return the micro-batches a step; where they do not make up the global batch, as many on each rank."""
-        batch = self.global_batch_size
+        batch, ranks = self.global_batch_size, self.data_parallel
         if batch is None:
-            return self.accumulation * self.world_size
-        if batch % microbatch_size or batch < microbatch_size * self.world_size:
-            return -(-batch // (microbatch_size * self.world_size)) * self.world_size
+            return self.accumulation * ranks
+        if batch % microbatch_size or batch < microbatch_size * ranks:
+            return -(-batch // (microbatch_size * ranks)) * ranks
         return batch // microbatch_size
 
     def _prediction(self, saved: NetworkSizes, microbatches: int, moment: Moment, idle: int) -> Prediction:
         weights = STATE_BYTES * saved.parameters(self.model.n_layers)
-        holds_gradients = self._holds_gradients(longest_share(microbatches, self.world_size), moment)
+        holds_gradients = self._holds_gradients(longest_share(microbatches, self.data_parallel), moment)
         shard = weights // self.shards
         parts = {
             "weights": shard,
             "gradients": weights if holds_gradients else shard * moment.end,
-            "sums": weights * most_held_sums(self.determinism, microbatches, self.world_size),  # of gradients
+            "sums": weights * most_held_sums(self.determinism, microbatches, self.data_parallel),  # of gradients
             "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
             "gathered": self._gathered(saved) if self.sharded else 0,
             "copies": moment.copies,
@@ -239,7 +249,7 @@ class MemoryModel:
         """Tell whether a rank holds whole gradients, beside those in partial sums."""
         if self.sharded:  # adds up whole ones, not shards, until the last micro-batch reduces them
             return self.determinism == "off" and accumulation > 1
-        if self.world_size > 1:  # in DDP's buckets
+        if self.data_parallel > 1:  # in DDP's buckets
             return True
         return moment.end or (self.determinism == "off" and accumulation > 1)
 
@@ -258,7 +268,7 @@ class MemoryModel:
         ways, plain = [], attrs.evolve(self, options=PLAIN)
         sharded, fsdp = attrs.evolve(plain, parallel="fsdp"), "--set parallel=fsdp"
         if usable_bytes is not None:
-            if self.parallel == "ddp" and self.world_size > 1 and sharded.largest_microbatch(usable_bytes):
+            if self.parallel == "ddp" and self.data_parallel > 1 and sharded.largest_microbatch(usable_bytes):
                 ways.append(fsdp)
             thrifty = f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true"
             if attrs.evolve(self, options=THRIFTY).largest_microbatch(usable_bytes):
@@ -268,7 +278,7 @@ class MemoryModel:
             length = self.model.context_length
             for tokens in (length >> power for power in range(1, length.bit_length())):
                 shorter = attrs.evolve(plain, model=attrs.evolve(self.model, context_length=tokens))
-                if shorter.largest_microbatch(usable_bytes):
+                if tokens % self.tensor_shards == 0 and shorter.largest_microbatch(usable_bytes):
                     ways.append(f"--set model.context_length={tokens}")
                     break
         cards = sorted(known_gpus().values(), key=lambda gpu: gpu.memory_gib)

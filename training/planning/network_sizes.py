@@ -6,17 +6,20 @@ import math
 import attrs
 
 from common.errors import BadInput
-from model.axes import Axes, axes_of
+from model.axes import Axes, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
 from model.counts import like_blocks, meta_network
+from model.shards import ShardedGPT, ShardExchange
 from training.optimizers.update_rule import rules_of, state_bytes
 from training.planning.kernel_count import count_kernels
 
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes that add up over layers: of one block, and of all outside the blocks."""
+    """Sizes on a rank that add up over layers: of one block, and of all outside the blocks."""
 
+    ranks: int  # that share each layer
+    local: int  # tensor shards on each
     outer: dict[str, Axes]  # parameters
     block: dict[str, Axes]
     outer_copies: int  # saved for the backward pass, bytes whatever the micro-batch: weights in bf16
@@ -44,18 +47,22 @@ class NetworkSizes:
 
 
 @functools.cache
-def network_sizes(config: ModelConfig, *, compiled: bool = True) -> NetworkSizes:
+def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
     """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
-    shapes = {name: tuple(value.shape) for name, value in meta_network(like_blocks(config)).named_parameters()}
-    parameters = {name: axes_of(name, config) for name in shapes}
-    for name, axes in parameters.items():
-        if axes.shape != shapes[name]:
-            raise BadInput(f"model.json: {name}: got {shapes[name]} elements, wanted {axes.shape}, those of its axes")
-    network = meta_network(attrs.evolve(config, n_layers=1))
-    kernels = count_kernels(network, compiled=compiled)
+    few, parameters, local = like_blocks(config), dict[str, Axes](), shards // ranks
+    network = meta_network(few) if shards == 1 else ShardedGPT(few, ShardExchange(shards=shards, local=local))
+    for name, value in network.named_parameters():
+        axes, shape = axes_of(name, config), tuple(value.shape)
+        if shape != (wanted := shard_cut(axes, shards, 0).shape):
+            raise BadInput(f"model.json: {name}: got {shape} elements, wanted {wanted}, those of its axes")
+        columns = axes.columns and axes.columns._replace(size=shape[1])
+        parameters[name] = attrs.evolve(axes, rows=(axes.rows[0]._replace(size=shape[0]),), columns=columns)
+    kernels = count_kernels(attrs.evolve(config, n_layers=1), shards, local, compiled=compiled)
     return NetworkSizes(
-        outer={name: axes for name, axes in parameters.items() if not name.startswith("blocks.")},
-        block={name: axes for name, axes in parameters.items() if name.startswith("blocks.0.")},
+        ranks=ranks,
+        local=local,
+        outer={name: axes for name, axes in parameters.items() if not plain_name(name).startswith("blocks.")},
+        block={name: axes for name, axes in parameters.items() if plain_name(name).startswith("blocks.0.")},
         outer_copies=kernels.saved["outer", "fixed"],
         block_copies=kernels.saved["block", "fixed"],
         outer_bytes=kernels.saved["outer", "sequences"],

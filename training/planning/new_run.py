@@ -44,7 +44,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     values["train"] |= {} if given is None else {"dataset": str(given)}
     chosen = override(command.overrides, values)
     run = make_run(directory, source, values, chosen)
-    world_size = command.world_size or environment_world_size()
+    world_size = command.world_size or max(environment_world_size(), run.train.execution.tensor_parallel)
     train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json")
     token_set = tokens_at_hand(train, None)
     if token_set is None:

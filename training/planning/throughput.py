@@ -9,6 +9,7 @@ from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig, attention_window
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
+from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.initial_weights import FREE_KEYS
 from training.planning.network_sizes import network_sizes
@@ -44,7 +45,7 @@ GRADIENT_BYTES = 4  # of a parameter
 GATHERED_BYTES = 2 * 2  # of a parameter in bf16: FSDP gathers it for the forward and for the backward pass
 # Assumed: between a GPU and those of its node, each direction, as a collective reaches it; for each other node, of a
 # collective of one bucket.
-INSIDE_GB_PER_SECOND = 300.0
+INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0  # PCIe: of tensor ranks without NVLink
 LATENCY_SECONDS = 30e-6
 
 
@@ -62,6 +63,8 @@ class Efficiency:
 # reached on one H100. A GPU of another kind takes the similar one's.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 FITTED = ("A100", "H100", "H200")  # torch's names; the H200's estimates are 1 to 10 % below what it was measured at
+NVLINK = (*FITTED, "B200", "GB200")
+EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
 
 
 @attrs.frozen
@@ -84,17 +87,20 @@ class Network:
     link: float = math.inf  # GB/s of a node to the others, each direction
 
 
-def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | None = None) -> list[Throughput]:
+def throughputs(
+    config: ModelConfig, machine: Machine, tokens_per_step: int | None = None, train: TrainConfig | None = None
+) -> list[Throughput]:
     """Return the throughputs that are known, the slowest first; none for a small network that nobody has measured.
 
     That of the price list, or Lockstep's newest measurement; else those of other trainers and an estimate. A
-    measurement of a small network is of its `tokens_per_step`, as launches take most of the time.
+    measurement of a small network is of its `tokens_per_step`, as launches take most of the time. `train`: the run,
+    with its tensor shards, which are estimated.
     """
     # Options that a measurement leaves out are GPT-2's.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     found = [
         Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else OTHERS, row["trainer"])
-        for row in reversed(read_json(MEASUREMENTS, list))
+        for row in reversed(read_json(MEASUREMENTS, list) if train is None or train.execution.shards == 1 else [])
         if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus)
         and row.get("tokens_per_step", tokens_per_step) == tokens_per_step
         and all(getattr(config, field.name) == row.get(field.name, field.default) for field in shape)
@@ -106,31 +112,57 @@ def throughputs(config: ModelConfig, machine: Machine, tokens_per_step: int | No
         return ours[:1]
     if matmul_parameter_count(config) >= LEAST_PARAMETERS:
         kind = ESTIMATE if machine.gpu.torch_name in FITTED else ROUGH
-        others.append(Throughput(machine.gpus * roofline(config, machine.gpu), kind))
+        others.append(Throughput(machine.gpus * roofline(config, machine.gpu, train), kind))
     return sorted(others, key=lambda each: each.tokens_per_second)
 
 
-def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, *, gathers: bool) -> Throughput:
+def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, train: TrainConfig) -> Throughput:
     """Return the throughput of all nodes, from that of one.
 
-    `gathers`: under FSDP on all GPUs, which also gathers the weights over the link, for each micro-batch.
+    FSDP on all GPUs also gathers the weights over the link, for each micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
     node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
     compute = plan.tokens_per_step / (nodes * alone.tokens_per_second)
     inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
+    inside /= train.execution.tensor_parallel  # each reduces its part
     across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
     # The last micro-batch hides communication behind its backward pass.
     hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
     seconds = compute + inside + across - hidden
     weights = GATHERED_BYTES * parameter_count(model) * (nodes - 1) / nodes * accumulation / (network.link * 1e9)
-    seconds += max(0.0, weights - compute) if gathers else 0.0
+    seconds += max(0.0, weights - compute) if train.execution.parallel == "fsdp" else 0.0
     return Throughput(plan.tokens_per_step / seconds, SIMULATION)
 
 
-def roofline(config: ModelConfig, gpu: Gpu) -> float:
-    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
-    return 1 / sum(seconds_per_token(config, gpu, FITS[gpu.similar_to]).values())
+def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
+    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one.
+
+    GPUs that share layers do as much of these as if each had tokens of its own, and wait for all their exchanges.
+    """
+    seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
+    if train is not None and (shards := train.execution.shards) > 1:
+        ranks = train.execution.tensor_parallel
+        link = INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND
+        seconds["exchange"] = ranks * exchange_bytes(config, train, 1) / config.context_length / (link * 1e9)
+        seconds["elementwise"] *= ranks * block_traffic(config, shards, ranks) / block_traffic(config)
+    return 1 / sum(seconds.values())
+
+
+def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
+    """Return the bytes that a rank gets from those that share its layers, in both passes of a micro-batch.
+
+    Of E elements, B T C, with L of S shards on each of N ranks, a layer gathers E and sums up L E twice, and the other
+    way round in its backward pass; so does the head once, and, in fp32, the embedding. A recomputed block does both
+    again, but its last sum for dropout alone; a chunked loss, 2 fp32 numbers a token and shard, is computed twice. From
+    others comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
+    """
+    shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
+    size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
+    each = (1 + local) * (size * (4 * layers + 1) + 4)
+    each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
+    loss = 4 * 2 * shards * (1 + (train.memory.loss_chunks > 1))
+    return sequences * config.context_length * (each * config.emb_dim + loss) * (ranks - 1) // ranks
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
@@ -146,7 +178,7 @@ def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dic
     }
 
 
-def block_traffic(config: ModelConfig) -> float:
-    """Return the bytes that the compiled kernels of a block move per token."""
-    sizes = network_sizes(config)
+def block_traffic(config: ModelConfig, shards: int = 1, ranks: int = 1) -> float:
+    """Return the bytes that the compiled kernels of a block move per token, on each rank of those that share it."""
+    sizes = network_sizes(config, shards, ranks)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes

@@ -10,13 +10,12 @@ own: torchrun does not tell how its ranks have ended.
 
 import json
 import os
-import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, say
 from common.files import is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
 from training.launch import environment_nodes, restarts, torchrun_identity
@@ -114,7 +113,7 @@ class ExitRecord:
             try:
                 replace_file(path, json.dumps(record) + "\n")
             except OSError as error:  # a full disk: the exit status still tells
-                print(f"WARNING: {write_error(path, error)}", file=sys.stderr, flush=True)
+                say(f"WARNING: {write_error(path, error)}")
 
 
 class JobExit(NamedTuple):

@@ -134,17 +134,13 @@ def _is_loss(value: Any) -> bool:
 
 def _is_ledger(value: Any) -> bool:
     """Tell whether a value is seconds by part; after a change of the clock, some may be below zero."""
-    return (
-        isinstance(value, dict)
-        and "compile" in value
-        and all(is_number(seconds) and abs(seconds) <= MOST_SECONDS for seconds in value.values())
-    )
+    seconds = number(-MOST_SECONDS, MOST_SECONDS)
+    return isinstance(value, dict) and "compile" in value and all(map(seconds.holds, value.values()))
 
 
 def _are_sources(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, dict) and type(one.get("tokens")) is int and 0 <= one["tokens"] < 1 << 64 for one in value
-    )
+    count = integer(0, (1 << 64) - 1)
+    return isinstance(value, list) and all(isinstance(one, dict) and count.holds(one.get("tokens")) for one in value)
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use

@@ -37,7 +37,6 @@ def wrap(kind: str, determinism: str, microbatches: int = 6) -> Parallel:
 def test_one_rank_needs_no_wrapper(kind: str, determinism: str) -> None:
     parallel = wrap(kind, determinism)
     assert not isinstance(parallel.model, FSDPModule | DistributedDataParallel)
-    assert parallel.gradient_divisor == 6
     assert parallel.named_parameters().keys() == dict(GPT(CONFIG).named_parameters()).keys()
 
 
@@ -52,7 +51,7 @@ def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) ->
             parallel.model(row[:, :-1], row[:, 1:]).backward()
     for found, parameter in zip(parallel.gradients(), whole.parameters(), strict=True):
         assert parameter.grad is not None
-        assert torch.allclose(found / parallel.gradient_divisor, parameter.grad, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(found / 6, parameter.grad, rtol=1e-4, atol=1e-7)
     parallel.zero_grad()
     assert parallel.gradients() == []
 
@@ -65,8 +64,8 @@ def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
     reduction, clock = BucketSum(dist.group.WORLD), StepClock(alone.device)
     # parallelize() wraps none on a single rank
     model = wrap_in_ddp(NextTokenLoss(network), reduction, clock, dist.group.WORLD)
-    places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE, "updating": ALONE}
-    parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, gradient_divisor=3, **places)
+    places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE}
+    parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, **places)
     reduced: list[int] = []
     all_reduce = dist.all_reduce
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, MakeRun, complete, train
+from tests.conftest import ROOT, TINY_MODEL, MakeRun, complete, train
 from training.config.train_config import Run, load_run
 from training.planning.estimate import RunEstimate, gpus_by_name, make_estimate
 from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
@@ -98,6 +98,39 @@ def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: s
     assert lines[0] == "machine      1 GPU, by the directory's name"
     assert "world size 1" in " ".join(map(str.strip, lines)) and rows(lines)[0][0].startswith(f"1x{gpu}")
     assert all(row[0].startswith("1x") for row in rows(lines)[:14])
+
+
+LLAMA_7B = ("model.emb_dim=4096", "model.n_heads=32", "model.n_layers=32", "model.context_length=4096")
+
+
+def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_that_does() -> None:
+    settings = [*LLAMA_7B, "global_batch_size=64", "microbatch_size=1", "parallel=fsdp"]
+    run, prices = load_run(ROOT / "runs" / "8xa100", settings), read_machines(MACHINES, ["8xa100-40gb", "8xh100-80gb"])
+    lines = describe_estimate(estimate(run, prices))
+    first, second = (number for number, line in enumerate(lines) if line.startswith("---"))
+    [row] = rows(lines[second:])
+    assert [cells[0] for cells in rows(lines[first:])] == ["8xh100-80gb"]
+    assert row[:2] == ["8xa100-40gb", "ddp/4"] and row[-1] == "fsdp/4 ddp/4"
+    assert any("else fsdp/1 is the cheapest by the estimate" in line for line in lines)
+    shared = load_run(ROOT / "runs" / "8xa100", [*settings, "tensor_parallel=4", "parallel=ddp", "loss_chunks=8"])
+    prices = read_machines(MACHINES, ["8xh100-80gb", "1xh100-80gb"])
+    lines = describe_estimate(estimate(shared, prices))
+    assert [row[0] for row in rows(lines)] == ["8xh100-80gb"] and any(" x world size 2" in line for line in lines)
+    assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of the machine's 1 GPUs" in lines
+
+
+def test_a_dry_run_of_tensor_shards_tells_the_parameters_of_a_rank(make_run: MakeRun) -> None:
+    run = make_run(parallel="fsdp", tensor_parallel=2, require_stock_class=False)
+    heads = ("--set", "model.n_heads=4", "--set", "model.n_kv_heads=2")
+    lines = complete(run, "--dry-run", "--world-size", "4", *heads).stdout
+    assert "shards       2, 1 on each rank, fsdp on 2\n" in lines
+    cells = {row[0]: row[1:] for row in (re.split(" {2,}", line) for line in lines.splitlines())}
+    layers, width = TINY_MODEL["n_layers"], TINY_MODEL["emb_dim"]
+    split = ["heads kv_heads kv_heads x embed", "heads 2, kv_heads 2", f"{layers * 4 * 2 * width * width // 4:,}"]
+    assert cells["blocks.*.attention.qkv.weight"] == split
+    assert cells["final_norm.weight"] == ["embed", "whole", f"{4 * width // 2}"]
+    assert "micro-batch 2 x accumulation 4 x world size 1" in complete(run, "--dry-run").stdout  # on two ranks
+    assert "shards " not in complete(run, "--dry-run", "--set", "tensor_parallel=1").stdout
 
 
 def test_the_size_of_a_model_is_no_number_of_gpus() -> None:

@@ -150,3 +150,31 @@ def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> Non
     memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
     assert memory.predict(2).total < memory.predict(1).total
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
+
+
+# As above, on 8 H100s, of which so many share layers.
+@pytest.mark.parametrize(
+    ("shared", "model", "size", "settings", "gib"),
+    [
+        (2, "124M", 16, {}, 4.782),
+        (4, "350M", 16, {}, 6.529),
+        (2, "124M", 32, {"options": MemoryOptions(recompute_blocks=True)}, 3.263),
+        (2, "124M", 32, {"options": MemoryOptions(loss_chunks=8), "parallel": "fsdp"}, 6.737),
+    ],
+)
+def test_the_peak_of_a_tensor_rank_is_the_measured_one(
+    shared: int, model: str, size: int, settings: dict[str, Any], gib: float
+) -> None:
+    ranks = {"world_size": 8, "tensor_parallel": shared, "tensor_shards": shared}
+    memory = MemoryModel(model=GPT2_SIZES[model], **ranks, **settings)
+    assert memory.predict(size).allocated / GIB == pytest.approx(gib, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world_size", "shared", "fsdp"),
+    [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
+)
+def test_fsdp_divides_among_data_parallel_ranks(parallel: str, world_size: int, shared: int, fsdp: int) -> None:
+    memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor_parallel=shared)
+    assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
+    assert attrs.evolve(memory, global_batch_size=48).accumulation_at(3) == 16 * shared // world_size

@@ -6,6 +6,7 @@ import pytest
 from model.config import ModelConfig
 from model.counts import parameter_count
 from model.gpt import GPT
+from model.shards import ShardedGPT, ShardExchange
 from tests.conftest import TINY_MODEL
 from training.planning.network_sizes import network_sizes
 
@@ -23,3 +24,13 @@ def test_parameters_and_state_are_those_of_a_real_network(layers: int, tied: boo
 
 def test_layers_change_neither_a_block_nor_what_is_outside() -> None:
     assert network_sizes(attrs.evolve(TINY, n_layers=1)) == network_sizes(attrs.evolve(TINY, n_layers=5))
+
+
+@pytest.mark.parametrize(("shards", "ranks"), [(2, 2), (4, 2), (4, 1)])
+def test_a_rank_has_its_tensor_shards_each_with_its_own_copies(shards: int, ranks: int) -> None:
+    config = attrs.evolve(TINY, n_heads=4, n_kv_heads=2)
+    sizes, exchange = network_sizes(config, shards, ranks), ShardExchange(shards=shards, local=shards // ranks)
+    real = sum(parameter.numel() for parameter in ShardedGPT(config, exchange).parameters())
+    assert sizes.parameters(config.n_layers) == real > network_sizes(config).parameters(config.n_layers) // ranks
+    assert sizes.state_bytes("adamw", config.n_layers) == 2 * 4 * real
+    assert sizes.attention_width == config.emb_dim // ranks

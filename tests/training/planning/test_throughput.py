@@ -6,10 +6,12 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from model.config import GPT2_SIZES, ModelConfig
-from tests.conftest import ROOT
-from training.config.train_config import load_run
+from model.shards import ShardedGPT, ShardedLoss, ShardExchange
+from tests.conftest import ROOT, TINY_MODEL
+from training.config.train_config import TrainConfig, load_run
 from training.hardware.gpus import known_gpus
 from training.planning.price_list import Machine
 from training.planning.throughput import (
@@ -19,6 +21,7 @@ from training.planning.throughput import (
     OURS,
     Efficiency,
     block_traffic,
+    exchange_bytes,
     roofline,
     seconds_per_token,
     throughputs,
@@ -106,3 +109,45 @@ def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, mo
     assert throughputs(attrs.evolve(config, positions="rope"), machine)[0].trainer is None  # another network
     entered = attrs.evolve(machine, tokens_per_second=6e6)
     assert attrs.astuple(throughputs(config, entered)[0]) == (6e6, "measured here", None)
+
+
+def sharing(**keys: Any) -> TrainConfig:
+    return TrainConfig.from_keys({"dataset": "text", "microbatch_size": 1} | keys, Path("train.json"))
+
+
+def counted_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
+    """Return what a rank's collectives give it from others, in a forward and a backward pass."""
+    shards, ranks, received = train.execution.shards, train.execution.tensor_parallel, []
+
+    def result_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+        received.append((result := torch.cat(tensors)).nbytes * (ranks - 1) // ranks)
+        return result
+
+    gather, transpose = lambda own: result_of([own] * ranks), lambda parts: result_of([parts])
+    exchange = ShardExchange(shards=shards, local=shards // ranks, all_gather=gather, all_to_all=transpose)
+    network, memory = ShardedGPT(config, exchange).to_empty(device="cpu"), train.memory
+    tokens = torch.zeros(sequences, config.context_length, dtype=torch.int64)
+    loss = ShardedLoss(network, recompute_blocks=memory.recompute_blocks, chunks=memory.loss_chunks)
+    with torch.autocast("cpu", torch.bfloat16, enabled=train.execution.precision != "fp32"):
+        loss(tokens, tokens).backward()
+    return sum(received)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("memory", [{}, {"recompute_blocks": True}, {"loss_chunks": 4}])
+@pytest.mark.parametrize(("shards", "ranks"), [(2, 2), (4, 2), (4, 1)])
+def test_bytes_of_exchanges_are_those_at_the_collectives(
+    shards: int, ranks: int, memory: dict[str, Any], precision: str
+) -> None:
+    train = sharing(tensor_parallel=ranks, tensor_shards=shards, precision=precision, **memory)
+    for drop_rate in (0.0, 0.1):
+        config = ModelConfig(**TINY_MODEL | {"n_heads": 4, "drop_rate": drop_rate})
+        assert exchange_bytes(config, train, 2) == counted_bytes(config, train, 2)
+
+
+def test_gpus_that_share_layers_are_slower_each_and_more_so_without_nvlink() -> None:
+    config = GPT2_SIZES["774M"]
+    for name, least, most in (("a100-80gb", 0.85, 0.95), ("a100-pcie-80gb", 0.3, 0.4)):
+        gpu = known_gpus()[name]
+        alone, two, four = (roofline(config, gpu, sharing(tensor_parallel=ranks)) for ranks in (1, 2, 4))
+        assert alone == roofline(config, gpu) and least < two / alone < most and four < two
