@@ -103,7 +103,7 @@ def count_bytes(network: str, ranks: int) -> list[str]:
 def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
     """Return the shards of a rank, each with random weights of its own."""
     with torch.device("meta"):
-        model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), 1, shards, tensor)
+        model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), shards, tensor)
     model.to_empty(device="cpu")
     for shard, network in zip(model.network.exchange.own, model.network.shards, strict=True):
         torch.manual_seed(shard)

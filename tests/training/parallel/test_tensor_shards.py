@@ -47,7 +47,7 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
     wanted = {name: whole_gradient(name) for name, _ in network.named_parameters()}
 
     def work(rank: int, tensor: RankGroup) -> tuple[dict[str, Tensor], float]:
-        sharded = in_shards(NextTokenLoss(network), 1, SHARDS, tensor).network
+        sharded = in_shards(NextTokenLoss(network), SHARDS, tensor).network
         shards = TensorShards(config=CONFIG, exchange=sharded.exchange, spread=None)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
