@@ -32,7 +32,7 @@ from tests.training.parallel.test_layouts import AS_NODES, VARIANTS
 from training.config.train_config import load_run
 from training.parallel import tensor_shards
 from training.parallel.process_group import ALONE, RankGroup, start, stop
-from training.planning import throughput
+from training.planning.throughput import exchange_bytes
 from training.telemetry.metrics_log import read_metrics
 
 Networks = tuple[Literal["GPT-2", "Llama", "NanoChat"], ...]
@@ -96,8 +96,7 @@ def count_bytes(network: str, ranks: int) -> list[str]:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
-    formula = getattr(throughput, "exchange_bytes", None)  # of the planner
-    return [network, f"{ranks}", f"{counted:,}", f"{formula(run.model, run.train, 1):,}" if formula else "-"]
+    return [network, f"{ranks}", f"{counted:,}", f"{exchange_bytes(run.model, run.train, 1):,}"]
 
 
 def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
