@@ -39,6 +39,12 @@ def test_every_world_size_up_to_the_number_of_micro_batches_is_legal(tmp_path: P
         plan(tmp_path / "most", 25, global_batch_size=24)
 
 
+def test_ranks_that_share_layers_share_batches_and_divide_the_world_size(tmp_path: Path) -> None:
+    assert plan(tmp_path / "r", 4, tensor_parallel=2).layout.data_parallel_size == 2
+    with pytest.raises(BadInput, match=r"train\.json: tensor_parallel: got 2, wanted a divisor of world size 3$"):
+        plan(tmp_path / "s", 3, tensor_parallel=2)
+
+
 def test_a_world_size_that_does_not_divide_is_refused_by_determinism_run_with_those_that_do(tmp_path: Path) -> None:
     advice = "set it to elastic, or use a world size that does, the nearest: 1, 2, 3, 4, 6, 12$"
     with pytest.raises(BadInput, match=f"5 does not divide, as determinism run wants; {advice}"):

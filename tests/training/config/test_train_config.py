@@ -148,6 +148,9 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"model.learning_rate": 2}, "unknown key 'learning_rate'; did you mean 'learning_rate' of train.json?"),
         ({"model.n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
         ({"model.emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
+        ({"tensor_parallel": 2, "tensor_shards": 3}, "tensor_shards: got 3, wanted a multiple of tensor_parallel, 2"),
+        ({"tensor_shards": 2, "compile": "model"}, 'compile: got "model" with 2 tensor shards, wanted true: they exc'),
+        ({"tensor_shards": 4}, "model.json: n_heads: got 2, of which 4 tensor shards have no equal part; set tensor"),
         ({"model.moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
     ],
 )

@@ -82,21 +82,17 @@ VARIANTS = {
     "6 micro-batches": Variant(microbatches=6),
     "12 micro-batches": Variant(microbatches=12),
 }
-DROPOUT = {"drop_rate": 0.1, "tie_weights": False, "n_kv_heads": None}
-IN_SHARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "GPT-2": (SHARED_LAYERS | DROPOUT, {}),
-    "Llama": (SHARED_LAYERS | SWIGLU | {"mlp_width": 100}, {}),
-    "NanoChat": (SHARED_LAYERS | NANOCHAT | {"logit_softcap": 15.0}, MUON_RECIPE),
-}
+GPT2 = SHARED_LAYERS | {"drop_rate": 0.1, "tie_weights": False, "n_kv_heads": None}
+LLAMA, MUON = SHARED_LAYERS | SWIGLU | {"mlp_width": 100}, SHARED_LAYERS | NANOCHAT | {"logit_softcap": 15.0}
 VARIANTS |= {
     f"{name} in 4 shards, {precision}": Variant(
         model=model, train=train | {"tensor_shards": 4, "precision": precision}, microbatches=6
     )
-    for name, (model, train) in IN_SHARDS.items()
+    for name, model, train in (("GPT-2", GPT2, {}), ("Llama", LLAMA, {}), ("NanoChat", MUON, MUON_RECIPE))
     for precision in ("fp32", "bf16")
 }
 VARIANTS["compiled in 4 shards"] = Variant(
-    model=SHARED_LAYERS | DROPOUT | ONE_LAYER, train={"tensor_shards": 4, "compile": True}, environment=ONE_COMPILER
+    model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True}, environment=ONE_COMPILER
 )
 # Nodes x ranks of each, and the value of `parallel`; of tensor_parallel, where it is not 1.
 EVEN = ("1x2 ddp", "1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x4 hsdp", "2x1 hsdp", "2x2 ddp", "2x2 fsdp", "2x2 hsdp")
@@ -115,6 +111,7 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
+    # Each pair of values: 1, 2, 4 tensor ranks; 1, 2, 3 data-parallel ones; wrappers; networks; precisions
     "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
     "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
     "Llama in 4 shards, fp32": ("1x2 ddp",),

@@ -1,8 +1,6 @@
 """Device mesh: data-parallel ranks, levels of gradients' sums, and rows of sharded tensors, each written once."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 import pytest
@@ -12,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from common.errors import BadInput
-from tests.conftest import ROOT, MakeRun, complete, metrics
+from tests.conftest import MakeRun, complete, metrics
 from tests.training.parallel.conftest import as_rank, default_ranks
 from training.parallel.mesh import (
     Levels,
@@ -28,35 +26,17 @@ from training.parallel.mesh import (
 from training.parallel.process_group import RankGroup, Ranks
 
 ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
-# A mesh with a second dimension of two, as tensor parallelism has it: neighbors share their batches.
-SHARING_BATCHES = """
-import attrs
-import torch.distributed as dist
-
-plain_start = process_group.start
-
-
-def start_sharing(*arguments):
-    ranks = plain_start(*arguments)
-    halves = [dist.new_group(list(range(first, ranks.world_size, 2))) for first in range(2)]
-    group, places = halves[ranks.rank % 2], {"rank": ranks.rank // 2, "size": ranks.world_size // 2}
-    return attrs.evolve(ranks, data_parallel=process_group.RankGroup(group=group, **places))
-
-
-process_group.start = start_sharing
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(
-    make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str
-) -> None:
+def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(make_run: MakeRun, parallel: str) -> None:
     # With determinism "run" the bits are those of the number of ranks that divide the batch.
-    curves, plain = {}, ROOT / "train.py"
-    for name, ranks, script in (("two", 2, plain), ("sharing", 4, changed_train(SHARING_BATCHES)), ("four", 4, plain)):
-        run = make_run(name, {"drop_rate": 0.1}, determinism="run", parallel=parallel, global_batch_size=16)
-        complete(run, "--hash-every", "1", ranks=ranks, script=script)
+    curves = {}
+    for name, ranks, tensor_parallel in (("two", 2, 1), ("sharing", 4, 2), ("four", 4, 1)):
+        settings = {"determinism": "run", "parallel": parallel, "global_batch_size": 16}
+        shards = {"tensor_shards": 2, "tensor_parallel": tensor_parallel}
+        complete(run := make_run(name, {"drop_rate": 0.1}, **settings, **shards), "--hash-every", "1", ranks=ranks)
         keys = ("train_loss", "grad_norm", "validation_loss", "state_sha256")
         curves[name] = [metrics(run, key) for key in keys]
     assert curves["sharing"] == curves["two"] != curves["four"]

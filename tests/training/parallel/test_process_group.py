@@ -43,6 +43,12 @@ def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ran
     assert process_group.from_coordinator(alone, lambda: 5) == 5
 
 
+def test_ranks_that_share_layers_divide_those_of_a_node() -> None:
+    said = "tensor_parallel: got 2, wanted a divisor of this node's 1 ranks, which fast links connect$"
+    with pytest.raises(BadInput, match=said):
+        process_group.start("cpu", 60, 2)
+
+
 def test_a_busy_port_of_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("0.0.0.0", 0)) as busy:
         port = str(busy.getsockname()[1])

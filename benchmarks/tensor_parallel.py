@@ -1,0 +1,150 @@
+"""Tensor parallelism on this machine's CPUs: the bits of all layouts, bytes exchanged, and a layer of torch's beside.
+
+python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--bytes] [--dtensor]
+
+Trains each network in 4 tensor shards on every layout, by torchrun and train.py: tensor ranks x 1, 2, 3 data-parallel
+ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash of a step differs.
+"""
+
+import os
+import time
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from timeit import repeat
+from typing import Any, Literal
+from unittest.mock import patch
+
+import bench
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.loss import NextTokenLoss
+from model.shards import Gather, Sum
+from tests.conftest import TINY_MODEL  # sets one thread a rank
+from tests.training.parallel.test_layouts import AS_NODES, VARIANTS
+from training.config.train_config import load_run
+from training.parallel import tensor_shards
+from training.parallel.process_group import ALONE, RankGroup, start, stop
+from training.planning.throughput import exchange_bytes
+from training.telemetry.metrics_log import read_metrics
+
+Networks = tuple[Literal["GPT-2", "Llama", "NanoChat"], ...]
+NETWORKS: Networks = ("GPT-2", "Llama", "NanoChat")
+SHARDS, STEPS, REPEATS, ALL_TO_ALL = 4, 4, 30, "torch.distributed.all_to_all_single"
+BATCH = {"microbatch_size": 1, "global_batch_size": 6, "checkpoint_interval": STEPS}
+SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # of the layer beside torch's: sequences, tokens, width
+
+
+def main(
+    *, bytes: bool = False, dtensor: bool = False, networks: Networks = NETWORKS, tensor: tuple[int, ...] = (1, 2, 4)
+) -> None:
+    """Print a table.
+
+    Args:
+        bytes: bytes that a rank gets from those that share its layers in a micro-batch, counted and by the formula.
+        dtensor: an MLP layer forward and backward on two ranks, and torch's by DTensor: bits and least time.
+        tensor: numbers of ranks that share layers.
+    """
+    if dtensor:
+        print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
+    elif bytes:
+        rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
+        print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
+    else:
+        layouts = [*product(tensor, (1, 2, 3), ("ddp", "fsdp")), *product(tensor, (2, 4), ("hsdp",))]
+        rows = [compare_hashes(*case, layouts) for case in product(networks, ("fp32", "bf16"))]
+        print(f"\n{bench.table(['network', 'state', 'layouts', 'hashes', 'seconds'], rows)}")
+        raise SystemExit(any(row[3] != "equal" for row in rows))
+
+
+def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]]) -> list[str]:
+    """Train on all layouts; return a row of the table."""
+    variant, began, found = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
+    for tensor, data, parallel in layouts:
+        os.environ |= {"NODE_SIZE": str(tensor * data // (2 if parallel == "hsdp" else 1)), "PYTHONPATH": "."}
+        keys = variant.train | BATCH | {"tensor_parallel": tensor, "parallel": parallel}
+        with TemporaryDirectory() as folder:
+            run = bench.prepare(Path(folder), ModelConfig(**TINY_MODEL | variant.model), STEPS, **keys)
+            bench.output_of(tensor * data, str(AS_NODES), str(run), "--device", "cpu", "--hash-every", "1")
+            found.append([each["state_sha256"] for each in read_metrics(run) if "state_sha256" in each])
+        print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
+    verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
+    return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
+
+
+def count_bytes(network: str, ranks: int) -> list[str]:
+    """Count what rank 0 gets in a micro-batch of one sequence, bf16; the other ranks do not exist."""
+    variant, counted = VARIANTS[f"{network} in {SHARDS} shards, bf16"], 0
+
+    def exchange(result: Tensor, given: Tensor, **_: Any) -> None:
+        nonlocal counted
+        counted += result.nbytes // ranks * (ranks - 1)
+        result.view(-1, given.numel()).copy_(given.flatten())
+
+    with TemporaryDirectory() as folder:
+        keys = variant.train | BATCH | {"tensor_parallel": ranks}
+        run = load_run(bench.prepare(Path(folder), ModelConfig(**TINY_MODEL | variant.model), STEPS, **keys), [])
+    model, tokens = filled(run.model, SHARDS, RankGroup(rank=0, size=ranks)), torch.zeros(1, 32, dtype=torch.int64)
+    with patch.object(tensor_shards, "all_gather_single", exchange), patch(ALL_TO_ALL, exchange):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens, tokens)
+        loss.backward()
+    return [network, f"{ranks}", f"{counted:,}", f"{exchange_bytes(run.model, run.train, 1):,}"]
+
+
+def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
+    """Return the shards of a rank, each with random weights of its own."""
+    with torch.device("meta"):
+        model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), shards, tensor)
+    model.to_empty(device="cpu")
+    for shard, network in zip(model.network.exchange.own, model.network.shards, strict=True):
+        torch.manual_seed(shard)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def compare_layers() -> str:
+    """Return a table of norm and MLP on two ranks: milliseconds, and whether one process has the bits of this rank."""
+    ranks, rows, mesh = start("cpu", bench.GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
+    for sequences, tokens, width in SHAPES:
+        config = ModelConfig(**TINY_MODEL | {"context_length": tokens, "emb_dim": width})
+        together, alone = (partial(run_layer, filled(config, 2, tensor).network) for tensor in (ranks.tensor, ALONE))
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        whole = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(approximate="tanh"), down)
+        plan = SequenceParallel(), ColwiseParallel(input_layouts=Shard(1)), RowwiseParallel(output_layouts=Shard(1))
+        x = torch.randn(sequences, tokens, width)
+        own = (xs := [piece.contiguous() for piece in x.chunk(2, 1)])[ranks.rank]
+        wanted = step(whole, x).chunk(2, 1)[ranks.rank]
+        torchs = parallelize_module(whole, mesh, dict(zip("013", plan, strict=True)))
+        same = [torch.equal(step(torchs, own), wanted)]
+        same.append(torch.equal(step(together, own)[0], step(alone, *xs)[ranks.rank]))
+        times = [min(repeat(partial(step, each, own), number=1, repeat=REPEATS)) for each in (torchs, together)]
+        cells = [*(f"{1e3 * each:.2f}" for each in times), f"{times[0] / times[1]:.2f}"]
+        rows.append([f"{sequences} x {tokens} x {width}", *cells, *("equal" if each else "differ" for each in same)])
+    stop()
+    columns = ["layer", "DTensor ms", "ours ms", "ratio", "DTensor bits", "our bits"]
+    return bench.table(columns, rows) if ranks.coordinates else ""
+
+
+def run_layer(network: Any, *pieces: Tensor) -> Any:
+    blocks = network.blocks[0].shards
+    whole = Gather.apply(network.exchange, *(block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True)))
+    return Sum.apply(network.exchange, *(block.mlp(x) for block, x in zip(blocks, whole, strict=True)))
+
+
+def step(model: Any, *inputs: Tensor) -> Any:
+    outputs = model(*inputs)
+    torch.autograd.backward(outputs, outputs)
+    return outputs
+
+
+if __name__ == "__main__":
+    bench.run(main)
