@@ -1,15 +1,21 @@
 """Global gradient norm, fast or bit-exact, and the mean loss of the global batch."""
 
+from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokens.batches.sampling import Layout, idle_micro_steps
 from training.exactness.row_sums import in_row_order, row_sums_of_squares
 from training.parallel.mesh import local_tensor, shards_of
 from training.parallel.process_group import RankGroup, all_gather_single
+from training.parallel.wrap import Parallel
+
+if TYPE_CHECKING:
+    from training.parallel.tensor_shards import TensorShards
 
 
 def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
@@ -20,6 +26,13 @@ def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup
     """
     losses = _gathered(own_losses, data_parallel)
     return (losses if layout.even else losses[_counted(layout, losses.device)]).mean()
+
+
+def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
+    """Return the L2 norm over all gradients of the whole network; in tensor shards always the ordered one."""
+    if parallel.shards is not None:
+        return norm_of_shards(parallel.shards, parallel.named_parameters())
+    return (fast_grad_norm if determinism == "off" else ordered_grad_norm)(parallel.gradients())
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
@@ -33,10 +46,10 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
     """Return the same norm with the same bits for any data-parallel size and wrapper."""
-    return whole_row_sums(in_row_order(gradients)).sum().sqrt()
+    return _whole_row_sums(in_row_order(gradients)).sum().sqrt()
 
 
-def whole_row_sums(gradients: list[Tensor]) -> Tensor:
+def _whole_row_sums(gradients: list[Tensor]) -> Tensor:
     """Return the sums of squares of all rows, in this order: gathered under FSDP, which never splits a row."""
     row_sums = row_sums_of_squares([local_tensor(gradient) for gradient in gradients])
     shards = shards_of(gradients[0])
@@ -44,6 +57,17 @@ def whole_row_sums(gradients: list[Tensor]) -> Tensor:
         places, longest = _places(tuple(gradient.shape[0] for gradient in gradients), shards.size, row_sums.device)
         row_sums = _gathered(torch.nn.functional.pad(row_sums, (0, longest - len(row_sums))), shards)[places]
     return row_sums
+
+
+def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    """Return the norm with the same bits on any number of tensor ranks, too: the sums of shards are added in order."""
+    sums = []
+    for shard, own in zip(shards.exchange.own, shards.by_shard(parameters), strict=True):
+        names = {id(value.grad): name for name, _, value in own}
+        gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
+        rows = _whole_row_sums(gradients)
+        sums.append(rows[shards.counted(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
+    return shards.exchange.all_gather(torch.stack(sums)).sum().sqrt()
 
 
 @cache

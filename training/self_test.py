@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
-from training.grad_norm import ordered_grad_norm
+from training.grad_norm import global_grad_norm
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics
@@ -69,7 +69,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
     """Run the step and clear its gradients; return the hash of this rank's shard of each, and their global norm."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     run_microbatches(state, settings, STEP, next_batch)
-    norm = state.parallel.grad_norm(ordered_grad_norm).item()
+    norm = global_grad_norm(state.parallel, settings.numerics.determinism).item()
     named = state.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
     state.parallel.zero_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import idle_micro_steps, microbatch_index
-from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
+from training.grad_norm import global_grad_norm, mean_over_ranks
 from training.parallel.mesh import local_tensor
 from training.precision import autocast, kept_casts
 from training.schedule import learning_rate
@@ -91,8 +91,7 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
 def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
     factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # of which the gradients are the sum
-    norm_of = fast_grad_norm if settings.numerics.determinism == "off" else ordered_grad_norm
-    grad_norm = state.parallel.grad_norm(norm_of) * factor
+    grad_norm = global_grad_norm(state.parallel, settings.numerics.determinism) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in state.parallel.gradients()], factor)

@@ -19,7 +19,7 @@ from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups, rate_group
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
-from training.parallel.mesh import Piece, Spread
+from training.parallel.mesh import HeldPiece, Spread
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
                     weights.mul_(1 - group["lr"] * group["weight_decay"])
                     weights.add_(direction, alpha=-scale)
 
-    def _direction(self, piece: Piece) -> Tensor:
+    def _direction(self, piece: HeldPiece) -> Tensor:
         """Return a piece of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""
         parameter = self._parameters[piece.parameter]
         assert parameter.grad is not None
@@ -109,7 +109,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(momentum, self._group[piece.parameter]["momentum"]).to(self._compute_type)
 
 
-def _rows(piece: Piece, held: Tensor) -> Tensor:
+def _rows(piece: HeldPiece, held: Tensor) -> Tensor:
     return held[piece.held.start : piece.held.stop]
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.mesh import Piece, within
+from training.parallel.mesh import HeldPiece, within
 from training.parallel.process_group import RankGroup, all_gather_single
 
 
@@ -23,20 +23,20 @@ class Matrix:
     first_row: int
     rows: int
     columns: int
-    pieces: tuple[tuple[Piece, ...], ...]  # of each rank that shares out the update's work
+    pieces: tuple[tuple[HeldPiece, ...], ...]  # of each rank that shares out the update's work
 
-    def shape(self, piece: Piece) -> tuple[int, int]:
+    def shape(self, piece: HeldPiece) -> tuple[int, int]:
         return len(piece.rows), len(piece.columns or range(self.columns))
 
-    def elements(self, pieces: Iterable[Piece]) -> list[int]:
+    def elements(self, pieces: Iterable[HeldPiece]) -> list[int]:
         return [math.prod(self.shape(piece)) for piece in pieces]
 
-    def joined(self, load: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> Tensor:
+    def joined(self, load: Callable[[HeldPiece], Tensor], pieces: Sequence[HeldPiece]) -> Tensor:
         """Return pieces one after the other, 1-D."""
         parts = [load(piece).flatten() for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def assembled(self, elements: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    def assembled(self, elements: Tensor, pieces: Sequence[HeldPiece]) -> Tensor:
         """Return the matrix, (rows, columns), from its pieces one after the other."""
         if self.are_rows(pieces):
             return _part(elements, self)
@@ -45,14 +45,14 @@ class Matrix:
             within(whole, piece.rows, piece.columns).copy_(part.view(self.shape(piece)))
         return whole
 
-    def are_rows(self, pieces: Sequence[Piece]) -> bool:
+    def are_rows(self, pieces: Sequence[HeldPiece]) -> bool:
         """Tell whether pieces one after the other are all rows in their order."""
         rows = [piece.rows for piece in pieces if piece.rows]
         in_order = [0, *(each.stop for each in rows)] == [*(each.start for each in rows), self.rows]
         return in_order and all(piece.columns is None for piece in pieces)
 
 
-Results = list[tuple[Matrix, Piece, Tensor]]  # of this rank's pieces, (rows, columns) each
+Results = list[tuple[Matrix, HeldPiece, Tensor]]  # of this rank's pieces, (rows, columns) each
 
 
 def deal(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:
@@ -62,7 +62,7 @@ def deal(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) 
 
 
 def compute_replicated(
-    dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[Piece], Tensor]
+    dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[HeldPiece], Tensor]
 ) -> Results:
     """Return `function`, of the same shape, of each matrix of a round; every rank can `load` all. Collective."""
 
@@ -89,7 +89,7 @@ def compute_replicated(
 
 
 def compute_sharded(
-    dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[Piece], Tensor]
+    dealt: Sequence[Matrix], ranks: RankGroup, function: Callable[[Tensor], Tensor], load: Callable[[HeldPiece], Tensor]
 ) -> Results:
     """Return this rank's pieces of `function` of each matrix of a round; it can `load` these alone. Collective."""
     held_pieces = [(matrix, piece) for matrix in dealt for piece in matrix.pieces[ranks.rank]]

@@ -55,8 +55,8 @@ class Sharded:
 
 
 @attrs.frozen
-class Piece:
-    """Piece of consecutive rows of a parameter that a rank holds."""
+class HeldPiece:
+    """HeldPiece of consecutive rows of a parameter that a rank holds."""
 
     parameter: str  # its name on the rank
     held: range  # rows of the rank's part of it
@@ -78,7 +78,7 @@ class Spread:
         return self.row_shards * self.tensor_size > 1
 
     @functools.cache  # noqa: B019  # a value without references
-    def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[Piece, ...], ...]:
+    def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
         """Return the pieces of some rows of a parameter that each rank holds; one without rows where it holds none."""
         local, of_ranks = self.tensor_shards // self.tensor_size, []
         for rank in range(self.row_shards * self.tensor_size):
@@ -94,9 +94,9 @@ class Spread:
                     if begin < end:
                         at = held.start + begin - run.rows.start
                         part = range(begin - rows.start, end - rows.start)
-                        own.append(Piece(parameter, range(at, at + len(part)), part, cut.columns))
+                        own.append(HeldPiece(parameter, range(at, at + len(part)), part, cut.columns))
             parameter = name if self.tensor_shards == 1 else f"{SHARDS}0.{name}"
-            of_ranks.append(tuple(own) or (Piece(parameter, range(0), range(0), None),))
+            of_ranks.append(tuple(own) or (HeldPiece(parameter, range(0), range(0), None),))
         return tuple(of_ranks)
 
 

@@ -20,8 +20,6 @@ from model.config import ModelConfig
 from model.counts import meta_network
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardedLoss, ShardExchange, ordered_sum
-from training.exactness.row_sums import in_row_order
-from training.grad_norm import whole_row_sums
 from training.parallel.mesh import Sharded, Spread, held_rows, local_tensor
 from training.parallel.process_group import RankGroup, Ranks, all_gather_single, own_group
 
@@ -62,7 +60,7 @@ class TensorShards:
 
     def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
-        shards = self._by_shard(parameters)
+        shards = self.by_shard(parameters)
         for holders in sorted({run.holders for _, cut, _ in shards[0] for run in cut.rows} - {1}):
             copies = [[part for _, cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
             if not copies[0]:  # under FSDP; then nor have the ranks that share layers with this one
@@ -74,18 +72,8 @@ class TensorShards:
                 totals = ordered_sum(every[first : first + holders]).split([part.numel() for part in own])
                 torch._foreach_copy_(own, [total.view_as(part) for total, part in zip(totals, own, strict=True)])
 
-    def grad_norm(self, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return the global L2 norm of the gradients, with the same bits on any number of ranks."""
-        sums = []
-        for shard, own in zip(self.exchange.own, self._by_shard(parameters), strict=True):
-            names = {id(value.grad): name for name, _, value in own}
-            gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
-            rows = whole_row_sums(gradients)
-            sums.append(rows[self._counted(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
-        return self.exchange.all_gather(torch.stack(sums)).sum().sqrt()
-
     @functools.cache  # noqa: B019  # one object a process
-    def _counted(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
+    def counted(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
         """Return the places of rows that count for a shard, of several the first, among those of all parameters."""
         places, begin = [], 0
         for run in (run for name in names for run in self._cuts[name][shard].rows):
@@ -94,7 +82,7 @@ class TensorShards:
             begin += len(run.rows)
         return torch.cat(places).to(device)
 
-    def _by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
+    def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
         """Return the parameters of each of this rank's shards, with their names in the network."""
         found: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.own]
         for name, parameter in parameters.items():

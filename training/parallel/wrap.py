@@ -3,7 +3,7 @@
 Names of parameters are those of the bare network under any wrapper.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -117,10 +117,6 @@ class Parallel:
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
         """Return tensors of the parameters' names by those of the network, which tensor shards share."""
         return values if self.shards is None else self.shards.by_plain_name(values)
-
-    def grad_norm(self, norm_of: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """Return the global norm of the gradients; in tensor shards always the ordered one."""
-        return norm_of(self.gradients()) if self.shards is None else self.shards.grad_norm(self._parameters)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients after a synchronized backward pass, in the order of the parameters."""

@@ -9,7 +9,7 @@ from model.axes import Axes, Axis, shard_cut
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
 from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
-from training.parallel.mesh import ON_ONE_RANK, Piece, Spread, within
+from training.parallel.mesh import ON_ONE_RANK, HeldPiece, Spread, within
 from training.parallel.process_group import RankGroup
 
 
@@ -75,7 +75,7 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
     size, local = replicas * row_shards * tensor_size, shards // tensor_size
     parameters = {name: torch.randn(own.shape).to(kind) for name, own in AXES.items()}
 
-    def held(rank: int, piece: Piece) -> torch.Tensor:
+    def held(rank: int, piece: HeldPiece) -> torch.Tensor:
         """Return a piece from a rank's part of a parameter, as it lies in memory."""
         *path, name = piece.parameter.split(".")
         shard = rank % tensor_size * local + int(path[1] if path else 0)

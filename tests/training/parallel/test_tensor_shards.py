@@ -13,6 +13,7 @@ from model.loss import NextTokenLoss
 from tests.model.test_gpt import SMALL
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import on_threads
+from training.grad_norm import norm_of_shards
 from training.parallel.mesh import full_tensor, within
 from training.parallel.process_group import RankGroup
 from training.parallel.tensor_shards import TensorShards, in_shards
@@ -60,7 +61,7 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
             assert torch.equal(found[name], part_of(wanted[plain], cut_of(plain, shard))), name
         assert len(found) == SHARDS // tensor.size * len(wanted)
         whole = {name: full_tensor(value) for name, value in shards.by_plain_name(found).items()}
-        return whole, shards.grad_norm(parameters).item()
+        return whole, norm_of_shards(shards, parameters).item()
 
     norms = set()
     for size in (1, 2, 4):
