@@ -2,11 +2,12 @@
 
 python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--bytes] [--dtensor]
 
-Trains each network in 4 tensor shards on every layout, by torchrun and train.py: tensor ranks x 1, 2, 3 data-parallel
-ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash of a step differs.
+Trains each network in 4 tensor shards on every layout, by torchrun's agent and train.py: tensor ranks x 1, 2, 3
+data-parallel ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash differs.
 """
 
 import os
+import shutil
 import time
 from functools import partial
 from itertools import product
@@ -23,10 +24,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from model.shards import Gather, Sum
+from tests import launch
 from tests.conftest import TINY_MODEL  # sets one thread a rank
 from tests.training.parallel.test_layouts import AS_NODES, VARIANTS
 from training.config.train_config import load_run
@@ -58,7 +61,8 @@ def main(
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
     else:
-        layouts = [*product(tensor, (1, 2, 3), ("ddp", "fsdp")), *product(tensor, (2, 4), ("hsdp",))]
+        alone = [(each, 1, "ddp") for each in tensor]  # one data-parallel rank is not wrapped
+        layouts = [*alone, *product(tensor, (2, 3), ("ddp", "fsdp")), *product(tensor, (2, 4), ("hsdp",))]
         rows = [compare_hashes(*case, layouts) for case in product(networks, ("fp32", "bf16"))]
         print(f"\n{bench.table(['network', 'state', 'layouts', 'hashes', 'seconds'], rows)}")
         raise SystemExit(any(row[3] != "equal" for row in rows))
@@ -67,14 +71,19 @@ def main(
 def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]]) -> list[str]:
     """Train on all layouts; return a row of the table."""
     variant, began, found = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
-    for tensor, data, parallel in layouts:
-        os.environ |= {"NODE_SIZE": str(tensor * data // (2 if parallel == "hsdp" else 1)), "PYTHONPATH": "."}
-        keys = variant.train | BATCH | {"tensor_parallel": tensor, "parallel": parallel}
-        with TemporaryDirectory() as folder:
-            run = bench.prepare(Path(folder), ModelConfig(**TINY_MODEL | variant.model), STEPS, **keys)
-            bench.output_of(tensor * data, str(AS_NODES), str(run), "--device", "cpu", "--hash-every", "1")
+    with TemporaryDirectory() as folder:
+        model = ModelConfig(**TINY_MODEL | variant.model)
+        prepared = bench.prepare(Path(folder), model, STEPS, **variant.train | BATCH)
+        for tensor, data, parallel in layouts:
+            run = shutil.copytree(prepared, Path(folder) / f"{tensor} {data} {parallel}")
+            settings = "--set", f"tensor_parallel={tensor}", "--set", f"parallel={parallel}", "--device", "cpu"
+            nodes = {"NODE_SIZE": f"{tensor * data // (2 if parallel == 'hsdp' else 1)}"}
+            arguments = [str(run), "--hash-every", "1", *settings]
+            done = launch.run(AS_NODES, *arguments, ranks=tensor * data, environment=nodes)
+            if done.returncode:
+                raise BadInput(f"{run.name}: status {done.returncode}: {done.stderr[-2000:]}")
             found.append([each["state_sha256"] for each in read_metrics(run) if "state_sha256" in each])
-        print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
+            print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
     verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
     return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
 
