@@ -24,6 +24,8 @@ SHAPES = [
     Layout(size="124M", microbatch=16, settings=("loss_chunks=4",)),
     Layout(size="124M", microbatch=64),
     Layout(size="350M", microbatch=16, world_size=8),
+    Layout(size="124M", microbatch=16, world_size=8, settings=("tensor_parallel=2",)),
+    Layout(size="350M", microbatch=16, world_size=8, parallel="fsdp", settings=("tensor_parallel=4",)),
     Layout(size="774M", microbatch=8, world_size=8, parallel="fsdp"),
     Layout(size="1.5B", microbatch=4),
     Layout(size="1.5B", microbatch=4, determinism="elastic"),
