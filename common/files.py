@@ -197,12 +197,12 @@ def system_error(error: OSError) -> str:
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Raise an OSError of the block, which writes `path`, as BadInput."""
+def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
+    """Raise an OSError of the block, which writes `path`, as BadInput; `names_file`: of the file that it names."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error((names_file and error.filename) or path, error) from error
 
 
 def sha256(path: Path) -> str:

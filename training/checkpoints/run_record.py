@@ -62,19 +62,11 @@ class SettingChange:
         return f"{self.key} {json.dumps(self.old)} -> {json.dumps(self.new)}"
 
 
-def _model_form(values: dict[str, Any]) -> dict[str, Any]:
-    return one_form("model", values)
-
-
-def _train_form(values: dict[str, Any]) -> dict[str, Any]:
-    return one_form("train", values)
-
-
 @attrs.frozen(kw_only=True)
 class RunRecord:
     # keys of model.json and train.json in their one form
-    model: dict[str, Any] = attrs.field(converter=_model_form)
-    train: dict[str, Any] = attrs.field(converter=_train_form)
+    model: dict[str, Any] = attrs.field(converter=lambda values: one_form("model", values))
+    train: dict[str, Any] = attrs.field(converter=lambda values: one_form("train", values))
     global_batch_size: int
     accumulation: int | None = None
     world_size: int | None = None

@@ -7,7 +7,6 @@ and is written last: a checkpoint without an intact manifest does not exist.
 import hashlib
 import json
 import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, printable, quoted, refusing
+from common.errors import BadInput, printable, quoted, refusing, say
 from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.directory import (
@@ -170,7 +169,7 @@ def find(directory: Path, wanted: str) -> Path | None:
         problem = verify(checkpoint)
         if problem is None:
             for line in problems:
-                print(printable(f"WARNING: {line}; falling back to {checkpoint.name}"), file=sys.stderr)
+                say(f"WARNING: {line}; falling back to {checkpoint.name}")
             return checkpoint
         problems.append(problem)
     if problems:
@@ -186,7 +185,7 @@ def find_before(directory: Path, step: int) -> Path | None:
     for checkpoint in [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        print(printable(f"WARNING: {problem}; falling back to an earlier one, or the start"), file=sys.stderr)
+        say(f"WARNING: {problem}; falling back to an earlier one, or the start")
     return None
 
 

@@ -64,10 +64,10 @@ class CheckpointWriter:
         if not self._disks.shared:  # the same file everywhere, though clocks differ
             state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
-            self._all(lambda: create_partial(path, self._shard.files), only=keeps)
+            self._all(lambda: create_partial(path, self._shard.sizes), only=keeps)
             told = self._all(lambda: self._shard.write(path, self._group), only=True)
             shares = self._disks.of_own_disk(told)
-            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.files}
+            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.sizes}
             self._all(lambda: write_state_and_manifest(path, state, written), only=keeps)
             self._all(lambda: publish(path), only=keeps)
         except BadInput as error:

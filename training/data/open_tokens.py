@@ -144,7 +144,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
         sources.append(
             TokenSource(
                 stream=directory.train,
-                start_token=plan.start_token,
+                start_token=train.data.start_train_token,
                 order=order,
                 growing=directory.growing,
                 max_epochs=train.data.max_epochs,
