@@ -99,7 +99,10 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
     """Return the card of a dataset with the named files."""
     from huggingface_hub import DatasetCard, DatasetCardData
 
-    name, tokenizer = repository.partition("/")[2], manifest.tokenizer
+    name, tokenizer, tokens = repository.partition("/")[2], manifest.tokenizer, Counter[str | None]()
+    for file, entry in manifest.files.items():
+        tokens[split_of(file)] += entry.tokens
+    shares = [f"{split} {count / max(1, tokens.total()):.2%}" for split, count in tokens.items() if count]
     data = DatasetCardData(
         license=license_name,
         pretty_name=name,
@@ -116,17 +119,10 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
         chart=CHART,
         manifest=manifest,
         tokenizer=tokenizer,
-        shares=_shares(manifest),
+        shares=", ".join(shares),
         held_out=_held_out(manifest),
     )
     return str(card).rstrip() + "\n"
-
-
-def _shares(manifest: Manifest) -> str:
-    tokens = Counter[str | None]()
-    for name, entry in manifest.files.items():
-        tokens[split_of(name)] += entry.tokens
-    return ", ".join(f"{split} {count / max(1, tokens.total()):.2%}" for split, count in tokens.items() if count)
 
 
 def _held_out(manifest: Manifest) -> str:

@@ -131,7 +131,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
     """Return a line that compares the tokenizer of a directory with GPT-2's; none if it is that."""
     try:
         own = recorded_tokenizer(record, directory)
-        if recognized(own.ranks()) == "gpt2":
+        if recognized(own.coder.ranks) == "gpt2":
             return []
         gpt2 = load_tokenizer("gpt2")
     except BadInput as error:

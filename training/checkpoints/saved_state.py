@@ -146,7 +146,14 @@ def verify(checkpoint: Path) -> str | None:
     try:
         files = manifest_entries(read_regular(manifest))
         for name, entry in sorted(files.items()):
-            _compare(checkpoint / name, entry)
+            file = checkpoint / name
+            found = file.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise BadInput(f"{file}: wanted a regular file")
+            if found.st_size != entry.size_bytes:
+                raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry.size_bytes}")
+            if sha256(file) != entry.sha256:
+                raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
         if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
             read_state(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
@@ -187,16 +194,6 @@ def find_before(directory: Path, step: int) -> Path | None:
             return checkpoint
         say(f"WARNING: {problem}; falling back to an earlier one, or the start")
     return None
-
-
-def _compare(file: Path, entry: FileDigest) -> None:
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{file}: wanted a regular file")
-    if found.st_size != entry.size_bytes:
-        raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry.size_bytes}")
-    if sha256(file) != entry.sha256:
-        raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
 
 
 def _find_named(directory: Path, name: str) -> Path:
