@@ -69,8 +69,7 @@ class TokenSet:
     @property
     def digests(self) -> dict[Path, str]:
         """The sha256 of each file that was read before the first step."""
-        contents = [(each.path / name, content) for each in self.directories for name, content in each.contents.items()]
-        return {path: content.sha256 for path, content in contents}
+        return {each.path / name: one.sha256 for each in self.directories for name, one in each.contents.items()}
 
     @property
     def lengths(self) -> dict[str, int | None]:
