@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ class SettingChange:
 @attrs.frozen(kw_only=True)
 class RunRecord:
     # keys of model.json and train.json in their one form
-    model: dict[str, Any] = attrs.field(converter=lambda values: one_form("model", values))
-    train: dict[str, Any] = attrs.field(converter=lambda values: one_form("train", values))
+    model: dict[str, Any] = attrs.field(converter=partial(one_form, "model"))  # type: ignore[misc]  # mypy knows functions
+    train: dict[str, Any] = attrs.field(converter=partial(one_form, "train"))  # type: ignore[misc]  # mypy knows functions
     global_batch_size: int
     accumulation: int | None = None
     world_size: int | None = None
