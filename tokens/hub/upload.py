@@ -62,10 +62,7 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
         entries = read_every_line(directory / COMMITS, advice="prepare these tokens anew")
         public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]  # they quote paths
         files[COMMITS] = b"".join(json.dumps(entry).encode() + b"\n" for entry in public)
-    for name in (RANKS_FILE, CHART):
-        if (directory / name).is_file():
-            files[name] = directory / name
-    return files
+    return files | {name: directory / name for name in (RANKS_FILE, CHART) if (directory / name).is_file()}
 
 
 def public_manifest(manifest: Manifest) -> Manifest:
