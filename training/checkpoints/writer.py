@@ -6,7 +6,7 @@ waits for is delayed; the result of a save is known to all of them.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -24,13 +24,11 @@ from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, together
+from training.parallel.process_group import SAVE_TIMEOUT, Value, from_coordinator, together
 from training.state import TrainState
 
 if TYPE_CHECKING:
     from training.checkpoints.bucket_upload import Uploader
-
-Value = TypeVar("Value")
 
 
 class CheckpointWriter:
