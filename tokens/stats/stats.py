@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from common.errors import BadInput, printable
 from common.files import replace_file
@@ -79,8 +80,6 @@ def read_split(
     stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]
 ) -> tuple[np.ndarray, int]:
     """Return a hash of each document, uint64, ascending, and how many end-of-text ids a split has; count lengths."""
-    import xxhash
-
     hashes, found = array("Q"), 0
     begun, length = xxhash.xxh3_64(), 0  # of a document that goes on in the next block
     for at in range(0, stream.length, BLOCK_TOKENS):

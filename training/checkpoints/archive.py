@@ -33,7 +33,8 @@ def archive_all(run_directory: Path) -> Path | None:
     """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder."""
     directory = checkpoints_of(run_directory)
     with writing(run_directory, names_file=True):
-        results = [path for name in RESULTS if _has_content(path := run_directory / name)]
+        paths = [run_directory / name for name in RESULTS]
+        results = [path for path in paths if (any(path.iterdir()) if path.is_dir() else path.exists())]
         checkpoints = [*sorted(path.name for path in stale_partials(directory)), *names_in(directory)]
         if not results and not checkpoints:
             return None
@@ -70,10 +71,6 @@ def archive_after(checkpoint: Path) -> Path | None:
         if not point_best(directory, position.best_step):
             point(directory / "best", None)
         return target
-
-
-def _has_content(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _move(path: Path, target: Path) -> None:
