@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,14 +19,14 @@ from tokens.prepare.plan import HASH
 from tokens.prepare.verify import verify
 from tokens.stats.stats import CHART
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import DatasetInfo
-
 TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # of the README.md
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
-    """Upload a token directory as the dataset OWNER/NAME; return lines to print. Raises BadInput."""
+    """Upload a token directory as the dataset OWNER/NAME; return lines to print.
+
+    Raises BadInput, also for a repository that is public against --private, or has other tokens.
+    """
     check_names(repository, license_name)
     manifest = read_manifest(directory)
     if manifest is None:
@@ -43,10 +42,15 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     with hub_errors(f"dataset {repository}: cannot be uploaded"):
         url = api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
         there = api.dataset_info(repository, files_metadata=True)
-        _check_repository(repository, there, manifest, private=private)
+        if private and not there.private:
+            raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
+        for file in there.siblings or []:
+            if file.rfilename.endswith(".safetensors"):
+                got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
+                if wanted is None or got != wanted.sha256:
+                    raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
         files = published_files(directory, manifest)
-        known = {file.rfilename for file in there.siblings or []}
-        if CARD in known:  # it may have been edited
+        if CARD in {file.rfilename for file in there.siblings or []}:  # it may have been edited
             lines.append(f"{repository}: its {CARD} is kept; delete it on the hub to get a new one")
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
@@ -79,17 +83,6 @@ def public_name(source: str) -> str:
         parts = urlsplit(source)
         return f"{parts.scheme}{REMOTE}{parts.netloc.rpartition('@')[2]}{parts.path}"
     return Path(source).name or "local files"
-
-
-def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest, *, private: bool) -> None:
-    """Raise BadInput for a repository that is public against --private, or has other tokens."""
-    if private and not there.private:
-        raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-    for file in there.siblings or []:
-        if file.rfilename.endswith(".safetensors"):
-            got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
-            if wanted is None or got != wanted.sha256:
-                raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
 
 
 def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, license_name: str | None) -> str:
