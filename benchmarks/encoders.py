@@ -53,7 +53,7 @@ def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
 def _written(name: str, directory: Path) -> TimedEncoder:
     directory.mkdir()
     tokenizer = load_tokenizer(name)
-    (directory / RANKS_FILE).write_bytes(ranks_text(tokenizer.ranks()))
+    (directory / RANKS_FILE).write_bytes(ranks_text(tokenizer.coder.ranks))
     write_recipe(tokenizer, directory / "recipe.json")
     return TimedEncoder(Path(name).name, record_of(tokenizer, ranks=True), directory)
 

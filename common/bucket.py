@@ -95,10 +95,6 @@ class Bucket:
 
         return self._ask(prefix, "listed", find)
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Return the bytes of each of these objects."""
-        return {name: found.size_bytes for name, found in self.objects(prefix).items()}
-
     def look_up(self, name: str) -> StoredObject:
         try:
             return self._ask(name, "read", lambda: _as_stored(self._client.head(self._store, name)))

@@ -107,7 +107,8 @@ def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False
     try:
         return _converter(unknown_keys).structure(value, kind)
     except Exception as error:  # cattrs: groups of errors, one for each field
-        problem, _, field = transform_error(error, "", _problem)[0].rpartition(" @ ")
+        told = transform_error(error, "", lambda each, _: "missing" if isinstance(each, KeyError) else str(each))
+        problem, _, field = told[0].rpartition(" @ ")
         raise ValueError(f"{field.removeprefix('.')}: {problem}" if field else problem) from error
 
 
@@ -168,7 +169,3 @@ def _scalar(value: Any, kind: Any) -> Any:
     if kind in (int, float) and not is_number(value):
         raise ValueError(f"got {quoted(value)}, wanted {_WANTED[int] if kind is int else SIZES}")
     return value
-
-
-def _problem(error: BaseException, _: type | None) -> str:
-    return "missing" if isinstance(error, KeyError) else str(error)

@@ -24,11 +24,10 @@ BLOCK_BYTES = 1 << 22
 LOCK_POLL_SECONDS = 0.2
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
-    errno.EEXIST: "a file stands where a folder is wanted: move that away",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
     errno.EROFS: "this file system is read-only: choose another place",
     errno.EISDIR: "a folder has its name: move that away",
-    errno.ENOTDIR: "a file stands where a folder is wanted: move that away",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file stands where a folder is wanted: move that away"),
     errno.EBUSY: "it is mounted: choose a folder in it, or mount the folder around it",
     errno.ENXIO: "it is a pipe or a device: move that away",
     errno.ENAMETOOLONG: "choose a shorter name",
@@ -197,12 +196,12 @@ def system_error(error: OSError) -> str:
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Raise an OSError of the block, which writes `path`, as BadInput."""
+def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
+    """Raise an OSError of the block, which writes `path`, as BadInput; `names_file`: of the file that it names."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error((names_file and error.filename) or path, error) from error
 
 
 def sha256(path: Path) -> str:

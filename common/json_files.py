@@ -165,9 +165,10 @@ class JsonLog:
     def __init__(self, path: Path):
         """Open or create it. Raises OSError, also where the path is not a regular file."""
         self.path = path
-        descriptor = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
-        self._pending = b"\n" if _ends_torn(path) else b""
+        last = os.pread(descriptor, 1, max(0, os.fstat(descriptor).st_size - 1))
+        self._pending = b"" if last in (b"", b"\n") else b"\n"
         self._dropped = 0  # lines
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
@@ -225,9 +226,3 @@ def _deeper_than(value: Any, limit: int) -> bool:
         containers = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
     return bool(level)
-
-
-def _ends_torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        return file.read() not in (b"", b"\n")

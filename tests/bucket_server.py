@@ -67,7 +67,7 @@ class BucketServer:
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return all objects under a prefix, by the rest of their names."""
         objects = Bucket(f"s3://runs/{prefix}")
-        return {name: found.content for name in objects.sizes() if (found := objects.read(name)) is not None}
+        return {name: found.content for name in objects.objects() if (found := objects.read(name)) is not None}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from model.stock import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
-from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule
+from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 
@@ -69,7 +69,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     options = config.optimization
     betas = f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
     yield "optimizer", f"{describe_optimizer(options)}; {betas}"
-    yield "learning rate", describe_schedule(config.schedule(config.steps or state.position.step))
+    yield "learning rate", describe_schedule(make_schedule(options, config.steps or state.position.step))
     if (group_rates := describe_group_rates(options)) is not None:
         yield "learning rates", group_rates
     for change in describe_changes(config.changes):

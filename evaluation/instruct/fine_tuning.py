@@ -161,7 +161,7 @@ def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], set
 
 def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path], documents: int) -> None:
     if tokenizer.has_ranks_file:
-        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()))
+        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.coder.ranks))
     opened = [read_header(path) for path in files]
     entries = {
         file.path.name: FileEntry(**attrs.asdict(read_content(file)), tokens=file.length, dtype=file.dtype.name)

@@ -134,7 +134,7 @@ def summary(
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """Return the bytes of text of each id, int64 (vocabulary_size,); none for the end of text."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
-    for token, number in tokenizer.ranks().items():
+    for token, number in tokenizer.coder.ranks.items():
         lengths[number] = len(token)
     return lengths
 
@@ -152,7 +152,7 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
             sizes != (ours.vocabulary_size, ours.end_of_text_id)
             or not kept.items() <= ours.special_tokens.items()
             or theirs.fingerprint not in (None, fingerprint(ours))
-            or (ranks.is_file() and read_ranks(ranks) != ours.ranks())
+            or (ranks.is_file() and read_ranks(ranks) != ours.coder.ranks)
         ):
             problem = f"its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses {ours.name}"
             raise BadInput(f"{span.directory}: {problem}; prepare the text with {ours.name}")

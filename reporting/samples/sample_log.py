@@ -194,7 +194,7 @@ def held_out_prompts(trained: Trained, text: Range | None) -> list[str]:
 
 def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the bytes of each id, as Latin-1; the end of text has none."""
-    return {number: token.decode("latin-1") for token, number in tokenizer.ranks().items()}
+    return {number: token.decode("latin-1") for token, number in tokenizer.coder.ranks.items()}
 
 
 def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:

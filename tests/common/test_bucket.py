@@ -37,7 +37,8 @@ def test_a_file_of_several_pieces_arrives_and_returns_as_it_was(tmp_path: Path) 
     bucket = Bucket("s3://runs/large")
     with (tmp_path / "file").open("rb") as file:
         bucket.upload("a/file", file)
-    assert bucket.sizes() == bucket.sizes("a") == {"a/file": len(content)}
+    assert bucket.objects() == bucket.objects("a")
+    assert {name: found.size_bytes for name, found in bucket.objects().items()} == {"a/file": len(content)}
     assert b"".join(piece for _, piece in bucket.pieces("a/file", len(content))) == content
     assert [offset for offset, _ in bucket.pieces("a/file", len(content))] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
@@ -49,7 +50,7 @@ def test_a_request_that_fails_is_one_line(bucket_server: BucketServer, monkeypat
         Bucket("s3://runs/x").write("a", b"")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(BadInput, match=r"s3://runs/x: cannot be listed: .*; check network and credentials$"):
-        Bucket("s3://runs/x").sizes()
+        Bucket("s3://runs/x").objects()
 
 
 def test_a_request_that_fails_once_is_tried_again(bucket_server: BucketServer) -> None:

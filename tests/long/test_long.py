@@ -161,7 +161,7 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
         resumed = complete(blank, **PATIENTLY)
         assert f"downloading {held[-1]}" in resumed.stdout if held else "downloading" not in resumed.stdout
         assert final_hash(blank) == final_hash(straight), number
-        names = {path.partition("/")[0] for path in bucket.sizes()}
+        names = {path.partition("/")[0] for path in bucket.objects()}
         assert names <= {"latest", "best", *complete_steps(bucket)}, number  # nothing is left behind
         print(f"{moment} request {number}: {'killed' if killed else 'not reached'}, {held[-1] if held else 'nothing'}")
     assert number > 20

@@ -103,10 +103,8 @@ def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> It
         if not data:
             raise EOFError
         window, first = kept + data, begin - len(kept)
-        place = window.find(separator)
-        while place >= 0:
-            yield first + place
-            place = window.find(separator, place + len(separator))
+        for match in re.finditer(re.escape(separator), window):
+            yield first + match.start()
         kept, begin = window[max(0, len(window) - len(separator) + 1) :], begin + len(data)
 
 

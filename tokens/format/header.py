@@ -33,8 +33,7 @@ class TokenFile:
     dtype: np.dtype
     offset_bytes: int
     length: int  # tokens
-    weights_offset_bytes: int | None = None  # None where all tokens count alike
-    context_length: int | None = None  # tokens of a row, where there are weights
+    context_length: int | None = None  # tokens of a row, where weights follow; None where all tokens count alike
 
 
 def read_header(path: Path) -> TokenFile:
@@ -64,7 +63,7 @@ def read_header(path: Path) -> TokenFile:
         raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end}; prepare it again")
     if not weighted:
         return TokenFile(path, dtype, start, count)
-    return TokenFile(path, dtype, start, count, start + end, _row_length(path, header.get("__metadata__")))
+    return TokenFile(path, dtype, start, count, _row_length(path, header.get("__metadata__")))
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:

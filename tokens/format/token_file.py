@@ -68,8 +68,8 @@ class TokenStream:
             number = bisect.bisect_right(self._starts, start) - 1
             file, offset = self.files[number], start - self._starts[number]
             part = values[: file.length - offset] if len(values) > file.length - offset else values
-            first = file.weights_offset_bytes if weights else file.offset_bytes
-            descriptor, place = self._descriptor(number), (first or 0) + offset * size
+            first = file.offset_bytes + weights * file.length * file.dtype.itemsize
+            descriptor, place = self._descriptor(number), first + offset * size
             try:
                 # Returns bytes; Linux reads at most 2 GiB at once.
                 count = os.preadv(descriptor.number, (part,), place)  # type: ignore[arg-type]  # an array is a buffer

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,14 +19,14 @@ from tokens.prepare.plan import HASH
 from tokens.prepare.verify import verify
 from tokens.stats.stats import CHART
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import DatasetInfo
-
 TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # of the README.md
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
-    """Upload a token directory as the dataset OWNER/NAME; return lines to print. Raises BadInput."""
+    """Upload a token directory as the dataset OWNER/NAME; return lines to print.
+
+    Raises BadInput, also for a repository that is public against --private, or has other tokens.
+    """
     check_names(repository, license_name)
     manifest = read_manifest(directory)
     if manifest is None:
@@ -43,10 +42,15 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     with hub_errors(f"dataset {repository}: cannot be uploaded"):
         url = api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
         there = api.dataset_info(repository, files_metadata=True)
-        _check_repository(repository, there, manifest, private=private)
+        if private and not there.private:
+            raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
+        for file in there.siblings or []:
+            if file.rfilename.endswith(".safetensors"):
+                got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
+                if wanted is None or got != wanted.sha256:
+                    raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
         files = published_files(directory, manifest)
-        known = {file.rfilename for file in there.siblings or []}
-        if CARD in known:  # it may have been edited
+        if CARD in {file.rfilename for file in there.siblings or []}:  # it may have been edited
             lines.append(f"{repository}: its {CARD} is kept; delete it on the hub to get a new one")
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
@@ -62,10 +66,7 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
         entries = read_every_line(directory / COMMITS, advice="prepare these tokens anew")
         public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]  # they quote paths
         files[COMMITS] = b"".join(json.dumps(entry).encode() + b"\n" for entry in public)
-    for name in (RANKS_FILE, CHART):
-        if (directory / name).is_file():
-            files[name] = directory / name
-    return files
+    return files | {name: directory / name for name in (RANKS_FILE, CHART) if (directory / name).is_file()}
 
 
 def public_manifest(manifest: Manifest) -> Manifest:
@@ -84,22 +85,14 @@ def public_name(source: str) -> str:
     return Path(source).name or "local files"
 
 
-def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest, *, private: bool) -> None:
-    """Raise BadInput for a repository that is public against --private, or has other tokens."""
-    if private and not there.private:
-        raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-    for file in there.siblings or []:
-        if file.rfilename.endswith(".safetensors"):
-            got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
-            if wanted is None or got != wanted.sha256:
-                raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
-
-
 def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, license_name: str | None) -> str:
     """Return the card of a dataset with the named files."""
     from huggingface_hub import DatasetCard, DatasetCardData
 
-    name, tokenizer = repository.partition("/")[2], manifest.tokenizer
+    name, tokenizer, tokens = repository.partition("/")[2], manifest.tokenizer, Counter[str | None]()
+    for file, entry in manifest.files.items():
+        tokens[split_of(file)] += entry.tokens
+    shares = [f"{split} {count / max(1, tokens.total()):.2%}" for split, count in tokens.items() if count]
     data = DatasetCardData(
         license=license_name,
         pretty_name=name,
@@ -116,17 +109,10 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
         chart=CHART,
         manifest=manifest,
         tokenizer=tokenizer,
-        shares=_shares(manifest),
+        shares=", ".join(shares),
         held_out=_held_out(manifest),
     )
     return str(card).rstrip() + "\n"
-
-
-def _shares(manifest: Manifest) -> str:
-    tokens = Counter[str | None]()
-    for name, entry in manifest.files.items():
-        tokens[split_of(name)] += entry.tokens
-    return ", ".join(f"{split} {count / max(1, tokens.total()):.2%}" for split, count in tokens.items() if count)
 
 
 def _held_out(manifest: Manifest) -> str:

@@ -125,11 +125,12 @@ class BucketOutput:
         with ThreadPoolExecutor(THREADS) as threads:
             for _ in threads.map(self._bucket.copy, names.keys(), names.values()):
                 reached("shard named")
-        sizes = self._bucket.sizes()
+        objects = self._objects()
         for name, final in names.items():
-            if sizes[final] != sizes[name]:
-                got = f"got {sizes[final]:,} bytes, wanted {sizes[name]:,} as in {name}"
-                raise BadInput(f"{self.url}/{final}: {got}; rerun the same command")
+            got, wanted = objects[final].size_bytes, objects[name].size_bytes
+            if got != wanted:
+                size = f"got {got:,} bytes, wanted {wanted:,} as in {name}"
+                raise BadInput(f"{self.url}/{final}: {size}; rerun the same command")
         if ranks is not None:
             self._bucket.write(RANKS_FILE, ranks.read_bytes())
         self._bucket.write(COMMITS, (self._scratch / COMMITS).read_bytes())

@@ -75,7 +75,14 @@ class PrepareCommand:
             raise UsageError(f"--output {self.output}: wanted --split hash; a tail leaves the disk before it is cut")
         if self.scratch is not None and not remote:
             raise UsageError("--scratch: only for an output in a bucket")
-        self._check_conversations()
+        if (self.template is None) != (self.context_length is None):
+            raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
+        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != "text"]
+        if self.template is not None and (any(others) or self.tokenizer == "chars"):
+            unfit = "an output in a bucket, --separator, --text-field or --tokenizer chars"
+            raise UsageError(f"--template {self.template}: does not go with {unfit}")
+        if (self.shard_tokens or length) % length:
+            raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")
 
     @property
     def bucket(self) -> str | None:
@@ -88,17 +95,6 @@ class PrepareCommand:
         if self.bucket is None:
             return Path(self.output)
         return (self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])) / ".scratch"
-
-    def _check_conversations(self) -> None:
-        """Raise UsageError for --template without --context-length, and for options that do not go with them."""
-        if (self.template is None) != (self.context_length is None):
-            raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
-        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != "text"]
-        if self.template is not None and (any(others) or self.tokenizer == "chars"):
-            unfit = "an output in a bucket, --separator, --text-field or --tokenizer chars"
-            raise UsageError(f"--template {self.template}: does not go with {unfit}")
-        if (self.shard_tokens or length) % length:
-            raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")
 
 
 @attrs.frozen(kw_only=True)

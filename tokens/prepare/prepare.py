@@ -73,7 +73,7 @@ def prepare(command: PrepareCommand) -> Manifest:
 
 def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
     if tokenizer.has_ranks_file:
-        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.ranks()), durable=True)
+        replace_file(directory / RANKS_FILE, ranks_text(tokenizer.coder.ranks), durable=True)
 
 
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:

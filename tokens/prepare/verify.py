@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import xxhash
+
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
@@ -112,8 +114,6 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
     """Yield the units whose tokens in `where` do not have the digest in the commit log, with their sources."""
-    import xxhash
-
     if plan.settings.template is not None:  # a unit's digest is that of its growing words
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize

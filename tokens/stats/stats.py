@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
+import xxhash
 
 from common.errors import BadInput, printable
 from common.files import replace_file
@@ -28,15 +28,6 @@ SAMPLE_BLOCKS = 16  # spread evenly over a stream, at most
 SAMPLE_BLOCK_TOKENS = 1 << 16
 
 
-@attrs.frozen(kw_only=True)
-class SplitStats:
-    """Statistics of one split."""
-
-    tokens: int  # end-of-text ids included
-    ends: int  # end-of-text ids; the last document may lack its own
-    hashes: np.ndarray  # uint64, one a document, ascending
-
-
 def stats(
     directory: Path, end_of_text_id: int | None = None, against: tuple[Path, ...] = (), *, near_duplicates: bool = False
 ) -> list[str]:
@@ -50,8 +41,9 @@ def stats(
         end_of_text_id = manifest.tokenizer.end_of_text_id if manifest else GPT2_END_OF_TEXT
     dtype = np.result_type(*(stream.read(0, 0).dtype for stream in streams.values()))  # hashes are of the same type
     lengths: Counter[int] = Counter()
-    splits = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
-    tokens, ends = sum(split.tokens for split in splits.values()), sum(split.ends for split in splits.values())
+    read = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
+    hashes = {split: own for split, (own, _) in read.items()}
+    tokens, ends = sum(stream.length for stream in streams.values()), sum(count for _, count in read.values())
     if ends == 0:
         raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
     values, counts = np.array(sorted(lengths.items()), np.int64).T
@@ -67,10 +59,10 @@ def stats(
         lines += _compare_with_gpt2(next(iter(streams.values())), manifest.tokenizer, directory)
     if manifest is not None and manifest.rows is not None:
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
-    for name, split in splits.items():
-        share = split.tokens / tokens
-        lines.append(f"  {name:20} {split.tokens:,} tokens ({share:.2%}), {len(split.hashes):,} {noun}s")
-    lines += _copies(splits, noun)
+    for name, stream in streams.items():
+        share = stream.length / tokens
+        lines.append(f"  {name:20} {stream.length:,} tokens ({share:.2%}), {len(hashes[name]):,} {noun}s")
+    lines += _copies(hashes, noun)
     if against or near_duplicates:
         tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")
         lines += contamination(directory, tokenizer, against) if against else []
@@ -84,10 +76,10 @@ def stats(
     return lines
 
 
-def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]) -> SplitStats:
-    """Read a split to its end; count the lengths of its documents in `lengths`."""
-    import xxhash
-
+def read_split(
+    stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]
+) -> tuple[np.ndarray, int]:
+    """Return a hash of each document, uint64, ascending, and how many end-of-text ids a split has; count lengths."""
     hashes, found = array("Q"), 0
     begun, length = xxhash.xxh3_64(), 0  # of a document that goes on in the next block
     for at in range(0, stream.length, BLOCK_TOKENS):
@@ -114,7 +106,7 @@ def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, length
         lengths.pop(0, None)
         ascending = ascending[ascending != xxhash.xxh3_64_intdigest(b"")]
     ascending.sort()  # in place
-    return SplitStats(tokens=stream.length, ends=found, hashes=ascending)
+    return ascending, found
 
 
 def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStream]:
@@ -131,7 +123,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
     """Return a line that compares the tokenizer of a directory with GPT-2's; none if it is that."""
     try:
         own = recorded_tokenizer(record, directory)
-        if recognized(own.ranks()) == "gpt2":
+        if recognized(own.coder.ranks) == "gpt2":
             return []
         gpt2 = load_tokenizer("gpt2")
     except BadInput as error:
@@ -163,18 +155,18 @@ def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     ]
 
 
-def _copies(splits: dict[str, SplitStats], noun: str) -> list[str]:
+def _copies(hashes: dict[str, np.ndarray], noun: str) -> list[str]:
     """Return duplicates within each split, and documents of one split that are in another."""
     lines = []
-    for name, split in splits.items():
-        copies = int(np.count_nonzero(split.hashes[1:] == split.hashes[:-1]))
-        share = copies / max(1, len(split.hashes))
+    for name, own in hashes.items():
+        copies = int(np.count_nonzero(own[1:] == own[:-1]))
+        share = copies / max(1, len(own))
         lines.append(f"  duplicates           {copies:,} {noun}s of {name} ({share:.2%}) repeat an earlier one of it")
-    for (known, first), (held_out, second) in itertools.combinations(splits.items(), 2):
-        places = np.minimum(np.searchsorted(first.hashes, second.hashes), len(first.hashes) - 1)
-        shared = int(np.count_nonzero(first.hashes[places] == second.hashes))
+    for (known, first), (held_out, second) in itertools.combinations(hashes.items(), 2):
+        places = np.minimum(np.searchsorted(first, second), len(first) - 1)
+        shared = int(np.count_nonzero(first[places] == second))
         if shared:
-            share = shared / len(second.hashes)
+            share = shared / len(second)
             lines.append(f"  CONTAMINATION        {shared:,} {noun}s of {held_out} ({share:.2%}) are in {known} too")
         else:
             lines.append(f"  contamination        none: no {noun} of {held_out} is in {known}")

@@ -72,6 +72,6 @@ def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Itera
             yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)), record, exact)
     tokenizer = exact()
     if tokenizer.pattern == GPT2:
-        grouped = byte_pair_coder(tokenizer.name, tokenizer.ranks(), GROUPED_PATTERN)
+        grouped = byte_pair_coder(tokenizer.name, tokenizer.coder.ranks, GROUPED_PATTERN)
         yield attrs.evolve(tokenizer, coder=grouped)
     yield tokenizer

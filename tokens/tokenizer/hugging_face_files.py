@@ -71,7 +71,7 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # of tokenizer_config.json, whic
 
 def tokenizer_text(tokenizer: Tokenizer) -> str:
     """Return the text of tokenizer.json. Raises BadInput for characters of several bytes, which no merges give."""
-    ranks, letters = tokenizer.ranks(), _letters()
+    ranks, letters = tokenizer.coder.ranks, _letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
     if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
         raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its characters; it cannot be exported")
@@ -140,7 +140,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
         vocabulary = parse_json(read_regular(path))
         end = vocabulary.pop(END_OF_TEXT, None)
         tokenizer = byte_pair_tokenizer(directory.name, ranks_of(vocabulary))
-        if recognized(tokenizer.ranks()) != "gpt2" or end != tokenizer.end_of_text_id:  # this layout names no pattern
+        if recognized(tokenizer.coder.ranks) != "gpt2" or end != tokenizer.end_of_text_id:  # no pattern is named here
             raise _refused(path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}")
         _check_settings(directory, tokenizer)
     return tokenizer

@@ -85,7 +85,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
 
 def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
     """Return the record of a tokenizer. `ranks`: a file of them lies beside it; `template`: of conversations."""
-    is_gpt2s, only_end = recognized(tokenizer.ranks()) == "gpt2", tokenizer.special_tokens.keys() == {END_OF_TEXT}
+    is_gpt2s, only_end = recognized(tokenizer.coder.ranks) == "gpt2", tokenizer.special_tokens.keys() == {END_OF_TEXT}
     return TokenizerRecord(
         name=tokenizer.name,
         characters=tokenizer.characters,

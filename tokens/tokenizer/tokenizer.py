@@ -53,7 +53,7 @@ class ByteCoder:
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """The id of every byte sequence that has one."""
+        """The id of every byte sequence that has one, special tokens left out."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -130,10 +130,6 @@ class Tokenizer:
     def characters(self) -> str | None:
         """The characters of a character tokenizer, in the order of their ids."""
         return self.coder.characters if isinstance(self.coder, CharacterCoder) else None
-
-    def ranks(self) -> dict[bytes, int]:
-        """Return the id of every byte sequence that has one, special tokens left out."""
-        return self.coder.ranks
 
     def with_special_tokens(self, names: Iterable[str]) -> "Tokenizer":
         """Return a tokenizer that has these special tokens, too: those it lacks get the ids after its vocabulary."""

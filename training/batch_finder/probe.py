@@ -57,7 +57,7 @@ class Verdict:
     """Outcome of a probe, one for all ranks: the first that was proposed."""
 
     outcome: str  # "fits", "memory", "late" or "error"
-    reason: str = ""  # begins with the rank that failed
+    reason: str  # begins with the rank that failed
 
 
 class Prober:
@@ -130,11 +130,9 @@ class Prober:
         while not store.check(["verdict"]):
             for rank, process in zip(self._places, self._processes, strict=True):
                 if process.poll() is not None:
-                    ended = f"rank {rank}: its process ended with status {process.returncode}"
-                    _vote(store, Verdict(outcome="error", reason=ended))
+                    _vote(store, "error", f"rank {rank}: its process ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                silence = f"not all ranks have answered within {PROBE_SECONDS:.0f} s"
-                _vote(store, Verdict(outcome="late", reason=silence))
+                _vote(store, "late", f"not all ranks have answered within {PROBE_SECONDS:.0f} s")
             time.sleep(STORE_POLL_SECONDS)
         return Verdict(**json.loads(store.get("verdict")))
 
@@ -149,7 +147,7 @@ def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, p
             report = _measure(*_prepare(run, microbatch_size, ranks), ranks)
             store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
             if store.add("fitting", 1) == ranks.world_size:
-                _vote(store, Verdict(outcome="fits"))
+                _vote(store, "fits")
         except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
             _report_error(store, error)
     while True:
@@ -214,12 +212,12 @@ def _report_error(store: Any, error: Exception) -> None:
         time.sleep(SPEAKER_SECONDS)  # perhaps only a collective that lost its peer: the peer's parent reports the cause
         if not isinstance(error, BadInput) and not store.check(["verdict"]):
             traceback.print_exception(error)
-    _vote(store, Verdict(outcome="memory" if memory else "error", reason=f"rank {environment_rank()}: {reason}"))
+    _vote(store, "memory" if memory else "error", f"rank {environment_rank()}: {reason}")
 
 
-def _vote(store: Any, verdict: Verdict) -> None:
+def _vote(store: Any, outcome: str, reason: str = "") -> None:
     """Propose a verdict; the first one counts, for all ranks."""
-    store.compare_set("verdict", "", json.dumps(attrs.asdict(verdict)))
+    store.compare_set("verdict", "", json.dumps({"outcome": outcome, "reason": reason}))
 
 
 def _end_with(parent_pid: int) -> None:

@@ -4,11 +4,10 @@ What moves files raises BadInput where the run directory cannot be changed.
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from common.files import write_error
+from common.files import writing
 from tokens.format.manifest import RANKS_FILE
 from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish
 from training.checkpoints.directory import (
@@ -33,8 +32,9 @@ RESULTS = (METRICS, EVALUATIONS, ANSWERS, SAMPLES, REPORT, CHART, RESOLVED, RANK
 def archive_all(run_directory: Path) -> Path | None:
     """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder."""
     directory = checkpoints_of(run_directory)
-    with _changing(run_directory):
-        results = [path for name in RESULTS if _has_content(path := run_directory / name)]
+    with writing(run_directory, names_file=True):
+        paths = [run_directory / name for name in RESULTS]
+        results = [path for path in paths if (any(path.iterdir()) if path.is_dir() else path.exists())]
         checkpoints = [*sorted(path.name for path in stale_partials(directory)), *names_in(directory)]
         if not results and not checkpoints:
             return None
@@ -59,7 +59,7 @@ def archive_after(checkpoint: Path) -> Path | None:
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
     is_copy = checkpoint != newest
-    with _changing(directory.parent):
+    with writing(directory.parent, names_file=True):
         displaced = [name for name in steps_in(directory) if name > newest.name]
         if is_copy:
             copy_to_partial(checkpoint, newest)
@@ -71,10 +71,6 @@ def archive_after(checkpoint: Path) -> Path | None:
         if not point_best(directory, position.best_step):
             point(directory / "best", None)
         return target
-
-
-def _has_content(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _move(path: Path, target: Path) -> None:
@@ -90,11 +86,3 @@ def _move(path: Path, target: Path) -> None:
         path.unlink()
     else:
         shutil.move(path, target)
-
-
-@contextmanager
-def _changing(run_directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise write_error(error.filename or run_directory, error) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, say
 from common.files import BLOCK_BYTES, is_folder, sync, write_error
 from training.checkpoints.directory import (
     LINKS,
@@ -37,12 +37,6 @@ from training.checkpoints.saved_state import FileDigest, SavedState, combined_sh
 
 
 @attrs.frozen
-class NewFile:
-    header: bytes
-    size_bytes: int  # header included
-
-
-@attrs.frozen
 class WrittenBytes:
     """Consecutive bytes of a checkpoint file, hashed in memory."""
 
@@ -60,15 +54,14 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f"{PARTIAL}{path.name}")
 
 
-def create_partial(path: Path, files: Mapping[str, NewFile]) -> None:
+def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
     """Create a hidden checkpoint, its files at full size, for all ranks to write into; remove what others have left."""
     _restore_replaced(path.parent)
     _remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
-    for file, new in files.items():
+    for file, size_bytes in sizes.items():
         with (partial_of(path) / file).open("wb") as opened:
-            opened.write(new.header)
-            opened.truncate(new.size_bytes)
+            opened.truncate(size_bytes)
 
 
 def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
@@ -116,7 +109,7 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
     """Write a checkpoint of (offset in bytes, content) pairs; publish it if it is intact, else return its damage."""
     partial = partial_of(path)
     try:
-        create_partial(path, dict.fromkeys(files, NewFile(b"", 0)))
+        create_partial(path, dict.fromkeys(files, 0))
         for file, pieces in files.items():
             write_rows(path, file, pieces)
         sync(partial)
@@ -158,7 +151,7 @@ def point(link: Path, name: str | None) -> None:
     remove(partial)
     if link.exists() and not link.is_symlink():
         moved = archive(link.parent, [link.name])
-        print(printable(f"NOTE: {link} is no link; it is now {moved / link.name}"), file=sys.stderr)
+        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
     if name is None:
         link.unlink(missing_ok=True)
         return

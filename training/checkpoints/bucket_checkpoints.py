@@ -87,7 +87,7 @@ def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None
 def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
     """Download a checkpoint to the disk, where none has its name; return its damage, or None. Raises BadInput."""
     name, address = checkpoint.name, f"{bucket.url}/{checkpoint.name}"
-    found = bucket.sizes(name)
+    found = bucket.objects(name)
     try:
         small = {file: bucket.read(f"{name}/{file}") for file in (MANIFEST, STATE)}
         contents = {file: version.content for file, version in small.items() if version is not None}
@@ -97,7 +97,7 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
             check_identity(name, parse_state(values), {file: wanted[file].sha256 for file in TENSOR_FILES})
         except ValueError as error:
             raise ValueError(f"{STATE}: {error}") from error
-        pieces = {file: bucket.pieces(f"{name}/{file}", found[f"{name}/{file}"]) for file in TENSOR_FILES}
+        pieces = {file: bucket.pieces(f"{name}/{file}", found[f"{name}/{file}"].size_bytes) for file in TENSOR_FILES}
     except (ValueError, KeyError, TypeError) as error:
         return f"{address}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"
     manifest = manifest_text(wanted | {STATE: FileDigest(len(state), hashlib.sha256(state).hexdigest())}).encode()
@@ -116,7 +116,7 @@ def _linked(bucket: Bucket, link: str) -> str:
 def _folders(bucket: Bucket) -> dict[str, set[str]]:
     """Return the files of each checkpoint, complete or not, by its name."""
     folders: dict[str, set[str]] = {}
-    for path in bucket.sizes():
+    for path in bucket.objects():
         name, _, file = path.partition("/")
         if STEP_NAME.fullmatch(name) and file:
             folders.setdefault(name, set()).add(file)

@@ -154,7 +154,9 @@ class BucketLease:
     def __init__(self, bucket: Bucket, run_directory: Path, say: Callable[[str], object]):
         """Take the lease. `say` is told when that takes a while. Raises BadInput while another job holds it."""
         self._bucket = bucket
-        self._holder = _holder(run_directory)
+        # Name of the run directory on this machine; another boot is another machine, of the same name
+        boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._version: Version | None = self._write(self._free(say))  # None: another job has taken it
@@ -207,12 +209,6 @@ class BucketLease:
     def _write(self, before: Version | None) -> Version:
         content = json.dumps({"holder": self._holder, "renewal": uuid4().hex})
         return self._bucket.replace(LEASE, content.encode(), before)
-
-
-def _holder(run_directory: Path) -> str:
-    """Return the name of a run directory on this machine; another boot is another machine, of the same name."""
-    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-    return f"{socket.gethostname()}:{run_directory.resolve()} {boot}".strip()
 
 
 def _name(version: Version) -> str:

@@ -8,6 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
+from training.config.optimization import make_schedule
 from training.config.train_config import KEYS, recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
@@ -116,7 +117,7 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
 def _same_rates(before: RunRecord, now: RunRecord, step: int) -> bool:
     if before.steps is None or now.steps is None:
         return before.steps == now.steps
-    return agree(before.schedule(before.steps), now.schedule(now.steps), step)
+    return agree(make_schedule(before.optimization, before.steps), make_schedule(now.optimization, now.steps), step)
 
 
 def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:

@@ -80,7 +80,19 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     They stay on their file system: where the archive is on another, they go to `.archive/TIME/` beside the
     checkpoints, and `archive/TIME/checkpoints` is a link to it. `into`: an `archive/TIME` that is there already.
     """
-    target = _folder_in(into or new_archive(directory.parent), directory)
+    archived = into or new_archive(directory.parent)
+    target, here = archived / directory.name, directory / ARCHIVED_HERE / archived.name
+    here.mkdir(parents=True)
+    try:
+        here.rename(target)
+        with suppress(OSError):  # others are there
+            here.parent.rmdir()
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        place = directory.parent.resolve() / directory.name / ARCHIVED_HERE / here.name
+        target.symlink_to(os.path.relpath(place, archived.resolve()))
+        target = here
     for name in names:
         rename(directory / name, target / name)
     return target
@@ -112,23 +124,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _folder_in(archived: Path, directory: Path) -> Path:
-    """Return a new folder for checkpoints, on their file system, that is or is linked from one in an archive."""
-    target, here = archived / directory.name, directory / ARCHIVED_HERE / archived.name
-    here.mkdir(parents=True)
-    try:
-        here.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        place = directory.parent.resolve() / directory.name / ARCHIVED_HERE / here.name
-        target.symlink_to(os.path.relpath(place, archived.resolve()))
-        return here
-    with suppress(OSError):  # others are there
-        here.parent.rmdir()
-    return target
 
 
 def _is_ours(path: Path) -> bool:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 import attrs
@@ -21,7 +20,7 @@ from model.counts import parameter_count
 from training.checkpoints.directory import checkpoints_of, names_in
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
-from training.parallel.process_group import Ranks, gather, together
+from training.parallel.process_group import Ranks, Value, gather, together
 
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
 # look for again for a minute.
@@ -30,8 +29,6 @@ PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
 BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
-
-Value = TypeVar("Value")
 
 
 @attrs.frozen

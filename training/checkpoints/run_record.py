@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,10 @@ from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
 from training.config.key_groups import OptimizationOptions
-from training.config.optimization import make_schedule
 from training.config.train_config import Run, one_form
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit
 from training.parallel.process_group import Ranks
-from training.schedule import Schedule
 
 RESOLVED = "resolved.json"
 _STREAMS = ("train_stream", "validation_stream")
@@ -62,19 +61,11 @@ class SettingChange:
         return f"{self.key} {json.dumps(self.old)} -> {json.dumps(self.new)}"
 
 
-def _model_form(values: dict[str, Any]) -> dict[str, Any]:
-    return one_form("model", values)
-
-
-def _train_form(values: dict[str, Any]) -> dict[str, Any]:
-    return one_form("train", values)
-
-
 @attrs.frozen(kw_only=True)
 class RunRecord:
     # keys of model.json and train.json in their one form
-    model: dict[str, Any] = attrs.field(converter=_model_form)
-    train: dict[str, Any] = attrs.field(converter=_train_form)
+    model: dict[str, Any] = attrs.field(converter=partial(one_form, "model"))  # type: ignore[misc]  # mypy knows functions
+    train: dict[str, Any] = attrs.field(converter=partial(one_form, "train"))  # type: ignore[misc]  # mypy knows functions
     global_batch_size: int
     accumulation: int | None = None
     world_size: int | None = None
@@ -99,9 +90,6 @@ class RunRecord:
         """The optimizer's settings; keys that its version did not have with their defaults."""
         keys = attrs.fields_dict(OptimizationOptions)
         return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
-
-    def schedule(self, steps: int) -> Schedule:
-        return make_schedule(self.optimization, steps)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""

@@ -7,7 +7,6 @@ and is written last: a checkpoint without an intact manifest does not exist.
 import hashlib
 import json
 import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, printable, quoted, refusing
+from common.errors import BadInput, printable, quoted, refusing, say
 from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.directory import (
@@ -147,7 +146,14 @@ def verify(checkpoint: Path) -> str | None:
     try:
         files = manifest_entries(read_regular(manifest))
         for name, entry in sorted(files.items()):
-            _compare(checkpoint / name, entry)
+            file = checkpoint / name
+            found = file.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise BadInput(f"{file}: wanted a regular file")
+            if found.st_size != entry.size_bytes:
+                raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry.size_bytes}")
+            if sha256(file) != entry.sha256:
+                raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
         if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
             read_state(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
@@ -170,7 +176,7 @@ def find(directory: Path, wanted: str) -> Path | None:
         problem = verify(checkpoint)
         if problem is None:
             for line in problems:
-                print(printable(f"WARNING: {line}; falling back to {checkpoint.name}"), file=sys.stderr)
+                say(f"WARNING: {line}; falling back to {checkpoint.name}")
             return checkpoint
         problems.append(problem)
     if problems:
@@ -186,18 +192,8 @@ def find_before(directory: Path, step: int) -> Path | None:
     for checkpoint in [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        print(printable(f"WARNING: {problem}; falling back to an earlier one, or the start"), file=sys.stderr)
+        say(f"WARNING: {problem}; falling back to an earlier one, or the start")
     return None
-
-
-def _compare(file: Path, entry: FileDigest) -> None:
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{file}: wanted a regular file")
-    if found.st_size != entry.size_bytes:
-        raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry.size_bytes}")
-    if sha256(file) != entry.sha256:
-        raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
 
 
 def _find_named(directory: Path, name: str) -> Path:

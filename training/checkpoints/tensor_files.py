@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.errors import BadInput, refusing
 from model.axes import stored_rows
-from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
+from training.checkpoints.atomic_commit import WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
@@ -72,10 +72,11 @@ class StateShard:
         part = 0 if disks.shared else ranks.rank - ranks.node.rank, ranks.data_parallel.rank
         first = gather(ranks, part).index(part) == ranks.rank  # of ranks that share batches, and so a shard
         self._shard = first and (not disks.shared or state.parallel.levels.across.rank == 0)  # gives its shard's rows
-        self.files: dict[str, NewFile] = {}  # whole files, of all ranks
+        self._headers: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}  # of whole files, of all ranks
         for file, tensors in _files(state):
-            header = _header(tensors)
-            self.files[file] = NewFile(header, len(header) + sum(stored.rows * stored.row_bytes for stored in tensors))
+            self._headers[file] = header = _header(tensors)
+            self.sizes[file] = len(header) + sum(stored.rows * stored.row_bytes for stored in tensors)
         self._staged = [
             (file, offset_bytes, torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._pinned))
             for file, offset_bytes, rows in self._own_rows()
@@ -98,10 +99,10 @@ class StateShard:
         """Write the staged rows, durably, or send them to the node that writes; return their digests."""
         pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
-        for file, new in self.files.items():
-            own = [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
-            header = [(0, memoryview(new.header))] if self._disks.keeps else []
-            pieces[file] = [WrittenBytes.of(offset_bytes, content) for offset_bytes, content in [*header, *own]]
+        for file, header in self._headers.items():
+            own = [(0, memoryview(header))] if self._disks.keeps else []
+            own += [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
+            pieces[file] = [WrittenBytes.of(offset_bytes, content) for offset_bytes, content in own]
             if not self._disks.writes:
                 self._send(own, group)
                 continue
@@ -136,7 +137,7 @@ class StateShard:
     def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
         for file, tensors in _files(self._state):
-            offset_bytes = len(self.files[file].header)
+            offset_bytes = len(self._headers[file])
             for stored in tensors:
                 first, rows = checkpoint_rows(stored.value, self._node, replica=self._disks.writes, shard=self._shard)
                 rows = rows[: max(0, stored.rows - first)]

@@ -6,7 +6,7 @@ waits for is delayed; the result of a save is known to all of them.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -24,13 +24,11 @@ from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, together
+from training.parallel.process_group import SAVE_TIMEOUT, Value, from_coordinator, together
 from training.state import TrainState
 
 if TYPE_CHECKING:
     from training.checkpoints.bucket_upload import Uploader
-
-Value = TypeVar("Value")
 
 
 class CheckpointWriter:
@@ -64,10 +62,10 @@ class CheckpointWriter:
         if not self._disks.shared:  # the same file everywhere, though clocks differ
             state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
-            self._all(lambda: create_partial(path, self._shard.files), only=keeps)
+            self._all(lambda: create_partial(path, self._shard.sizes), only=keeps)
             told = self._all(lambda: self._shard.write(path, self._group), only=True)
             shares = self._disks.of_own_disk(told)
-            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.files}
+            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.sizes}
             self._all(lambda: write_state_and_manifest(path, state, written), only=keeps)
             self._all(lambda: publish(path), only=keeps)
         except BadInput as error:

@@ -42,7 +42,6 @@ class Plan:
 
     layout: Layout
     steps: int
-    start_token: int  # of each train stream
     mixture: Mixture
     sources: tuple[SourcePlan, ...]
     schedule: Schedule
@@ -92,7 +91,6 @@ def make_plan(
     return Plan(
         layout=layout,
         steps=steps,
-        start_token=data.start_train_token,
         mixture=mixture,
         sources=sources,
         schedule=make_schedule(train.optimization, steps),

@@ -65,7 +65,8 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
     if train.data.min_train_tokens is None or train.data.shuffle:
         return dict.fromkeys(part.dataset for part in train.data.parts)
     plan = make_plan(train, context_length, world_size)
-    return {source.dataset: plan.start_token + source.sequences * context_length + 1 for source in plan.sources}
+    first = train.data.start_train_token
+    return {source.dataset: first + source.sequences * context_length + 1 for source in plan.sources}
 
 
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:

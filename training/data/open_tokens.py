@@ -69,8 +69,7 @@ class TokenSet:
     @property
     def digests(self) -> dict[Path, str]:
         """The sha256 of each file that was read before the first step."""
-        contents = [(each.path / name, content) for each in self.directories for name, content in each.contents.items()]
-        return {path: content.sha256 for path, content in contents}
+        return {each.path / name: one.sha256 for each in self.directories for name, one in each.contents.items()}
 
     @property
     def lengths(self) -> dict[str, int | None]:
@@ -144,7 +143,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
         sources.append(
             TokenSource(
                 stream=directory.train,
-                start_token=plan.start_token,
+                start_token=train.data.start_train_token,
                 order=order,
                 growing=directory.growing,
                 max_epochs=train.data.max_epochs,

@@ -32,7 +32,6 @@ TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
     """Return the set with its files' contents, read once per machine. Raises BadInput, on every rank."""
-    begin = train.validation.start_val_token
     directories = _with_enough_validation(token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
@@ -45,7 +44,7 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
     def check_ids() -> None:
-        for directory, stream, first, count in _ranges_to_read(checked, plan, begin, shuffle=train.data.shuffle):
+        for directory, stream, first, count in _ranges_to_read(checked, plan, train):
             if max(directory.contents[file.path.name].max_id for file in stream.files) < vocabulary_size:
                 continue
             share = -(-count // ranks.node.size)  # each machine looks at its copy once
@@ -95,17 +94,17 @@ def _files(directory: TokenDirectory) -> list[TokenFile]:
 
 
 def _ranges_to_read(
-    directories: list[TokenDirectory], plan: Plan, first_validation_token: int, *, shuffle: bool
+    directories: list[TokenDirectory], plan: Plan, train: TrainConfig
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
     """Yield (directory, stream, first token, count) of each range that the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
         if source.windows is None:  # still being prepared: ids are checked when they are read
             continue
-        windows = source.windows if shuffle else min(source.windows, source.sequences)  # a shuffle may read any window
+        windows = source.windows if train.data.shuffle else min(source.windows, source.sequences)  # it may read any
         if source.sequences > 0:
-            yield directory, directory.train, plan.start_token, windows * plan.layout.context_length + 1
+            yield directory, directory.train, train.data.start_train_token, windows * plan.layout.context_length + 1
         if directory.validation is not None:
-            yield directory, directory.validation, first_validation_token, _validation_tokens(plan)
+            yield directory, directory.validation, train.validation.start_val_token, _validation_tokens(plan)
 
 
 def _validation_tokens(plan: Plan) -> int:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -17,7 +17,6 @@ from common import checks
 from common.errors import BadInput, nearest, quoted, refusing
 from common.json_files import read_json
 
-Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")
 ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # of a new GPU, to be filled in
 _SIZE = checks.number(0.0, 1e6, above=True)
@@ -74,7 +73,7 @@ def named_gpus(device: str) -> list[Gpu]:
     return [gpu for gpu in fitting if len(gpu.torch_name or "") == longest]
 
 
-def read_entry(kind: type[Entry], where: str, values: Any, **given: Any) -> Entry:
+def read_entry(kind: type[checks.Structured], where: str, values: Any, **given: Any) -> checks.Structured:
     """Return an attrs class from a JSON object, as `checked`. Raises BadInput."""
     with refusing(where):
         return checks.checked(kind, values, **given)

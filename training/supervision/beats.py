@@ -37,10 +37,6 @@ class Beat:
     place: str  # line of code
     seconds: StepSeconds = attrs.field(factory=StepSeconds)  # of its steps so far
 
-    def position(self) -> str:
-        where = f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"
-        return where if self.departure is None else f"{self.departure} {where}"
-
 
 class Beats:
     """Last beats of ranks. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
@@ -95,7 +91,9 @@ class Beats:
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
             silence = f", silent for {self._silent_polls[rank] * BEAT_SECONDS:.0f} s" if silent else ""
-            lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {beat.position()}")
+            reason = "" if beat.departure is None else f"{beat.departure} "
+            where = f"{'starting up' if beat.step is None else f'at step {beat.step}'} in {beat.place}"
+            lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {reason}{where}")
         return lines
 
 

@@ -74,10 +74,10 @@ class RunLock:
             self.file.flush()
 
 
-def take_run_lock(run_directory: Path, *, wait_seconds: float = LOCK_SECONDS) -> RunLock:
-    """Lock a run directory. Raises BadInput when another job holds the lock after `wait_seconds`."""
+def take_run_lock(run_directory: Path) -> RunLock:
+    """Lock a run directory. Raises BadInput when another job holds the lock after LOCK_SECONDS."""
     contention = f"{run_directory}: another job trains this run; wait for it, or stop it"
-    file = open_locked(run_directory / LOCK_FILE, contention, wait_seconds=wait_seconds)
+    file = open_locked(run_directory / LOCK_FILE, contention, wait_seconds=LOCK_SECONDS)
     file.seek(0)
     return RunLock(file, _parsed(file.read(LOCK_CHARACTERS)))
 

@@ -27,14 +27,14 @@ def current_place() -> str:
                 frames.pop(thread.ident or 0, None)
         # On a GPU, hooks of the backward pass run in autograd's own threads: the frames that are left.
         places = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
-        return _text(*next((found for found in places if found[0] is not None), places[0]))
+        return next((found for found in places if found[0] is not None), places[0])[1]
     except Exception as error:  # noqa: BLE001  # frames of running threads may change or vanish; heartbeats must go on
         return f"an unknown line ({type(error).__name__})"
 
 
 def place_of_error(trace: TracebackType | None) -> str:
     """Return where an exception was raised, from its traceback."""
-    return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
+    return _innermost(reversed([*traceback.walk_tb(trace)]))[1]
 
 
 def _joined(frame: FrameType) -> threading.Thread | None:
@@ -46,18 +46,15 @@ def _joined(frame: FrameType) -> threading.Thread | None:
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
-    """Return the function of torch.distributed and the line here that called it. `walk`: innermost frames first."""
-    call = None
+    """Return the function of torch.distributed, and in words the line here that called it; `walk`: innermost first."""
+    call, place = None, "code outside this repository"
     for frame, line in walk:
         path, function = Path(frame.f_code.co_filename), frame.f_code.co_name
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
-            return call, f"{path.relative_to(ROOT)}:{line}, {function}"
+            place = f"{path.relative_to(ROOT)}:{line}, {function}"
+            break
         if call is None and path.is_relative_to(TORCH_DISTRIBUTED):
             call = function
         elif call is None and function == "_engine_run_backward":  # in C++, DDP waits there for its all-reduce
             call = "backward"
-    return call, "code outside this repository"
-
-
-def _text(call: str | None, line: str) -> str:
-    return line if call is None else f"{call} ({line})"
+    return call, place if call is None else f"{call} ({place})"

@@ -32,16 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory, printable
 from common.files import LOCK_POLL_SECONDS
-from training.launch import (
-    environment_nodes,
-    environment_rank,
-    is_first_on_machine,
-    restarts,
-    tell_torchrun,
-    torchrun_identity,
-    torchrun_process,
-    without_launcher,
-)
+from training import launch
 from training.supervision.run_lock import (
     LOST,
     NODE_VARIABLE,
@@ -94,7 +85,7 @@ class Supervision:
 
         try:
             ranks = start(device, timeout_seconds, tensor_parallel)
-            self.run_lock.write_job({name for name in gather(ranks, torchrun_identity()) if name is not None})
+            self.run_lock.write_job({name for name in gather(ranks, launch.torchrun_identity()) if name is not None})
             lost, stopped, orphaned = self._end_as_lost, self._on_others_stopped, self._on_orphaned
             self._heartbeat = Heartbeat(ranks, timeout_seconds, lost=lost, stopped=stopped, orphaned=orphaned)
         except dist.DistError as error:
@@ -113,13 +104,14 @@ class Supervision:
         Not where it has asked them to stop: it then ends by itself, or another node has come and they shall go on. The
         torchruns of other nodes need not have been asked; left alone, they would wait for this one.
         """
-        torchrun, last = torchrun_process(), restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-        if torchrun is None or last or environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
+        torchrun = launch.torchrun_process()
+        last = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        if torchrun is None or last or launch.environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
             return
         # torchrun tells all once it has heard; were a rank to end before, it would restart them
-        if not is_first_on_machine():
+        if not launch.is_first_on_machine():
             self.stop_asked.wait(FIRST_RANK_SECONDS)
-        elif torchrun_process() == torchrun:
+        elif launch.torchrun_process() == torchrun:
             with suppress(ProcessLookupError):
                 os.kill(torchrun, signal.SIGTERM)
             self.stop_asked.wait(TORCHRUN_SECONDS)
@@ -153,7 +145,7 @@ class Supervision:
         self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
         try:
             line = f"{cause} before the first step: nothing is lost; the same command continues"
-            tell_torchrun(line)
+            launch.tell_torchrun(line)
             if self.run_lock.file is not None:  # rank 0 speaks for all
                 print(f"train.py: {line}", flush=True)
             then()
@@ -185,7 +177,7 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
     The run lock is held until it has ended: no other job begins what it might power off. It runs in a session of its
     own, without torchrun's variables, and so outlives a torchrun that ends its ranks.
     """
-    if environment_rank() != 0:
+    if launch.environment_rank() != 0:
         # torchrun ends all ranks once one has ended with another status than 0.
         while status == EXIT_STOPPED and os.environ.get("GROUP_RANK", "0") == "0" and lock_is_held(run_directory):
             time.sleep(LOCK_POLL_SECONDS)
@@ -193,6 +185,6 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
         print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
     else:
         print(printable(f"--then: {command}"), flush=True)
-        environment = {name: value for name, value in without_launcher().items() if name != NODE_VARIABLE}
+        environment = {name: value for name, value in launch.without_launcher().items() if name != NODE_VARIABLE}
         ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
         print(f"--then: ended with status {ended}", flush=True)

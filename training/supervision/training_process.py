@@ -57,9 +57,11 @@ class TrainingProcess:
 
     def kill(self) -> None:
         """Kill it and its ranks, and wait for it; the last checkpoint is as it was."""
-        for pid in _children(self._process.pid):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        pid = self._process.pid
+        with suppress(OSError):  # ended, or no /proc
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(child), signal.SIGKILL)
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
@@ -90,9 +92,3 @@ def _stop_with_parent() -> Callable[[], None] | None:
             os._exit(EXIT_ERROR)
 
     return prepare
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):  # ended, or no /proc
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []

@@ -1,6 +1,5 @@
 """Curves of a run over its steps, from the records of `metrics.jsonl`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +53,7 @@ def run_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def curve_of(records: Sequence[Mapping[str, Any]], key: str) -> Curve:
     """Return the values of a key, of records with a step; null where unknown."""
-    values = [math.nan if record.get(key) is None else record[key] for record in records]
+    values = [record.get(key) for record in records]  # None becomes NaN
     return Curve(np.array([record["step"] for record in records], np.float64), np.array(values, np.float64))
 
 

@@ -12,7 +12,6 @@ LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
 
 class ProgressBar:
     def __init__(self, first_step: int, steps: int):
-        self._steps = steps
         self._last_line = 0.0
         self._warnings: dict[str, str] = {}  # by topic
         tqdm.monitor_interval = 0  # it would watch bars from a thread of its own
@@ -31,9 +30,9 @@ class ProgressBar:
     def show(self, step: int, numbers: str) -> None:
         line = "  ".join([numbers, *self._warnings.values()])
         self._bar.set_postfix_str(line)
-        if self._bar.disable and (time.monotonic() - self._last_line >= LINE_SECONDS or step == self._steps):
+        if self._bar.disable and (time.monotonic() - self._last_line >= LINE_SECONDS or step == self._bar.total):
             self._last_line = time.monotonic()
-            self.say(f"step {step:,}/{self._steps:,}  {line}")
+            self.say(f"step {step:,}/{self._bar.total:,}  {line}")
 
     def say(self, line: str) -> None:
         tqdm.write(printable(line), file=sys.stderr)

@@ -58,7 +58,7 @@ def test_a_bucket_is_resumed_and_verified_where_it_is(
     whole = status(url)
     assert f"{url}: complete" in whole[0] and "5 of 5 (100.0% of " in whole[1]
     assert "all as written" in verify(url)[0]
-    name = max(name for name in bucket.sizes() if name.startswith("train-"))
+    name = max(name for name in bucket.objects() if name.startswith("train-"))
     data = bucket.read(name).content
     bucket.write(name, flipped(data, len(data) - 1))
     damaged = one_line(run(PREPARE, "verify", url))

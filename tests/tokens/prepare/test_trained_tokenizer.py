@@ -53,7 +53,7 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
         assert ids == other.encode(text, split_special_tokens=True), text
         assert own.decode(ids) == text
     digits = {"cl100k": 3, "o200k": 3}.get(pattern)
-    assert all(digits is None or len(token) <= digits for token in own.ranks() if token.isdigit())
+    assert all(digits is None or len(token) <= digits for token in own.coder.ranks if token.isdigit())
 
 
 def test_a_text_that_gives_fewer_ids_is_refused_by_the_number_that_it_gives(tmp_path: Path) -> None:

@@ -120,5 +120,5 @@ def test_transformers_gives_equal_ids_for_any_pattern_and_specials(tmp_path: Pat
     for name, number in tokenizer.special_tokens.items():
         assert theirs.encode(name, add_special_tokens=False) == [number] and theirs.decode([number]) == name
     again = read_tokenizer_files(tmp_path)
-    assert again is not None and again.ranks() == ranks and again.pattern == pattern
+    assert again is not None and again.coder.ranks == ranks and again.pattern == pattern
     assert (again.special_tokens, again.end_of_text) == (tokenizer.special_tokens, "<|endoftext|>")

@@ -96,7 +96,7 @@ def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name
     assert size not in more.encode_batch(["a<|end|>", "<|end|>"])[0]
     assert fingerprint(more) == fingerprint(plain)
     record = record_of(more, ranks=more.has_ranks_file)
-    (tmp_path / RANKS_FILE).write_bytes(ranks_text(more.ranks()))
+    (tmp_path / RANKS_FILE).write_bytes(ranks_text(more.coder.ranks))
     again = recorded_tokenizer(record, tmp_path)
-    assert again.special_tokens == more.special_tokens and again.ranks() == more.ranks()
+    assert again.special_tokens == more.special_tokens and again.coder.ranks == more.coder.ranks
     assert again.pattern == more.pattern and again.end_of_text == "<|endoftext|>"

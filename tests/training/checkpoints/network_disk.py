@@ -19,15 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.checkpoints import tensor_files, writer
-from training.checkpoints.atomic_commit import NewFile, create_partial, partial_of
+from training.checkpoints.atomic_commit import create_partial, partial_of
 
 PAGE_BYTES = 4096
 NODE = int(os.environ["RANK"]) // int(os.environ["NODE_SIZE"])
 CLIENTS = Path(os.environ["CLIENTS"])
 
 
-def create_and_keep(path: Path, files: Mapping[str, NewFile]) -> None:
-    create_partial(path, files)
+def create_and_keep(path: Path, sizes: Mapping[str, int]) -> None:
+    create_partial(path, sizes)
     shutil.rmtree(CLIENTS / path.name, ignore_errors=True)
     shutil.copytree(partial_of(path), CLIENTS / path.name / "server")
 

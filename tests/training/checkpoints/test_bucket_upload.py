@@ -77,10 +77,10 @@ def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(make_run: Ma
     assert final_hash(other) == straight
     assert complete_steps(bucket)[-1] == "step-00000012"
     assert len(complete_steps(bucket)) <= 3  # two, and the best
-    names = [file for file in bucket.sizes() if not file.startswith(tuple(complete_steps(bucket)))]
+    names = [file for file in bucket.objects() if not file.startswith(tuple(complete_steps(bucket)))]
     assert sorted(names) == ["best", "latest"]
     texts = [file.read_text(errors="replace") for file in other.rglob("*") if file.is_file()]
-    texts += [bucket.read(name).content.decode(errors="replace") for name in bucket.sizes()]
+    texts += [bucket.read(name).content.decode(errors="replace") for name in bucket.objects()]
     assert not any(KEY in text or SECRET in text for text in texts)
 
 

@@ -31,13 +31,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_one_job_at_a_time_holds_the_lock(tmp_path: Path) -> None:
+def test_one_job_at_a_time_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 0.1)
     first = take_run_lock(tmp_path)
     with pytest.raises(BadInput, match="another job trains this run; wait for it, or stop it"):
-        take_run_lock(tmp_path, wait_seconds=0.1)
+        take_run_lock(tmp_path)
     assert first.file is not None
     first.file.close()  # as when its process ends
-    take_run_lock(tmp_path, wait_seconds=0)
+    take_run_lock(tmp_path)
 
 
 def test_a_pipe_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
