@@ -8,6 +8,7 @@ of 1, 2, 4, 8, 12 and 13 tokens at every token, each by one multiplication from 
 tokens/search, binary search of the hashes that pass, exact comparison.
 """
 
+import os
 import statistics
 import tempfile
 import time
@@ -79,7 +80,12 @@ def timed(way: Callable[[], np.ndarray], seconds: list[float]) -> np.ndarray:
 
 
 def searched(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
-    return np.concatenate([places + at for at, (places, _) in in_blocks([stream], finder.find, GRAM - 1, cores)])
+    available = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(available)[:cores])  # threads that begin now
+    try:
+        return np.concatenate([places + at for at, (places, _) in in_blocks([stream], finder.find, GRAM - 1)])
+    finally:
+        os.sched_setaffinity(0, available)
 
 
 class PlainPass:

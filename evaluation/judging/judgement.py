@@ -63,8 +63,7 @@ class Judgement:
         """Cost of all sessions of this judgement; requests without an outcome or a count count at their most."""
         counted, open = 0.0, []
         for history in (self.store.prompts[key] for key in self.by_key):
-            uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
-            open += [self.price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
+            open += [self.price.of(asked.most) for asked in history.open.values()]
             counted += sum(self.price.of(reply.usage) for reply in history.replies if reply.usage is not None)
         return JudgeCost(counted, open)
 

@@ -99,8 +99,7 @@ class StoreLine:
 class PromptHistory:
     """Requests and replies of one prompt, oldest first."""
 
-    asked: dict[str, Asked] = attrs.field(factory=dict)  # by id
-    open: set[str] = attrs.field(factory=set)  # ids of requests without an outcome
+    open: dict[str, Asked] = attrs.field(factory=dict)  # by id: requests without an outcome, or without a count
     replies: list[Reply] = attrs.field(factory=list)
 
 
@@ -136,15 +135,14 @@ class VerdictStore:
     def _take(self, line: StoreLine) -> None:
         if (asked := line.asked) is not None:
             self._keys[asked.id] = asked.key
-            self.prompts[asked.key].asked[asked.id] = asked
-            self.prompts[asked.key].open.add(asked.id)
+            self.prompts[asked.key].open[asked.id] = asked
         for id in line.unbilled:
-            self.prompts[self._keys.get(id, "")].open.discard(id)
-        if line.reply is not None:
-            history = self.prompts[line.reply.key]
-            history.replies.append(line.reply)
-            history.open.discard(line.reply.asked or "")
-            self.replies.append(line.reply)
+            self.prompts[self._keys.get(id, "")].open.pop(id, None)
+        if (reply := line.reply) is not None:
+            self.prompts[reply.key].replies.append(reply)
+            self.replies.append(reply)
+            if reply.usage is not None:
+                self.prompts[reply.key].open.pop(reply.asked or "", None)
 
 
 @attrs.frozen(kw_only=True)

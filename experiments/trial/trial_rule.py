@@ -93,7 +93,11 @@ class TrialRule:
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
         if error is None or np.ptp(differences) == 0:
-            return self._without_noise(differences)
+            if not any(differences):
+                return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
+            why = "one pair tells no difference from luck" if pairs == 1 else "the seeds change no loss"
+            text = f"cannot tell: {why}; the difference is {differences[0]:+.{LOSS_DIGITS}f}"
+            return TrialVerdict("cannot tell", text)
         deviation, freedom = error * math.sqrt(pairs), pairs - 1
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
         if difference.apart:
@@ -108,13 +112,6 @@ class TrialRule:
             f"found with a probability of {POWER:.0%}"
         )
         return TrialVerdict("no difference found", text, difference)
-
-    def _without_noise(self, differences: Sequence[float]) -> TrialVerdict:
-        if not any(differences):
-            return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
-        why = "one pair tells no difference from luck" if len(differences) == 1 else "the seeds change no loss"
-        value = f"{differences[0]:+.{LOSS_DIGITS}f}"
-        return TrialVerdict("cannot tell", f"cannot tell: {why}; the difference is {value}")
 
 
 @cache

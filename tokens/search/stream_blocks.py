@@ -16,21 +16,18 @@ Result = TypeVar("Result")
 
 
 def in_blocks(
-    streams: Sequence[TokenStream],
-    work: Callable[[np.ndarray], Result],
-    overlap: int,
-    cores: int | None = None,
+    streams: Sequence[TokenStream], work: Callable[[np.ndarray], Result], overlap: int
 ) -> Iterator[tuple[int, Result]]:
     """Yield the first token of each block and its result of `work`, in order; a stream begins where one ends.
 
     A block has `overlap` more tokens, with which the next one begins, as far as the stream has them. Memory: AHEAD + 1
-    blocks a core (None: all that this process may use). Raises BadInput for a file that cannot be read any more.
+    blocks a core that this process may use. Raises BadInput for a file that cannot be read any more.
     """
 
     def read(stream: TokenStream, start: int) -> Result:
         return work(stream.read(start, min(SEARCHED_TOKENS + overlap, stream.length - start)))
 
-    count = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pending: deque[tuple[int, Future[Result]]] = deque()
     begin = 0  # of the stream, among the tokens of all
     with ThreadPoolExecutor(count) as threads:

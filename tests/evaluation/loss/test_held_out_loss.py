@@ -59,11 +59,11 @@ def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, tok
 def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
-    alone = summary(losses, text, tokenizer)
+    alone = summary(losses, text, tokenizer, np.ones(6))
     assert str(alone).endswith(f"over {alone.tokens} tokens, documents: 1")
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
-    assert summary(losses, text, tokenizer).documents == 2
+    assert summary(losses, text, tokenizer, np.ones(6)).documents == 2
 
 
 def test_the_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
@@ -82,7 +82,8 @@ def test_groups_are_whole_documents_whatever_the_model() -> None:
     tokenizer = load_tokenizer("bytes")
     targets = draw.integers(0, 256, 40_000)
     targets[draw.choice(40_000, 600, replace=False)] = tokenizer.end_of_text_id
-    one, other = (summary(draw.normal(3, 1, 40_000).astype(np.float32), targets, tokenizer) for _ in range(2))
+    losses = draw.normal(3, 1, (2, 40_000)).astype(np.float32)
+    one, other = (summary(each, targets, tokenizer, np.ones(40_000)) for each in losses)
     assert len(one.groups.nats) == 256
     assert one.groups.tokens == other.groups.tokens
     assert (sum(one.groups.tokens), sum(one.groups.text_bytes)) == (40_000, one.text_bytes)
