@@ -7,7 +7,7 @@ stopping early, whatever the looks have in common.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import attrs
@@ -120,10 +120,10 @@ def detectable(level: float, pairs: int) -> float:
     return least_found(lambda shift: _power(shift, level, pairs))
 
 
-def seeds_of(name: str) -> Iterator[int]:
-    """Yield the seeds of a trial: its own, so that no earlier trial has chosen by their luck; the same at each call."""
+def seeds_of(name: str) -> range:
+    """Return a trial's seeds: its own, so that no earlier trial has chosen by their luck; the same at each call."""
     first = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-    yield from range(first, first + MOST_PAIRS)
+    return range(first, first + MOST_PAIRS)
 
 
 def _scaled(deviations: float) -> float:

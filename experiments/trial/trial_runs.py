@@ -9,7 +9,6 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import attrs
@@ -69,7 +68,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
         notes = [*table.notes, *([planned] if steps["base"] != steps["candidate"] else [])]
         table = attrs.evolve(table, number=number, rule=rule, notes=notes)
         for look in rule.looks:
-            seeds = list(islice(seeds_of(trial.name), look))
+            seeds = seeds_of(trial.name)[:look]
             targets = [_targets(trial, f"seed-{seed}", steps, {"random_seed": seed}) for seed in seeds]
             pool.reach([target for pair in targets for target in pair])
             table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])
