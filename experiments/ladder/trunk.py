@@ -271,7 +271,7 @@ def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Pla
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size.context_length, size.tie_weights, train):
             raise ValueError(problem)  # train.py would refuse it, with the trunk paid for
-        return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
+        return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train))
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:

@@ -71,7 +71,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     base["train"].pop(BUCKET, None)
     runs = []
     for variant in sweep.variants:
-        lengths = lengths_at_hand(variant.run.train, None)
+        lengths = lengths_at_hand(variant.run.train)
         plan = make_plan(variant.run.train, variant.run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
             sections = {section: dict(values) for section, values in base.items()}

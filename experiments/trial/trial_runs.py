@@ -37,7 +37,7 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     """Return rule and cost of a trial, of which nothing is done. Raises BadInput as `rule_of`."""
     number, rule = rule_of(read_trials(FOLDER), trial.name, pairs)
     run, most = load_run(trial.run, ()), 2 * rule.looks[-1]
-    plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train, None))
+    plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
     tokens, speed = most * plan.train_tokens, measured_speed(trial.run)
     return [
         f"{trial.output}: {len(changed_files(*trial.trees.values())):,} files differ",
