@@ -93,7 +93,7 @@ class Asker:
             if not judgement.reserve(asked):
                 return failure
             # A server that knows this header answers a repeated request with the reply that it has billed already.
-            key = f"{asked.key}-{len(judgement.store.prompts[prompt.key].replies)}-{asked.limit}"
+            key = f"{asked.key}-{len(judgement.store.by_prompt[prompt.key])}-{asked.limit}"
             headers = {"Idempotency-Key": key, "X-Client-Request-Id": asked.id}
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)

@@ -95,22 +95,14 @@ class StoreLine:
     why: str | None = None
 
 
-@attrs.define
-class PromptHistory:
-    """Requests and replies of one prompt, oldest first."""
-
-    open: dict[str, Asked] = attrs.field(factory=dict)  # by id: requests without an outcome, or without a count
-    replies: list[Reply] = attrs.field(factory=list)
-
-
 class VerdictStore:
     """The file, locked while it is open. Raises BadInput if it cannot be used, or is in use."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.prompts: defaultdict[str, PromptHistory] = defaultdict(PromptHistory)  # by key
         self.replies: list[Reply] = []  # oldest first
-        self._keys: dict[str, str] = {}  # of prompts, by the id of a request
+        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # the same, by the prompt's key
+        self.open: dict[str, Asked] = {}  # requests without an outcome, or without a count, by id
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = open_locked(path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
@@ -134,15 +126,14 @@ class VerdictStore:
 
     def _take(self, line: StoreLine) -> None:
         if (asked := line.asked) is not None:
-            self._keys[asked.id] = asked.key
-            self.prompts[asked.key].open[asked.id] = asked
+            self.open[asked.id] = asked
         for id in line.unbilled:
-            self.prompts[self._keys.get(id, "")].open.pop(id, None)
+            self.open.pop(id, None)
         if (reply := line.reply) is not None:
-            self.prompts[reply.key].replies.append(reply)
             self.replies.append(reply)
+            self.by_prompt[reply.key].append(reply)
             if reply.usage is not None:
-                self.prompts[reply.key].open.pop(reply.asked or "", None)
+                self.open.pop(reply.asked or "", None)
 
 
 @attrs.frozen(kw_only=True)
