@@ -59,10 +59,10 @@ class Asker:
                         return
 
     def _stop(self, task: asyncio.Task[None]) -> None:
-        if self._judgement.interrupted.is_set():
+        if self._judgement.interrupted:
             task.cancel()
             return
-        self._judgement.interrupted.set()
+        self._judgement.interrupted = True
         say("stopping: waiting for requests in flight; press Ctrl-C again to abandon them")
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:

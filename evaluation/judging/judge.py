@@ -46,7 +46,7 @@ def run(command: JudgeCommand) -> int:
             from evaluation.judging.client import Asker  # imports openai
 
             asyncio.run(Asker(judgement, key).ask())
-        if judgement.interrupted.is_set():
+        if judgement.interrupted:
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
             print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")
             return EXIT_INTERRUPTED

@@ -1,6 +1,5 @@
 """Judge session: prompts, outcomes, stop conditions, and the budget in dollars that each request is taken from."""
 
-import asyncio
 import json
 import uuid
 from typing import Any, Literal, TypeAlias
@@ -47,7 +46,7 @@ class Judgement:
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
         self._tries = {key: TRIES + options.retry_wrong * len(store.by_prompt[key]) for key in self.by_key}
         self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row
-        self.interrupted = asyncio.Event()
+        self.interrupted = False
         self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd has no room
         self.fatal: Exception | None = None  # the first error that ended the session
         self.failed: dict[str, PromptVerdict] = {}  # by key: the last request in this session got no reply
@@ -55,7 +54,7 @@ class Judgement:
 
     @property
     def stopping(self) -> bool:
-        ended = self.interrupted.is_set() or self.over_budget is not None or self.fatal is not None
+        ended = self.interrupted or self.over_budget is not None or self.fatal is not None
         return ended or self.unanswered_in_a_row >= DEAD
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import Groups, in_groups
+from evaluation.loss.loss_measures import in_groups
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
@@ -47,7 +47,7 @@ class HeldOutLoss:
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
-    groups: Groups
+    groups: dict[str, list[float]]  # of `in_groups`
 
     def __str__(self) -> str:
         parts = [f"{plus_minus(self.nats_per_token, self.nats_per_token_error, 4)} nats per token"]
