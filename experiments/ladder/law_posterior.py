@@ -94,7 +94,8 @@ def explaining_laws(observed: Observations) -> Laws:
             break
         bounds = narrowed
     kept = weight > 1e-6 * weight.max()
-    return Laws(*columns.reshape(-1, 7)[kept].T, weight=weight[kept] / weight[kept].sum())
+    fields = [*columns.reshape(-1, 7)[kept].T, weight[kept] / weight[kept].sum()]
+    return Laws(*fields)
 
 
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
