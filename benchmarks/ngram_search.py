@@ -80,11 +80,12 @@ def timed(way: Callable[[], np.ndarray], seconds: list[float]) -> np.ndarray:
 
 
 def searched(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(own)[:cores])
-    found = [places + at for at, (places, _) in in_blocks([stream], finder.find, GRAM - 1)]
-    os.sched_setaffinity(0, own)
-    return np.concatenate(found)
+    available = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(available)[:cores])  # threads that begin now
+    try:
+        return np.concatenate([places + at for at, (places, _) in in_blocks([stream], finder.find, GRAM - 1)])
+    finally:
+        os.sched_setaffinity(0, available)
 
 
 class PlainPass:

@@ -116,9 +116,9 @@ class LadderCommand(FileCommand):
         """Train what is missing, print the results, write the target's forecast."""
         from experiments.ladder.forecast import check_forecast, write_forecast
         from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_table import show_ladder
+        from experiments.ladder.ladder_table import train_ladder
         from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk import describe_plan, train_ladder
+        from experiments.ladder.trunk import describe_plan
         from experiments.shared.experiment_files import check_results, missing_tokens, write_or_remove
 
         ladder = read_ladder(self.file, self.output, self.pool.ranks)
@@ -127,12 +127,7 @@ class LadderCommand(FileCommand):
         check_forecast(ladder.target.directory)
         plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
         try:
-            return self.execute(
-                ladder.output,
-                plan,
-                missing,
-                lambda pool: partial(show_ladder, ladder, self.best_for, train_ladder(pool, ladder)),
-            )
+            return self.execute(ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=self.best_for))
         except NoForecast:  # those of an earlier call hold no more
             write_forecast(ladder.target.directory, None)
             for path in (ladder.output / "ladder.md", ladder.output / "ladder.json"):

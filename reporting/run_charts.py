@@ -37,22 +37,14 @@ BEARABLE_FACTOR = 2.0  # likewise, of the highest ordinary value that is no loss
 OUTLYING_FACTOR = 5.0  # between the highest values of an ordinary run and of one that lies outside
 
 
-@attrs.frozen
-class ChartedAxis:
-    name: str
-    unit: str  # as the charts name it
-    charts: list[str]  # HTML
-
-
-def charted_axes(histories: Sequence[RunHistory]) -> list[ChartedAxis]:
+def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
     """Return the charts along each axis that all runs know."""
     colours = {at: colour for colour, (_, members) in enumerate(grouped(histories)) for at in members}
     axes = []
     for axis in (axis for axis in AXES if all(axis in history.axes for history in histories)):
         minutes = axis == "hours" and max(history.axes[axis].last for history in histories) < SHORT_HOURS
         unit, factor = ("minutes", 60) if minutes else (axis, 1)
-        view = _View(histories=histories, axis=axis, unit=unit, factor=factor, colours=colours)
-        axes.append(ChartedAxis(axis, view.unit, [chart.svg() for chart in view.charts() if chart.lines]))
+        axes.append(ChartedAxis(histories=histories, name=axis, unit=unit, factor=factor, colours=colours))
     return axes
 
 
@@ -97,14 +89,19 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
 
 
 @attrs.frozen(kw_only=True)
-class _View:
+class ChartedAxis:
     histories: Sequence[RunHistory]
-    axis: str
-    unit: str
+    name: str
+    unit: str  # as the charts name it
     factor: float
     colours: dict[int, int]  # by the number of the run
 
-    def charts(self) -> Iterator[LineChart]:
+    @property
+    def charts(self) -> list[str]:
+        """Charts along the axis as HTML."""
+        return [chart.svg() for chart in self._charts() if chart.lines]
+
+    def _charts(self) -> Iterator[LineChart]:
         """Yield the charts of losses, then the others; one without lines where no run has the curve."""
         if len(self.histories) == 1:
             found = losses(self.histories[0].curves)
@@ -164,7 +161,7 @@ class _View:
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
         """Return a run's curve as it is, and its moving average or both where it is noisy."""
-        x = self.histories[number].along(self.axis, curve.steps) * self.factor
+        x = self.histories[number].along(self.name, curve.steps) * self.factor
         line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == "validation_loss")
         if key not in NOISY:
             return [line]
@@ -179,8 +176,8 @@ class _View:
         if len(self.histories) > 1:
             return []
         history = self.histories[0]
-        places = history.along(self.axis, np.array([mark.step for mark in history.marks], float))
-        width = max(1e-9, history.axes[self.axis].last) / MARK_COLUMNS
+        places = history.along(self.name, np.array([mark.step for mark in history.marks], float))
+        width = max(1e-9, history.axes[self.name].last) / MARK_COLUMNS
         marks = {}
         for place, mark in zip(places, history.marks, strict=True):
             text = f"step {mark.step:,}: {mark.kind}" + (f", {mark.text}" if mark.text else "")

@@ -21,7 +21,7 @@ from common.errors import BadInput, printable
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, read_bundle
 from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
-from evaluation.loss.held_out_loss import BATCH_TOKENS, byte_lengths
+from evaluation.loss.held_out_loss import BATCH_TOKENS, NOT_FINITE, byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import plus_minus
@@ -39,10 +39,6 @@ COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byt
 class Choice:
     tokens: np.ndarray  # of context and continuation, 1-D
     scored: int  # number of them, at the end, whose loss counts
-
-    def within(self, most: int) -> "Choice":
-        """Return the choice cut to its last `most` tokens, of which the first has no loss."""
-        return Choice(self.tokens[-most:], min(self.scored, most - 1))
 
 
 def run(command: CoreCommand) -> None:
@@ -114,7 +110,8 @@ def answers(
     """
     most, found = trained.network.config.context_length, []
     asked = [choices_of(trained, task, lengths, number) for number in numbers]
-    measured = choice_losses(trained, [[choice.within(most) for choice in choices] for choices, _, _ in asked])
+    cut = [[Choice(one.tokens[-most:], min(one.scored, most - 1)) for one in choices] for choices, _, _ in asked]
+    measured = choice_losses(trained, cut)  # the first token that is left has no loss
     for number, (choices, compared, held), losses in zip(numbers, asked, measured, strict=True):
         gold = task.questions[number].gold
         nats, likeliest = (values[-held:] for values in losses[gold])
@@ -169,8 +166,7 @@ def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[l
         logits = output_logits(hidden, network.output_weight(), network.head_options).float()  # (N, V)
         nats = F.cross_entropy(logits, targets, reduction="none").double().cpu()
         if not nats.isfinite().all():
-            problem = "its loss is not finite: the weights are damaged, or training diverged"
-            raise BadInput(f"{trained.place.path}: {problem}")
+            raise BadInput(f"{trained.place.path}: {NOT_FINITE}")
         parts = zip(nats.split(counts), (logits.argmax(-1) == targets).cpu().split(counts), strict=True)
         found |= {
             int(number): (losses.numpy(), best.numpy()) for number, (losses, best) in zip(batch, parts, strict=True)

@@ -1,7 +1,7 @@
 """Scores of CORE: accuracy centered on chance, and bits per byte of the gold answers; paired by item."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -76,8 +76,8 @@ CORE = Measure(
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)
 
 
-def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return a stored result: that of all items of all tasks, or of a part, which has columns of its own."""
+def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
+    """Yield a stored result: that of all items of all tasks, or of a part, which has columns of its own."""
     data, tasks, measurements = record["data"], record["tasks"], []
     whole, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
     for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
@@ -85,11 +85,10 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
         measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=parts))
     items = sum(len(task["gold_bits"]) for task in tasks.values())
-    result = EvaluationResult.of(
+    yield EvaluationResult.of(
         record,
         evaluation="core" if whole else "core part",
         subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(each)) for file, each in parts.items()]}",
         description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
         measurements=measurements,
     )
-    return [result]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
 from common.errors import BadInput, printable, refusing
 from common.files import replace_file, writing
@@ -103,16 +102,10 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
 def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: Any) -> None:
     """Write config.json, with `more`, and weights as the stock class has them. Raises BadInput, before, without one."""
     config = stock_class(network.config).config | {"torch_dtype": dtype} | more
-    weights = {name: value.to(getattr(torch, dtype)) for name, value in hugging_face_weights(network).items()}
+    plain = {key: unpadded(key, value.detach().cpu(), network.config) for key, value in network.named_parameters()}
+    weights = {name: value.to(getattr(torch, dtype)) for name, value in to_stock(plain, network.config).items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     replace_file(directory / CONFIG, json.dumps(config, indent=2) + "\n")
-
-
-def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
-    """Return the state dict of the network's stock class of Hugging Face's transformers, on the CPU."""
-    config = network.config
-    plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
-    return to_stock(plain, config)
 
 
 def generation_defaults(trained: Trained) -> dict[str, Any]:

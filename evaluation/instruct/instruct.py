@@ -123,8 +123,7 @@ def instruct(
     known = attrs.asdict(settings) | {"data": questions.described()}
     identity = from_coordinator(ranks, lambda: weights_sha256(trained.network))
     known |= {"weights_sha256": identity, "tokenizer": trained.tokenizer.name}
-    whole = command.keep is None or from_coordinator(ranks, lambda: _is_complete(run, known))
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test)) if whole else None
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test, command.keep and run))
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
         # Loaded anew also where no epoch was better: answers need another layout.
@@ -222,13 +221,11 @@ def _is_run_of(run: Path, known: dict[str, Any]) -> bool:
     return (run / IDENTITY).is_file() and read_json(run / IDENTITY) == known
 
 
-def _is_complete(run: Path, known: dict[str, Any]) -> bool:
-    ended = read_exit(run) if _is_run_of(run, known) else None
-    return ended is not None and ended.status == EXIT_DONE
-
-
-def _kept(file: Path, known: dict[str, Any], questions: list[Record]) -> Answers | None:
-    """Return the answers of an earlier session with the same model, data and settings, if it finished."""
+def _kept(file: Path, known: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
+    """Return the answers of an earlier session with the same model, data and settings, if it finished, as its `run`."""
+    ended = None if run is None or not _is_run_of(run, known) else read_exit(run)
+    if run is not None and (ended is None or ended.status != EXIT_DONE):
+        return None
     try:
         answers = read_answers(file)
         structured(answers.settings, FineTuned, unknown_keys=True)

@@ -59,10 +59,10 @@ class Asker:
                         return
 
     def _stop(self, task: asyncio.Task[None]) -> None:
-        if self._judgement.interrupted.is_set():
+        if self._judgement.interrupted:
             task.cancel()
             return
-        self._judgement.interrupted.set()
+        self._judgement.interrupted = True
         say("stopping: waiting for requests in flight; press Ctrl-C again to abandon them")
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
@@ -93,7 +93,7 @@ class Asker:
             if not judgement.reserve(asked):
                 return failure
             # A server that knows this header answers a repeated request with the reply that it has billed already.
-            key = f"{asked.key}-{len(judgement.store.prompts[prompt.key].replies)}-{asked.limit}"
+            key = f"{asked.key}-{len(judgement.store.by_prompt[prompt.key])}-{asked.limit}"
             headers = {"Idempotency-Key": key, "X-Client-Request-Id": asked.id}
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)

@@ -13,7 +13,7 @@ from evaluation.instruct.reference_scores import ReferenceScores, reference_scor
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
 from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
-from evaluation.judging.store import PRICES, UNKNOWN_PRICE, Price, VerdictStore, money, read_price
+from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, money, read_price
 
 OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
@@ -29,7 +29,12 @@ def run(command: JudgeCommand) -> int:
         return EXIT_DONE
     url = (command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
     judge = Judge(model=command.model, effort=command.effort, base_url=url)
-    price = _price(command, judge)
+    try:
+        price = read_price(command.prices or PRICES, judge.model)
+    except BadInput:  # a limit needs the price, and OpenAI's are known
+        if url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
+            raise
+        price = UNKNOWN_PRICE
     with closing(VerdictStore(command.verdicts or VERDICTS)) as store:
         judgement = Judgement(panel, judge, store, price, command)
         key = find_key(url) if judgement.outstanding() else ""  # fails before anything that takes time
@@ -41,7 +46,7 @@ def run(command: JudgeCommand) -> int:
             from evaluation.judging.client import Asker  # imports openai
 
             asyncio.run(Asker(judgement, key).ask())
-        if judgement.interrupted.is_set():
+        if judgement.interrupted:
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
             print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")
             return EXIT_INTERRUPTED
@@ -71,16 +76,6 @@ def _print_without_judge(panel: Panel) -> list[list[ReferenceScores]]:
     found = [[reference_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
     print(f"{len(panel.questions):,} questions\n{table_without_judge(panel, found)}", flush=True)
     return found
-
-
-def _price(command: JudgeCommand, judge: Judge) -> Price:
-    """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
-    try:
-        return read_price(command.prices or PRICES, judge.model)
-    except BadInput:
-        if judge.base_url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
-            raise
-        return UNKNOWN_PRICE
 
 
 def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) -> int:

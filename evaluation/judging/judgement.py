@@ -1,6 +1,5 @@
 """Judge session: prompts, outcomes, stop conditions, and the budget in dollars that each request is taken from."""
 
-import asyncio
 import json
 import uuid
 from typing import Any, Literal, TypeAlias
@@ -45,9 +44,9 @@ class Judgement:
         self.panel, self.judge, self.store, self.price, self.options = panel, judge, store, price, options
         self.prompts = make_prompts(panel, judge, options.orders, options.seed)
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
-        self._tries = {key: TRIES + options.retry_wrong * len(store.prompts[key].replies) for key in self.by_key}
+        self._tries = {key: TRIES + options.retry_wrong * len(store.by_prompt[key]) for key in self.by_key}
         self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row
-        self.interrupted = asyncio.Event()
+        self.interrupted = False
         self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd has no room
         self.fatal: Exception | None = None  # the first error that ended the session
         self.failed: dict[str, PromptVerdict] = {}  # by key: the last request in this session got no reply
@@ -55,18 +54,15 @@ class Judgement:
 
     @property
     def stopping(self) -> bool:
-        ended = self.interrupted.is_set() or self.over_budget is not None or self.fatal is not None
+        ended = self.interrupted or self.over_budget is not None or self.fatal is not None
         return ended or self.unanswered_in_a_row >= DEAD
 
     @property
     def cost(self) -> JudgeCost:
         """Cost of all sessions of this judgement; requests without an outcome or a count count at their most."""
-        counted, open = 0.0, []
-        for history in (self.store.prompts[key] for key in self.by_key):
-            uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
-            open += [self.price.of(asked.most) for id, asked in history.asked.items() if id in uncounted]
-            counted += sum(self.price.of(reply.usage) for reply in history.replies if reply.usage is not None)
-        return JudgeCost(counted, open)
+        usages = [reply.usage for key in self.by_key for reply in self.store.by_prompt[key] if reply.usage is not None]
+        open = [asked.most for asked in self.store.open.values() if asked.key in self.by_key]
+        return JudgeCost(sum(map(self.price.of, usages)), list(map(self.price.of, open)))
 
     def outstanding(self) -> list[Prompt]:
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
@@ -97,7 +93,7 @@ class Judgement:
 
     def request(self, prompt: Prompt) -> tuple[Asked, dict[str, Any]]:
         """Return the record and the body of a request. A reply that was cut off gets twice the limit next time."""
-        cut = sum(reply.cut for reply in self.store.prompts[prompt.key].replies)
+        cut = sum(reply.cut for reply in self.store.by_prompt[prompt.key])
         limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
         body = request_body(self.judge, prompt, limit)
         sent = len(json.dumps(body, ensure_ascii=False).encode())  # no tokenizer makes more than a token of each byte
@@ -137,11 +133,11 @@ class Judgement:
 
     def snapshots(self) -> list[str]:
         """Return the models that answered, by the server's name."""
-        replies = [reply for prompt in self.prompts for reply in self.store.prompts[prompt.key].replies]
+        replies = [reply for prompt in self.prompts for reply in self.store.by_prompt[prompt.key]]
         return sorted({reply.model for reply in replies if reply.model is not None})
 
     def verdict(self, prompt: Prompt) -> PromptVerdict:
-        replies, why = self.store.prompts[prompt.key].replies, NOT_ASKED
+        replies, why = self.store.by_prompt[prompt.key], NOT_ASKED
         for reply in replies:
             if reply.refusal is not None:
                 return PromptVerdict("refused", f"refused: {reply.refusal}")

@@ -19,14 +19,7 @@ from common.files import replace_file, writing
 from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.prompt import Grade, Panel, Prompt
-from evaluation.shared.results import (
-    EvaluationResult,
-    Measure,
-    Measurement,
-    Published,
-    append_result,
-    results_of,
-)
+from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published, append_result, results_of
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS
 
@@ -185,8 +178,7 @@ def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[s
     subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
-    homes = dict.fromkeys(candidate.home for candidate in panel.candidates if candidate.home is not None)
-    paths = [home / ANSWERS / name for home in homes]
+    paths = dict.fromkeys(one.home / ANSWERS / name for one in panel.candidates if one.home is not None)
     for path in paths:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

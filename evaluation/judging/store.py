@@ -95,23 +95,14 @@ class StoreLine:
     why: str | None = None
 
 
-@attrs.define
-class PromptHistory:
-    """Requests and replies of one prompt, oldest first."""
-
-    asked: dict[str, Asked] = attrs.field(factory=dict)  # by id
-    open: set[str] = attrs.field(factory=set)  # ids of requests without an outcome
-    replies: list[Reply] = attrs.field(factory=list)
-
-
 class VerdictStore:
     """The file, locked while it is open. Raises BadInput if it cannot be used, or is in use."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.prompts: defaultdict[str, PromptHistory] = defaultdict(PromptHistory)  # by key
         self.replies: list[Reply] = []  # oldest first
-        self._keys: dict[str, str] = {}  # of prompts, by the id of a request
+        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # the same, by the prompt's key
+        self.open: dict[str, Asked] = {}  # requests without an outcome, or without a count, by id
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = open_locked(path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
@@ -135,16 +126,14 @@ class VerdictStore:
 
     def _take(self, line: StoreLine) -> None:
         if (asked := line.asked) is not None:
-            self._keys[asked.id] = asked.key
-            self.prompts[asked.key].asked[asked.id] = asked
-            self.prompts[asked.key].open.add(asked.id)
+            self.open[asked.id] = asked
         for id in line.unbilled:
-            self.prompts[self._keys.get(id, "")].open.discard(id)
-        if line.reply is not None:
-            history = self.prompts[line.reply.key]
-            history.replies.append(line.reply)
-            history.open.discard(line.reply.asked or "")
-            self.replies.append(line.reply)
+            self.open.pop(id, None)
+        if (reply := line.reply) is not None:
+            self.replies.append(reply)
+            self.by_prompt[reply.key].append(reply)
+            if reply.usage is not None:
+                self.open.pop(reply.asked or "", None)
 
 
 @attrs.frozen(kw_only=True)

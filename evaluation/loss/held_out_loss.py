@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import Groups, in_groups
+from evaluation.loss.loss_measures import in_groups
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
@@ -30,6 +30,7 @@ from tokens.tokenizer.ranks import read_ranks
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.parallel.process_group import Ranks
 
+NOT_FINITE = "its loss is not finite: the weights are damaged, or training diverged"
 UNKNOWN = "; its training data are unknown"
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
@@ -46,7 +47,7 @@ class HeldOutLoss:
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
-    groups: Groups
+    groups: dict[str, list[float]]  # of `in_groups`
 
     def __str__(self) -> str:
         parts = [f"{plus_minus(self.nats_per_token, self.nats_per_token_error, 4)} nats per token"]
@@ -73,7 +74,7 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
         raise BadInput(f"{span}: holds no text; pass another --from or --count")
     losses = token_losses(trained, stream, span, ranks) * weights
     if not np.isfinite(losses).all():
-        raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
+        raise BadInput(f"{trained.place.path}: {NOT_FINITE}")
     result = summary(losses, targets, tokenizer, weights)
     return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
@@ -105,11 +106,8 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
     return losses.view(len(tokens), -1)
 
 
-def summary(
-    losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray | None = None
-) -> HeldOutLoss:
+def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray) -> HeldOutLoss:
     """Return means over targets (count,), with errors over documents. `weights`: 0 where the target does not count."""
-    weights = np.ones(len(targets)) if weights is None else weights
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1 if tokenizer else np.array([], np.int64)
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)

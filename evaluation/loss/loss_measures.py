@@ -35,29 +35,23 @@ GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # as stored results have i
 
 
 @attrs.frozen(kw_only=True)
-class Groups:
-    """Sums over groups of consecutive whole documents, whose boundaries are the same for every model."""
-
-    nats: list[float]
-    tokens: list[int]
-    text_bytes: list[int]
-
-
-@attrs.frozen(kw_only=True)
 class LossSample:
     nats: np.ndarray  # float64 (groups,)
     tokens: np.ndarray  # float64 (groups,)
     is_gpjt_range: bool
 
 
-def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> Groups:
-    """Return sums of per-document values (documents,) over equal groups of documents; nats to a millionth."""
+def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> dict[str, list[float]]:
+    """Return sums of per-document values (documents,) over groups of consecutive whole documents; nats to a millionth.
+
+    The groups' boundaries are the same for every model.
+    """
     documents = len(nats)
     count = min(documents, GROUPS)
     begins = np.arange(count) * documents // count
     sums = [np.add.reduceat(values, begins) for values in (nats, tokens, text_bytes)]
     rounded = [round(value, 6) for value in sums[0].tolist()]
-    return Groups(nats=rounded, tokens=sums[1].astype(int).tolist(), text_bytes=sums[2].astype(int).tolist())
+    return {"nats": rounded, "tokens": sums[1].astype(int).tolist(), "text_bytes": sums[2].astype(int).tolist()}
 
 
 def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:

@@ -124,7 +124,10 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     home = home_of(reference)
     path = Path(reference)
     if not path.exists():
-        path = _download(reference)
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
+            raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
+        absent = "no such directory, and no model available on the hub"
+        path = Path(download_snapshot(reference, "model", HUB_FILES, absent))
     run = path if (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file() else None
     if run is not None:
         path = _checkpoint(run, name)
@@ -204,14 +207,6 @@ def _best(directory: Path) -> str:
         return missing or newest.name
     problem = f"the best checkpoint, {missing}, is not on this disk"
     raise BadInput(f"{best}: {problem}; copy it here, or name another one: {newest}")
-
-
-def _download(reference: str) -> Path:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
-        raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
-    return Path(
-        download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
-    )
 
 
 def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:

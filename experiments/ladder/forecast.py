@@ -93,7 +93,7 @@ class Forecast:
 def target_tokens(run: Run) -> int:
     """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
-    fewest, lengths = train.execution.tensor_parallel, lengths_at_hand(train, None)
+    fewest, lengths = train.execution.tensor_parallel, lengths_at_hand(train)
     return make_plan(train, run.model.context_length, fewest, lengths).train_tokens
 
 
@@ -232,5 +232,5 @@ def _best_on(
 
 def _tokens_at_hand(target: Run) -> int | None:
     """Return the train tokens here, in `max_epochs` epochs; None where some are elsewhere."""
-    lengths = [*lengths_at_hand(target.train, None).values()]
+    lengths = [*lengths_at_hand(target.train).values()]
     return None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)

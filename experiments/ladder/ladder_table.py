@@ -1,7 +1,8 @@
 """Results of a ladder, printed, as Markdown and as JSON: no dates or durations, so the same bytes after any kill."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,8 +12,9 @@ from common.errors import BadInput, printable
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
-from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points
+from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points, size_trunks, train_trunks, tune_rate
 from experiments.shared.experiment_files import show_results
+from experiments.shared.run_pool import RunPool
 from model.counts import matmul_parameter_count
 from training.planning.estimate_table import FORECAST
 from training.planning.price_list import MACHINES, read_machines
@@ -50,7 +52,7 @@ class LadderTable:
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
-        subject = "ladder" if self.refused else "forecast"
+        subject, warning = "ladder" if self.refused else "forecast", f"WARNING: {target.file}:"
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
@@ -58,15 +60,10 @@ class LadderTable:
             f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
         if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
-            lines.append(
-                f"WARNING: {target.file}: learning_rate is {rounded_rate(own):g}: the {subject} is for the "
-                f"rule's {rate:g}"
-            )
+            lines.append(f"{warning} learning_rate is {rounded_rate(own):g}: the {subject} is for the rule's {rate:g}")
         if target.optimization.decay != SCHEDULE:
             named = target.optimization.decay or "constant"
-            lines.append(
-                f'WARNING: {target.file}: schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"'
-            )
+            lines.append(f'{warning} schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"')
         return lines
 
     def _rate_table(self, form: str) -> str:
@@ -108,10 +105,17 @@ class LadderTable:
         }
 
 
-def show_ladder(ladder: LadderFile, usd: float | None, trained: tuple[dict[float, float], list[Trunk]]) -> None:
+def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callable[[], None]:
+    """Train all trunks and branches; return a function that shows results. Raises as RunPool.train, and NoForecast."""
+    rates = tune_rate(pool, ladder)
+    trunks = size_trunks(ladder, best_rate(rates))
+    train_trunks(pool, trunks, branches=True)
+    return partial(show_ladder, ladder, rates, trunks, usd)
+
+
+def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> None:
     """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
-    target = ladder.target.directory
-    table = conclude(ladder, *trained, usd)
+    target, table = ladder.target.directory, conclude(ladder, rates, trunks, usd)
     table.show()
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")

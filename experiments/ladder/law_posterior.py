@@ -45,7 +45,7 @@ class Observations:
     noise: float  # assumed
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Laws:
     """Laws by weight, arrays of one length; the factors hold at the ladder's center."""
 
@@ -94,8 +94,8 @@ def explaining_laws(observed: Observations) -> Laws:
             break
         bounds = narrowed
     kept = weight > 1e-6 * weight.max()
-    names = [field.name for field in attrs.fields(Laws)]
-    return Laws(**dict(zip(names, [*columns.reshape(-1, 7)[kept].T, weight[kept] / weight[kept].sum()], strict=True)))
+    fields = [*columns.reshape(-1, 7)[kept].T, weight[kept] / weight[kept].sum()]
+    return Laws(*fields)
 
 
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

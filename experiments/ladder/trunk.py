@@ -118,14 +118,6 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
         publish(branch)
 
 
-def train_ladder(pool: RunPool, ladder: LadderFile) -> tuple[dict[float, float], list[Trunk]]:
-    """Train all trunks and branches; return losses by rate, and the trunks. Raises as RunPool.train, and NoForecast."""
-    rates = tune_rate(pool, ladder)
-    trunks = size_trunks(ladder, best_rate(rates))
-    train_trunks(pool, trunks, branches=True)
-    return rates, trunks
-
-
 def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
 
@@ -271,7 +263,7 @@ def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Pla
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size.context_length, size.tie_weights, train):
             raise ValueError(problem)  # train.py would refuse it, with the trunk paid for
-        return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train, None))
+        return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train))
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:

@@ -104,7 +104,7 @@ class Target:
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
             raise BadInput(f"{run.train.file}: patience: wanted null: runs of an experiment are compared at one step")
-        plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train, None))
+        plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train))
         step = plan.steps if until_step is None else min(until_step, plan.steps)
         return cls(directory, plan.steps, step, plan.validation_sequences > 0)
 

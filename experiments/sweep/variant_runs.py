@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -71,7 +71,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     base["train"].pop(BUCKET, None)
     runs = []
     for variant in sweep.variants:
-        lengths = lengths_at_hand(variant.run.train, None)
+        lengths = lengths_at_hand(variant.run.train)
         plan = make_plan(variant.run.train, variant.run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
             sections = {section: dict(values) for section, values in base.items()}
@@ -160,9 +160,9 @@ def train_sweep(
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
     """Write the table of the runs that are there, and print it. `device`: to measure on; None: show what is known."""
     bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
-    losses = {run.directory: final_losses(sweep, run, device) for run in bar}
+    losses = [final_losses(sweep, run, device) for run in bar]
     if sweep.mixture is not None:
-        mixture = mixture_table(sweep, [losses[run.directory] for run in runs])
+        mixture = mixture_table(sweep, losses)
         show_results(mixture.text, mixture.record, output, "mixture", str(sweep.base))
     else:
         SweepTable.of(sweep, results_of(sweep, runs, losses)).show(output)
@@ -211,14 +211,12 @@ def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[floa
     return measure_run(sweep.measure, run.directory, steps, run.variant.run.train, device)
 
 
-def results_of(
-    sweep: Sweep, runs: Sequence[VariantRun], final: Mapping[Path, list[float] | None]
-) -> list[VariantResult]:
-    """Return the final losses of each variant; `final`: what `final_losses` returns, by directory."""
+def results_of(sweep: Sweep, runs: Sequence[VariantRun], final: Sequence[list[float] | None]) -> list[VariantResult]:
+    """Return the final losses of each variant; `final`: of `final_losses`, by run."""
     stopped = stopped_variants(sweep, runs)
     losses: dict[str, dict[int, float | None]] = {variant.name: {} for variant in sweep.variants}
-    for run in runs:
-        if (found := final[run.directory]) is not None:
+    for run, found in zip(runs, final, strict=True):
+        if found is not None:
             loss = found[0] if sweep.measure is None or math.isinf(found[0]) else sweep.measure.mean(found)
             losses[run.variant.name][run.seed] = None if math.isinf(loss) else loss
     return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]

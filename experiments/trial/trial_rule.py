@@ -7,7 +7,7 @@ stopping early, whatever the looks have in common.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import attrs
@@ -93,7 +93,11 @@ class TrialRule:
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
         if error is None or np.ptp(differences) == 0:
-            return self._without_noise(differences)
+            if not any(differences):
+                return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
+            why = "one pair tells no difference from luck" if pairs == 1 else "the seeds change no loss"
+            text = f"cannot tell: {why}; the difference is {differences[0]:+.{LOSS_DIGITS}f}"
+            return TrialVerdict("cannot tell", text)
         deviation, freedom = error * math.sqrt(pairs), pairs - 1
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
         if difference.apart:
@@ -109,13 +113,6 @@ class TrialRule:
         )
         return TrialVerdict("no difference found", text, difference)
 
-    def _without_noise(self, differences: Sequence[float]) -> TrialVerdict:
-        if not any(differences):
-            return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
-        why = "one pair tells no difference from luck" if len(differences) == 1 else "the seeds change no loss"
-        value = f"{differences[0]:+.{LOSS_DIGITS}f}"
-        return TrialVerdict("cannot tell", f"cannot tell: {why}; the difference is {value}")
-
 
 @cache
 def detectable(level: float, pairs: int) -> float:
@@ -123,10 +120,10 @@ def detectable(level: float, pairs: int) -> float:
     return least_found(lambda shift: _power(shift, level, pairs))
 
 
-def seeds_of(name: str) -> Iterator[int]:
-    """Yield the seeds of a trial: its own, so that no earlier trial has chosen by their luck; the same at each call."""
+def seeds_of(name: str) -> range:
+    """Return a trial's seeds: its own, so that no earlier trial has chosen by their luck; the same at each call."""
     first = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-    yield from range(first, first + MOST_PAIRS)
+    return range(first, first + MOST_PAIRS)
 
 
 def _scaled(deviations: float) -> float:

@@ -9,7 +9,6 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import attrs
@@ -38,7 +37,7 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     """Return rule and cost of a trial, of which nothing is done. Raises BadInput as `rule_of`."""
     number, rule = rule_of(read_trials(FOLDER), trial.name, pairs)
     run, most = load_run(trial.run, ()), 2 * rule.looks[-1]
-    plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train, None))
+    plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
     tokens, speed = most * plan.train_tokens, measured_speed(trial.run)
     return [
         f"{trial.output}: {len(changed_files(*trial.trees.values())):,} files differ",
@@ -69,7 +68,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
         notes = [*table.notes, *([planned] if steps["base"] != steps["candidate"] else [])]
         table = attrs.evolve(table, number=number, rule=rule, notes=notes)
         for look in rule.looks:
-            seeds = list(islice(seeds_of(trial.name), look))
+            seeds = seeds_of(trial.name)[:look]
             targets = [_targets(trial, f"seed-{seed}", steps, {"random_seed": seed}) for seed in seeds]
             pool.reach([target for pair in targets for target in pair])
             table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])

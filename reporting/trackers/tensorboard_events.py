@@ -42,17 +42,16 @@ class TensorBoardEvents(Store):
             for path in self._files():
                 path.unlink()
             path = self._folder / f"events.out.tfevents.{time.time_ns()}.v{version}"
-        config = _text(CONFIG, json.dumps(self._config, indent=2))
-        self._write(
-            path, [Event(wall_time=time.time(), file_version="brain.Event:2"), _event(0, time.time(), [config])]
-        )
+        config = Summary(value=[_text(CONFIG, json.dumps(self._config, indent=2))])
+        head = Event(wall_time=time.time(), file_version="brain.Event:2")
+        self._write(path, [head, Event(wall_time=time.time(), summary=config)])
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
         events = []
         for row in rows:
             values = [_scalar(name, value) for name, value in row.values.items()]
             values += [_text("events", "; ".join(row.events))] if row.events else []
-            events.append(_event(row.step, row.time or 0.0, values))
+            events.append(Event(step=row.step, wall_time=row.time or 0.0, summary=Summary(value=values)))
         self._write(self._files()[-1], events)
 
     def _files(self) -> list[Path]:
@@ -75,10 +74,6 @@ def _is_ours(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     return not head or (b"brain.Event:2" in head and CONFIG.encode() in head)
-
-
-def _event(step: int, wall_time: float, values: Sequence[Any]) -> Any:
-    return Event(step=step, wall_time=wall_time, summary=Summary(value=values))
 
 
 def _scalar(name: str, value: float) -> Any:

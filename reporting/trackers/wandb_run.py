@@ -77,7 +77,7 @@ class WandbRun(Store):
     def close(self) -> None:
         self._finish()
         if self._offline and self._last_step >= 0 and self.held() is None:
-            raise _failure(f"has written no file in {self._run.directory / 'wandb'}")
+            raise BadInput(f"W&B: has written no file in {self._run.directory / 'wandb'}; {ADVICE}")
 
     def _finish(self) -> None:
         opened, self._open = self._open, None
@@ -95,7 +95,8 @@ class WandbRun(Store):
         deadline = time.monotonic() + SETTLE_SECONDS
         while (there := self._step_there()) < self._last_step:
             if time.monotonic() > deadline:
-                raise _failure(f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}")
+                got = f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}"
+                raise BadInput(f"W&B: {got}; {ADVICE}")
             time.sleep(1)
 
     def _step_there(self) -> int:
@@ -138,7 +139,3 @@ class WandbRun(Store):
                 )
             WandbRun._count_open += 1
         return self._open
-
-
-def _failure(reason: str) -> BadInput:
-    return BadInput(f"W&B: {reason}; {ADVICE}")

@@ -38,9 +38,9 @@ def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = Tr
     return [TokenLocation(str(given), given)]
 
 
-def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
+def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
     """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
-    return lengths_of(streams_at_hand(train, given))
+    return lengths_of(streams_at_hand(train, None))
 
 
 def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | None]:

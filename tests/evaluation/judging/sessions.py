@@ -94,7 +94,7 @@ class Sessions:
 
     def unanswered(self) -> set[str]:
         """Return the ids of stored requests without an outcome."""
-        return {id for history in read_store(self.store).prompts.values() for id in history.open}
+        return set(read_store(self.store).open)
 
     def check_paid_once(self, *, wrong: int = 0) -> None:
         """Every prompt has one right verdict, and all that was billed is kept."""

@@ -59,11 +59,11 @@ def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, tok
 def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
-    alone = summary(losses, text, tokenizer)
+    alone = summary(losses, text, tokenizer, np.ones(6))
     assert str(alone).endswith(f"over {alone.tokens} tokens, documents: 1")
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
-    assert summary(losses, text, tokenizer).documents == 2
+    assert summary(losses, text, tokenizer, np.ones(6)).documents == 2
 
 
 def test_the_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
@@ -82,16 +82,17 @@ def test_groups_are_whole_documents_whatever_the_model() -> None:
     tokenizer = load_tokenizer("bytes")
     targets = draw.integers(0, 256, 40_000)
     targets[draw.choice(40_000, 600, replace=False)] = tokenizer.end_of_text_id
-    one, other = (summary(draw.normal(3, 1, 40_000).astype(np.float32), targets, tokenizer) for _ in range(2))
-    assert len(one.groups.nats) == 256
-    assert one.groups.tokens == other.groups.tokens
-    assert (sum(one.groups.tokens), sum(one.groups.text_bytes)) == (40_000, one.text_bytes)
-    assert sum(one.groups.nats) / 40_000 == pytest.approx(one.nats_per_token, abs=1e-8)
-    ends = np.cumsum(one.groups.tokens)[:-1] - 1
+    losses = draw.normal(3, 1, (2, 40_000)).astype(np.float32)
+    one, other = (summary(each, targets, tokenizer, np.ones(40_000)) for each in losses)
+    assert len(one.groups["nats"]) == 256
+    assert one.groups["tokens"] == other.groups["tokens"]
+    assert (sum(one.groups["tokens"]), sum(one.groups["text_bytes"])) == (40_000, one.text_bytes)
+    assert sum(one.groups["nats"]) / 40_000 == pytest.approx(one.nats_per_token, abs=1e-8)
+    ends = np.cumsum(one.groups["tokens"])[:-1] - 1
     assert (targets[ends] == tokenizer.end_of_text_id).all()
-    _, error = mean_and_error(np.array(one.groups.nats), np.array(one.groups.tokens))
+    _, error = mean_and_error(np.array(one.groups["nats"]), np.array(one.groups["tokens"]))
     assert error == pytest.approx(one.nats_per_token_error, rel=0.2)  # of documents: they are independent here
-    _, error = mean_and_error(np.array(one.groups.nats) / math.log(2), np.array(one.groups.text_bytes))
+    _, error = mean_and_error(np.array(one.groups["nats"]) / math.log(2), np.array(one.groups["text_bytes"]))
     assert error == pytest.approx(one.bits_per_byte_error, rel=0.2)
     assert f"± {one.nats_per_token_error:.4f} nats per token" in str(one)
 
@@ -191,7 +192,9 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
         samples = []
         for _ in range(2):
             groups = in_groups((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
-            sample = LossSample(nats=np.array(groups.nats), tokens=np.array(groups.tokens, float), is_gpjt_range=False)
+            sample = LossSample(
+                nats=np.array(groups["nats"]), tokens=np.array(groups["tokens"], float), is_gpjt_range=False
+            )
             samples.append(sample)
         apart += loss_difference(samples[:1], samples[1:], 0.95).apart
     assert 3 <= apart <= 18  # 10 of 200

@@ -115,5 +115,5 @@ def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
         lines = [{"step": 16, "validation_loss": 4.5}, {"event": "end", "step": 16}]
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
-    losses = {run.directory: final_losses(sweep, run, None) for run in runs}
+    losses = [final_losses(sweep, run, None) for run in runs]
     assert [dict(one.losses) for one in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]

@@ -10,7 +10,7 @@ from common.errors import BadInput
 from tests.conftest import MakeRun
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.data.locate_tokens import DOWNLOADS, lengths_at_hand, locate_tokens
+from training.data.locate_tokens import DOWNLOADS, lengths_at_hand, lengths_of, locate_tokens, streams_at_hand
 
 
 def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: MakeRun, token_files: Path) -> None:
@@ -28,9 +28,9 @@ def test_a_dataset_that_is_nowhere_is_refused(make_run: MakeRun, dataset: str) -
 
 def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: MakeRun, tmp_path: Path) -> None:
     run = load_run(make_run(dataset="someone/dataset"), [])
-    assert lengths_at_hand(run.train, None) == {"someone/dataset": None}
+    assert lengths_at_hand(run.train) == {"someone/dataset": None}
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
-    assert lengths_at_hand(run.train, tmp_path) == {str(tmp_path): 99}
+    assert lengths_of(streams_at_hand(run.train, tmp_path)) == {str(tmp_path): 99}
     every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
     with pytest.raises(BadInput, match="the number of steps needs all token files of someone/dataset"):
-        make_plan(every.train, 32, 1, lengths_at_hand(every.train, None))
+        make_plan(every.train, 32, 1, lengths_at_hand(every.train))
