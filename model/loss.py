@@ -3,6 +3,7 @@
 B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight, V or more.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,15 +31,16 @@ class NextTokenLoss(nn.Module):
         self.recompute_blocks = recompute_blocks
         self._recompute = recompute if recompute_blocks else None
         self.chunks = chunks
-        self._head_loss, self._sequence_losses = head_loss, sequence_losses
+        self._head_loss: Callable[..., Tensor] = head_loss
+        self._sequence_losses = sequence_losses
 
     def compile_head(self, **options: Any) -> None:
         """Compile output head and loss as one graph, in place, as nn.Module.compile does with a module.
 
         The graph never has fp32 logits in memory, nor their gradient twice, with and without the vocabulary's padding.
         """
-        self._head_loss = torch.compile(head_loss, **options)
-        self._sequence_losses = torch.compile(sequence_losses, **options)
+        self._head_loss = torch.compile(self._head_loss, **options)
+        self._sequence_losses = torch.compile(self._sequence_losses, **options)
 
     def forward(
         self,

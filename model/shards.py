@@ -212,10 +212,7 @@ class ShardedLoss(NextTokenLoss):
         super().__init__(network, recompute_blocks=recompute_blocks, chunks=chunks)
         if recompute_blocks:
             self._recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        self._shard_losses = shard_losses
-
-    def compile_head(self, **options: Any) -> None:
-        self._shard_losses = torch.compile(shard_losses, **options)
+        self._head_loss = shard_losses
 
     def forward(
         self,
@@ -242,7 +239,7 @@ class ShardedLoss(NextTokenLoss):
         rows = config.padded_vocab_size // exchange.shards
         for shard, each, x in zip(exchange.own, network.shards, hidden, strict=True):
             options = HeadOptions(min(max(config.vocab_size - shard * rows, 0), rows), config.logit_softcap)
-            own.append(self._shard_losses(x, each.output_weight(), targets - shard * rows, options))
+            own.append(self._head_loss(x, each.output_weight(), targets - shard * rows, options))
         losses: Tensor = JoinLosses.apply(exchange, torch.stack(own))
         return losses
 

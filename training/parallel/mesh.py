@@ -7,6 +7,7 @@ training/parallel/ knows the mesh; everybody else takes a `RankGroup`.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -80,14 +81,12 @@ class Spread:
     @functools.cache  # noqa: B019  # a value without references
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
         """Return the pieces of some rows of a parameter that each rank holds; one without rows where it holds none."""
-        local, of_ranks = self.tensor_shards // self.tensor_size, []
-        for rank in range(self.row_shards * self.tensor_size):
-            place, tensor_rank = divmod(rank, self.tensor_size)
-            own = []
+        of_ranks = []
+        for place, tensor_rank in itertools.product(range(self.row_shards), range(self.tensor_size)):
+            own, group, local = [], RankGroup(rank=place, size=self.row_shards), self.tensor_shards // self.tensor_size
             for shard in range(local):
                 cut = shard_cut(axes, self.tensor_shards, tensor_rank * local + shard)
                 parameter = name if self.tensor_shards == 1 else f"{SHARDS}{shard}.{name}"
-                group = RankGroup(rank=place, size=self.row_shards)
                 first, chunk = group.first_row(cut.shape[0]), group.chunk(cut.shape[0])
                 for held, run in cut.whole_rows(first, min(chunk, cut.shape[0] - first)):
                     begin, end = max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)
@@ -95,7 +94,6 @@ class Spread:
                         at = held.start + begin - run.rows.start
                         part = range(begin - rows.start, end - rows.start)
                         own.append(HeldPiece(parameter, range(at, at + len(part)), part, cut.columns))
-            parameter = name if self.tensor_shards == 1 else f"{SHARDS}0.{name}"
             of_ranks.append(tuple(own) or (HeldPiece(parameter, range(0), range(0), None),))
         return tuple(of_ranks)
 

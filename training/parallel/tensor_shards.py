@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model.axes import Axes, ShardCut, axes_of, plain_name, shard_cut
+from model.axes import ShardCut, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
 from model.counts import meta_network
 from model.loss import NextTokenLoss
@@ -29,17 +29,13 @@ class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
     spread: Spread | None  # of the parameters, over ranks that share layers; None: no ranks do
-    _axes: dict[str, Axes] = attrs.field(init=False)  # by the parameter's name in the network
-    _cuts: dict[str, list[ShardCut]] = attrs.field(init=False)  # of all shards
-
-    @_axes.default
-    def _all_axes(self) -> dict[str, Axes]:
-        return {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
+    _cuts: dict[str, list[ShardCut]] = attrs.field(init=False)  # of all shards, by the parameter's name in the network
 
     @_cuts.default
     def _all_cuts(self) -> dict[str, list[ShardCut]]:
+        axes = {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
         shards = range(self.exchange.shards)
-        return {name: [shard_cut(axes, len(shards), each) for each in shards] for name, axes in self._axes.items()}
+        return {name: [shard_cut(own, len(shards), shard) for shard in shards] for name, own in axes.items()}
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
         """Return tensors of this rank's shards by the parameter's name in the network."""
@@ -52,7 +48,7 @@ class TensorShards:
                 own=[(self._cuts[name][shard], part) for shard, part in zip(own, parts, strict=True)],
                 cuts=self._cuts[name],
                 all_gather=gather,
-                shape=self._axes[name].shape,
+                shape=axes_of(name, self.config).shape,
                 dtype=parts[0].dtype,
             )
             for name, parts in held.items()
