@@ -30,7 +30,7 @@ from common.errors import BadInput
 from tools.fakegpu.recorder import launches, record
 from training.config.train_config import load_run
 from training.loop import collect_garbage
-from training.parallel.process_group import ALONE, STORE_TIMEOUT, Ranks, groups_of, start
+from training.parallel.process_group import ALONE, Ranks, groups_of, start
 from training.planning.memory_model import GIB, MemoryModel
 from training.self_test import random_batches
 from training.step import train_step
@@ -202,7 +202,7 @@ def lone_rank(world_size: int, tensor_parallel: int = 1) -> Ranks:
         device=device,
         control=control,
         download=control,
-        **groups_of(world_size, tensor_parallel, STORE_TIMEOUT),
+        **groups_of(world_size, tensor_parallel),
     )
 
 

@@ -64,16 +64,14 @@ def test_a_step_keeps_within_its_bounds_and_never_waits(layout: Layout, key: Any
 
 
 TENSOR = Layout(size="124M", microbatch=16, world_size=8, settings=("tensor_parallel=4",))
-EXCHANGES = 2 * (2 * GPT2_SIZES["124M"].n_layers + 1)  # sums over shards in a micro-batch
-MOST_LAUNCHES = 2050
 
 
 @pytest.mark.parametrize("layout", [case(TENSOR, oldest=True), case(attrs.evolve(TENSOR, parallel="fsdp"))])
 def test_tensor_ranks_never_wait_for_the_gpu_and_exchange_four_times_a_layer(layout: Layout) -> None:
     found = measure(layout)
     assert found.synchronizations == {} and not [name for name in found.copies if "pageable" in name]
-    assert found.collectives["AlltoAll"][0] == layout.accumulation * EXCHANGES
-    assert found.launches <= MOST_LAUNCHES
+    assert found.collectives["AlltoAll"][0] == layout.accumulation * 2 * (2 * GPT2_SIZES["124M"].n_layers + 1)
+    assert found.launches <= 2230  # 3 % above what torch 2.13 takes
 
 
 MUON = Layout(size="124M", microbatch=16, settings=("optimizer=muon",))

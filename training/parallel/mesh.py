@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from common.errors import BadInput
 from model.axes import SHARDS, Axes, ShardCut, shard_cut
-from training.parallel.process_group import ALONE, RankGroup, Ranks, gather
+from training.parallel.process_group import ALONE, RankGroup, Ranks, gather, own_group
 
 INSIDE, ACROSS = "inside", "across"  # mesh dimensions: ranks of a node, or all; same place on each node
 
@@ -115,12 +115,8 @@ def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
     if node_size is None:
         return DeviceMesh.from_group(group, ranks.device.type, mesh_dim_names=(INSIDE,))
     mesh = torch.tensor(dist.get_process_group_ranks(group)).view(-1, node_size)
-    groups = []
-    for lines in (mesh.T, mesh):
-        [own] = [line for line in lines.tolist() if ranks.rank in line]
-        everywhere = sorted(set(gather(ranks, tuple(own))))  # torch: each rank makes the groups of all
-        made = {line: dist.new_group(list(line), timeout=ranks.timeout) for line in everywhere}
-        groups.append(made[tuple(own)])
+    places = torch.arange(ranks.world_size).view(-1, node_size, ranks.tensor.size)
+    groups = [own_group(places.permute(order).flatten(0, 1)).group for order in ((1, 2, 0), (0, 2, 1))]
     return DeviceMesh.from_group(groups, ranks.device.type, mesh=mesh, mesh_dim_names=(ACROSS, INSIDE))
 
 

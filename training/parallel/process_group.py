@@ -71,12 +71,6 @@ class Ranks:
         return RankGroup(rank=self.rank, size=self.world_size)
 
     @property
-    def timeout(self) -> timedelta:
-        """Longest wait for other ranks in a collective on device tensors."""
-        options = dist.group.WORLD._get_backend(self.device).options  # type: ignore[union-attr]
-        return STORE_TIMEOUT if options is None else options._timeout  # None: of a backend that never waits
-
-    @property
     def coordinates(self) -> bool:
         """True on the rank that writes files and prints."""
         return self.rank == 0
@@ -129,20 +123,20 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
         generation=generation,
-        **groups_of(world_size, tensor_parallel, options["timeout"]),
+        **groups_of(world_size, tensor_parallel),
     )
 
 
-def groups_of(world_size: int, tensor_parallel: int, timeout: timedelta) -> dict[str, Any]:
+def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:
     """Return the `Ranks.tensor` and `Ranks.data_parallel` of a job whose ranks share layers, else none. Collective."""
-    if tensor_parallel == 1:
-        return {}
     places = torch.arange(world_size).view(-1, tensor_parallel)
-    return {"tensor": own_group(places, timeout), "data_parallel": own_group(places.T, timeout)}
+    return {} if tensor_parallel == 1 else {"tensor": own_group(places), "data_parallel": own_group(places.T)}
 
 
-def own_group(places: torch.Tensor, timeout: timedelta) -> RankGroup:
-    """Make a process group of each row of ranks; return this process's. Call it on every rank."""
+def own_group(places: torch.Tensor) -> RankGroup:
+    """Make a process group of each row of ranks, with the default one's timeout; return this process's. Collective."""
+    options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
+    timeout = STORE_TIMEOUT if options is None else options._timeout  # None: of a backend that never waits
     found = [(line, dist.new_group(line, timeout=timeout)) for line in places.tolist()]
     [(line, group)] = [(line, group) for line, group in found if dist.get_rank() in line]
     return RankGroup(rank=line.index(dist.get_rank()), size=len(line), group=group)

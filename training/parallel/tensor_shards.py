@@ -113,7 +113,7 @@ def tensor_shards(network: ShardedGPT, row_shards: int, ranks: Ranks) -> TensorS
     exchange, size, spread = network.exchange, ranks.tensor.size, None
     if size > 1:
         places = torch.arange(ranks.world_size).view(-1, row_shards * size)
-        group = own_group(places, ranks.timeout) if row_shards > 1 else ranks.tensor
+        group = own_group(places) if row_shards > 1 else ranks.tensor
         spread = Spread(ranks=group, row_shards=row_shards, tensor_shards=exchange.shards, tensor_size=size)
     return TensorShards(config=network.config, exchange=exchange, spread=spread)
 
