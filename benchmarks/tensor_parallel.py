@@ -1,6 +1,6 @@
 """Tensor parallelism on this machine's CPUs: the bits of all layouts, bytes exchanged, and a layer of torch's beside.
 
-python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--bytes] [--dtensor]
+python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--bytes] [--cost] [--dtensor]
 
 Trains each network in 4 tensor shards on every layout, by torchrun's agent and train.py: tensor ranks x 1, 2, 3
 data-parallel ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash differs.
@@ -46,17 +46,25 @@ SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # of the layer beside torc
 
 
 def main(
-    *, bytes: bool = False, dtensor: bool = False, networks: Networks = NETWORKS, tensor: tuple[int, ...] = (1, 2, 4)
+    *,
+    bytes: bool = False,
+    cost: bool = False,
+    dtensor: bool = False,
+    networks: Networks = NETWORKS,
+    tensor: tuple[int, ...] = (1, 2, 4),
 ) -> None:
     """Print a table.
 
     Args:
         bytes: bytes that a rank gets from those that share its layers in a micro-batch, counted and by the formula.
+        cost: a micro-batch in shards on one process, beside the plain network.
         dtensor: an MLP layer forward and backward on two ranks, and torch's by DTensor: bits and least time.
         tensor: numbers of ranks that share layers.
     """
     if dtensor:
         print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
+    elif cost:
+        print(bench.table(["shards on one process", "ms", "ratio"], compare_cost()))
     elif bytes:
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
@@ -106,6 +114,20 @@ def count_bytes(network: str, ranks: int) -> list[str]:
             loss = model(tokens, tokens)
         loss.backward()
     return [network, f"{ranks}", f"{counted:,}", f"{exchange_bytes(run.model, run.train, 1):,}"]
+
+
+def compare_cost() -> list[list[str]]:
+    """Return rows: least milliseconds of a forward and backward pass in so many shards; 1: the plain network."""
+    config = ModelConfig(**TINY_MODEL | {"context_length": 256, "emb_dim": 512, "n_heads": 8, "drop_rate": 0.0})
+    plain = NextTokenLoss(GPT(config))
+    ways: dict[int, Any] = {1: plain} | {shards: filled(config, shards, ALONE) for shards in (2, 4, 8)}
+    tokens, times = torch.randint(config.vocab_size, (4, 256)), dict.fromkeys(ways, float("inf"))
+    for _ in range(REPEATS):  # in turns: the machine's speed changes
+        for shards, model in ways.items():
+            began = time.perf_counter()
+            model(tokens, tokens).backward()
+            times[shards] = min(times[shards], time.perf_counter() - began)
+    return [[f"{shards}", f"{1e3 * least:.0f}", f"{least / times[1]:.2f}"] for shards, least in times.items()]
 
 
 def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
