@@ -1,6 +1,7 @@
 """Tensor parallelism on this machine's CPUs: the bits of all layouts, bytes exchanged, and a layer of torch's beside.
 
-python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--bytes] [--cost] [--dtensor]
+python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--namespaces]
+python benchmarks/tensor_parallel.py --bytes | --cost | --dtensor
 
 Trains each network in 4 tensor shards on every layout, by torchrun's agent and train.py: tensor ranks x 1, 2, 3
 data-parallel ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash differs.
@@ -31,6 +32,7 @@ from model.loss import NextTokenLoss
 from model.shards import Gather, Sum
 from tests import launch
 from tests.conftest import TINY_MODEL  # sets one thread a rank
+from tests.machines import two_machines
 from tests.training.parallel.test_layouts import AS_NODES, VARIANTS
 from training.config.train_config import load_run
 from training.parallel import tensor_shards
@@ -45,12 +47,14 @@ BATCH = {"microbatch_size": 1, "global_batch_size": 6, "checkpoint_interval": ST
 SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # of the layer beside torch's: sequences, tokens, width
 
 
-def main(
+def main(  # noqa: PLR0913  # each is an option
     *,
     bytes: bool = False,
     cost: bool = False,
     dtensor: bool = False,
+    namespaces: bool = False,
     networks: Networks = NETWORKS,
+    precision: tuple[str, ...] = ("fp32", "bf16"),
     tensor: tuple[int, ...] = (1, 2, 4),
 ) -> None:
     """Print a table.
@@ -59,6 +63,7 @@ def main(
         bytes: bytes that a rank gets from those that share its layers in a micro-batch, counted and by the formula.
         cost: a micro-batch in shards on one process, beside the plain network.
         dtensor: an MLP layer forward and backward on two ranks, and torch's by DTensor: bits and least time.
+        namespaces: HSDP alone, on two network namespaces; as root.
         tensor: numbers of ranks that share layers.
     """
     if dtensor:
@@ -69,14 +74,16 @@ def main(
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
     else:
-        alone = [(each, 1, "ddp") for each in tensor]  # one data-parallel rank is not wrapped
-        layouts = [*alone, *product(tensor, (2, 3), ("ddp", "fsdp")), *product(tensor, (2, 4), ("hsdp",))]
-        rows = [compare_hashes(*case, layouts) for case in product(networks, ("fp32", "bf16"))]
+        layouts = [*product(tensor, (2, 4), ("hsdp",))]
+        if not namespaces:  # one data-parallel rank is not wrapped
+            layouts = [*product(tensor, (1,), ("ddp",)), *product(tensor, (2, 3), ("ddp", "fsdp")), *layouts]
+        cases = product(networks, precision)
+        rows = [compare_hashes(*case, layouts, namespaces=namespaces) for case in cases]
         print(f"\n{bench.table(['network', 'state', 'layouts', 'hashes', 'seconds'], rows)}")
         raise SystemExit(any(row[3] != "equal" for row in rows))
 
 
-def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]]) -> list[str]:
+def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]], *, namespaces: bool) -> list[str]:
     """Train on all layouts; return a row of the table."""
     variant, began, found = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
     with TemporaryDirectory() as folder:
@@ -85,15 +92,27 @@ def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, s
         for tensor, data, parallel in layouts:
             run = shutil.copytree(prepared, Path(folder) / f"{tensor} {data} {parallel}")
             settings = "--set", f"tensor_parallel={tensor}", "--set", f"parallel={parallel}", "--device", "cpu"
-            nodes = {"NODE_SIZE": f"{tensor * data // (2 if parallel == 'hsdp' else 1)}"}
-            arguments = [str(run), "--hash-every", "1", *settings]
-            done = launch.run(AS_NODES, *arguments, ranks=tensor * data, environment=nodes)
-            if done.returncode:
-                raise BadInput(f"{run.name}: status {done.returncode}: {done.stderr[-2000:]}")
+            arguments, ranks = ["--hash-every", "1", *settings], tensor * data
+            if namespaces:
+                ended = on_two_machines(Path(folder), run, ranks // 2, arguments)
+            else:
+                nodes = {"NODE_SIZE": f"{ranks // (2 if parallel == 'hsdp' else 1)}"}
+                ended = [launch.run(AS_NODES, str(run), *arguments, ranks=ranks, environment=nodes)]
+            for done in ended:
+                if done.returncode:
+                    raise BadInput(f"{run.name}: status {done.returncode}: {done.stderr[-2000:]}")
             found.append([each["state_sha256"] for each in read_metrics(run) if "state_sha256" in each])
             print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
     verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
     return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
+
+
+def on_two_machines(folder: Path, run: Path, ranks: int, arguments: list[str]) -> list[Any]:
+    """Train on two nodes of so many ranks, each with a network of its own; return how both ended."""
+    with two_machines(folder) as machines:
+        keys = {"master": machines[0].address, "ranks": ranks, "environment": {"OMP_NUM_THREADS": "1"}}
+        nodes = [machine.train(run, *arguments, **keys) for machine in machines]
+        return [launch.finish(node, bench.GROUP_SECONDS) for node in nodes]
 
 
 def count_bytes(network: str, ranks: int) -> list[str]:
