@@ -14,7 +14,7 @@ from common.json_files import utc_now
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
 from experiments.shared.experiment_files import write_or_remove
-from model.config import ModelConfig
+from model.config import ModelConfig, shard_counts
 from model.counts import matmul_parameter_count
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
@@ -210,7 +210,7 @@ def _best_on(
     machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float
 ) -> BudgetChoice | None:
     seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
-    if seconds <= 0:
+    if seconds <= 0 or machine.gpus % target.train.execution.tensor_parallel:
         return None
     share, source, most = float(machine.gpus), ESTIMATE, _tokens_at_hand(target) or math.inf
     speed = next((speed for speed in throughputs(target.model, machine) if speed.measured), None)
@@ -218,7 +218,7 @@ def _best_on(
         share = speed.tokens_per_second / roofline(target.model, machine.gpu)
         source = f"roofline x {share / machine.gpus:.2f}, measured by {speed.trainer or 'you'}"
     choices = []
-    for model in shapes:
+    for model in (shape for shape in shapes if target.train.execution.shards in shard_counts(shape)):
         rate = share * roofline(model, machine.gpu)
         tokens = int(min(seconds * rate, most))
         loss = fit.predict(matmul_parameter_count(model), tokens)

@@ -151,7 +151,7 @@ def _summary(run: Run, world_size: int, size: int) -> str:
     batch = run.train.batch.global_batch_size
     if batch is not None:
         layout = derive_layout(run.train.replace(microbatch_size=size), run.model.context_length, world_size)
-        product = factors(layout).removeprefix("micro-batch ")
+        product = factors(layout, run.train.execution.tensor_parallel).removeprefix("micro-batch ")
         return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {product})"
     keeps = keeping(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
     advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"

@@ -2,8 +2,9 @@
 
 The bytes of both files follow from the state alone: tensors by name, whole, without vocabulary padding, their rows one
 after the other. FSDP gives a rank consecutive rows of every tensor, so each rank writes its own rows at their place and
-nothing is gathered; under DDP, where every rank holds everything, it writes the rows that FSDP would give it. Of nodes
-that share a disk the first one writes: rows that only others have are sent to it.
+nothing is gathered; under DDP, where every rank holds everything, it writes the rows that FSDP would give it. Tensors
+in tensor shards are gathered, one after the other, and written as under DDP. Of nodes that share a disk the first one
+writes: rows that only others have are sent to it.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from training.checkpoints.atomic_commit import WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
-from training.parallel.mesh import Placed, checkpoint_rows, full_tensor, held_pieces, within
+from training.parallel.mesh import Placed, Sharded, checkpoint_rows, full_tensor, held_pieces, within
 from training.parallel.process_group import RankGroup, Ranks, gather
 from training.state import TrainState
 
@@ -69,9 +70,7 @@ class StateShard:
             self._node = ranks.node
         else:
             self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers))
-        part = 0 if disks.shared else ranks.rank - ranks.node.rank, ranks.data_parallel.rank
-        first = gather(ranks, part).index(part) == ranks.rank  # of ranks that share batches, and so a shard
-        self._shard = first and (not disks.shared or state.parallel.levels.across.rank == 0)  # gives its shard's rows
+        self._shard = not disks.shared or state.parallel.levels.across.rank == 0  # gives its shard's rows
         self._headers: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}  # of whole files, of all ranks
         for file, tensors in _files(state):
@@ -79,7 +78,7 @@ class StateShard:
             self.sizes[file] = len(header) + sum(stored.rows * stored.row_bytes for stored in tensors)
         self._staged = [
             (file, offset_bytes, torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._pinned))
-            for file, offset_bytes, rows in self._own_rows()
+            for file, offset_bytes, rows in self._own_rows(shapes=True)
         ]
         sent = [(file, offset_bytes, staged.nbytes) for file, offset_bytes, staged in self._staged]
         told = gather(ranks, [] if disks.writes else sent)
@@ -134,12 +133,15 @@ class StateShard:
                     dist.recv(part, rank, group=group)
                     yield offset_bytes + start, memoryview(part.numpy().data)
 
-    def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
+    def _own_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
         for file, tensors in _files(self._state):
             offset_bytes = len(self._headers[file])
             for stored in tensors:
-                first, rows = checkpoint_rows(stored.value, self._node, replica=self._disks.writes, shard=self._shard)
+                value = stored.value
+                if shapes and isinstance(value, Sharded):  # which is gathered to be written
+                    value = torch.empty(value.shape, dtype=value.dtype, device="meta")
+                first, rows = checkpoint_rows(value, self._node, replica=self._disks.writes, shard=self._shard)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows

@@ -103,19 +103,19 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     batch, size, sharing = train.batch.global_batch_size, train.batch.microbatch_size, train.execution.tensor_parallel
     if world_size % sharing:
         raise BadInput(f"{train.file}: tensor_parallel: got {sharing}, wanted a divisor of world size {world_size}")
-    world_size //= sharing
+    ranks = world_size // sharing
     wanted = train.batch.gradient_accumulation_steps
-    microbatches = (wanted or 1) * world_size if batch is None else batch // size
+    microbatches = (wanted or 1) * ranks if batch is None else batch // size
     layout = Layout(
-        context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=world_size
+        context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
     )
     division = f"{train.file}: global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
-    if microbatches < world_size:
-        smaller = microbatch_sizes(layout.global_batch_size, world_size)
+    if microbatches < ranks:
+        smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
-        raise BadInput(f"{division}{world_size} exceeds; start {microbatches} ranks at most{advice}")
-    if train.execution.determinism == "run" and microbatches % world_size:
-        divisors = microbatch_sizes(microbatches, 1)
+        raise BadInput(f"{division}{world_size} exceeds; start {microbatches * sharing} ranks at most{advice}")
+    if train.execution.determinism == "run" and microbatches % ranks:
+        divisors = [sharing * each for each in microbatch_sizes(microbatches, 1)]
         near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
         raise BadInput(
             f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world size "
@@ -148,11 +148,13 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
     return sorted(size for size in sizes if size <= largest and balances[size] >= least)
 
 
-def factors(layout: Layout) -> str:
-    size, ranks = layout.microbatch_size, layout.data_parallel_size
+def factors(layout: Layout, sharing: int) -> str:
+    """Return how a global batch is spread; `sharing`: tensor ranks that read the same."""
+    size, ranks = layout.microbatch_size, f"world size {sharing * layout.data_parallel_size}"
+    ranks += f" / tensor_parallel {sharing}" if sharing > 1 else ""
     if layout.even:
-        return f"micro-batch {size} x accumulation {layout.accumulation} x world size {ranks}"
-    return f"{layout.microbatches} micro-batches of {size} on world size {ranks}"
+        return f"micro-batch {size} x accumulation {layout.accumulation} x {ranks}"
+    return f"{layout.microbatches} micro-batches of {size} on {ranks}"
 
 
 def describe_balance(layout: Layout) -> list[str]:
@@ -184,7 +186,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
         f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
         f"{'tied' if model.tie_weights else 'untied'} head",
-        f"batch        global batch {layout.global_batch_size} sequences = {factors(layout)}"
+        f"batch        global batch {layout.global_batch_size} sequences = {factors(layout, train.execution.tensor_parallel)}"
         f"{follows if train.batch.global_batch_size is None else ''}",
         *(f"balance      {line}" for line in describe_balance(layout)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",

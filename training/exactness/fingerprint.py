@@ -2,7 +2,7 @@
 
 off       fastest kernels and reductions, reproducible to rounding
 run       bit-identical on the same world size and wrapper
-elastic   bit-identical on any world size, under DDP or FSDP, resumed or not
+elastic   bit-identical on any world size, under DDP or FSDP, in as many tensor shards, resumed or not
 
 The fingerprint has versions, hardware and settings that a run's bits depend on.
 """

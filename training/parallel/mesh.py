@@ -47,7 +47,8 @@ class Sharded:
     dtype: torch.dtype
 
     def full_tensor(self) -> Tensor:
-        every = self.all_gather(torch.stack([full_tensor(part) for _, part in self.own]))
+        parts = [full_tensor(part).unsqueeze(0) for _, part in self.own]
+        every = self.all_gather(parts[0] if len(parts) == 1 else torch.cat(parts))
         whole = every.new_empty(self.shape)
         for cut, part in zip(self.cuts, every, strict=True):
             for place, run in cut.whole_rows(0, len(part)):
@@ -57,7 +58,7 @@ class Sharded:
 
 @attrs.frozen
 class HeldPiece:
-    """HeldPiece of consecutive rows of a parameter that a rank holds."""
+    """Piece of consecutive rows of a parameter that a rank holds."""
 
     parameter: str  # its name on the rank
     held: range  # rows of the rank's part of it
@@ -94,7 +95,7 @@ class Spread:
                         at = held.start + begin - run.rows.start
                         part = range(begin - rows.start, end - rows.start)
                         own.append(HeldPiece(parameter, range(at, at + len(part)), part, cut.columns))
-            of_ranks.append(tuple(own) or (HeldPiece(parameter, range(0), range(0), None),))
+            of_ranks.append(tuple(own) or (HeldPiece(parameter, range(0), range(0), cut.columns),))
         return tuple(of_ranks)
 
 

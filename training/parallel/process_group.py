@@ -114,6 +114,9 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
     store = dist.PrefixStore(f"start {generation}", store)  # type: ignore[attr-defined]  # missing from its __all__
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
+        first = int(store.compare_set("tensor_parallel", "", str(tensor_parallel)))
+        if first != tensor_parallel:  # then ranks would make other groups, and wait for each other
+            raise BadInput(f"tensor_parallel: got {tensor_parallel}, but {first} on another node; bring one train.json")
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),

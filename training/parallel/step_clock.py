@@ -2,8 +2,8 @@
 
 Ranks in lockstep have one step time, and of them the slow one waits least. Own work lasts from the begin of a step to
 its last gradient, without what waits for other ranks in between: reductions of gradients and, under FSDP, the first
-weights of a pass. FSDP's later waits for weights are not seen: own work includes them. After it come the end of the
-reduction and the update.
+weights of a pass. FSDP's later waits for weights are not seen, nor those for ranks that share layers: own work includes
+them. After it come the end of the reduction and the update.
 """
 
 import time

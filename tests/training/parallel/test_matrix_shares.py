@@ -100,5 +100,5 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
         assert {piece for _, piece, _ in of_rank} == wanted
         for matrix, piece, result in of_rank:
             whole = parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
-            assert result.dtype == kind
+            assert (result.dtype, result.shape) == (kind, held(place, piece).shape)
             assert torch.equal(result, within(function(whole), piece.rows, piece.columns))
