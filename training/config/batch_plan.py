@@ -174,6 +174,7 @@ def describe_balance(layout: Layout) -> list[str]:
 
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
+    spread = factors(layout, train.execution.tensor_parallel)
     follows = " (no global_batch_size in train.json: it follows the world size)"
     group_rates = describe_group_rates(train.optimization)
     validation = "none (validation_interval is null)"
@@ -186,7 +187,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
         f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
         f"{'tied' if model.tie_weights else 'untied'} head",
-        f"batch        global batch {layout.global_batch_size} sequences = {factors(layout, train.execution.tensor_parallel)}"
+        f"batch        global batch {layout.global_batch_size} sequences = {spread}"
         f"{follows if train.batch.global_batch_size is None else ''}",
         *(f"balance      {line}" for line in describe_balance(layout)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
