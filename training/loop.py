@@ -36,11 +36,12 @@ class Loop:
     def run_steps(self) -> bool:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
         self._catch_up()
-        first_step, clock = self.state.position.step, self.state.parallel.clock
+        first_step, clock, stopping = self.state.position.step, self.state.parallel.clock, self.stop_request.agreed
+        ranks, reporter = self.heartbeat.ranks, self.reporter
         for step in range(first_step, self.intervals.last_step):
             if self.intervals.out_of_patience(self.state.position):
                 break
-            if self.stop_request.agreed() or not self._wait_for_tokens(step):
+            if stopping() or not self.feed.wait_for_tokens(step, ranks, stopping, reporter.say):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1, clock.totals)
@@ -52,15 +53,10 @@ class Loop:
         self.saving.settle(required=True)
         settled = self.intervals.out_of_patience(self.state.position)
         if settled:
-            self.reporter.say(
-                f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
-            )
-        ended = settled or self.state.position.step == self.reporter.plan.steps
+            reporter.say(f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run")
+        ended = settled or self.state.position.step == reporter.plan.steps
         self._report_end("end" if ended else "pause", **({"reason": "patience"} if settled else {}))
         return True
-
-    def _wait_for_tokens(self, step: int) -> bool:
-        return self.feed.wait_for_tokens(step, self.heartbeat.ranks, self.stop_request.agreed, self.reporter.say)
 
     def _count_step(self, step: int) -> None:
         self.reporter.ledger.after_step(self.feed.waited_seconds)

@@ -51,9 +51,9 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         all_to_all=lambda parts: exchanged(parts, *parts.shape),
     )
     network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
-    kernels, as_on_a_gpu = Kernels(network, compiled), _AsOnAGpu(config)
+    kernels = Kernels(network, compiled)
     try:
-        with torch.device("meta"), as_on_a_gpu, kernels:
+        with torch.device("meta"), _AsOnAGpu(config, kernels), kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
             hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
@@ -70,7 +70,6 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         ) from error
     finally:
         network.zero_grad()
-    kernels.attention_width = as_on_a_gpu.attention_width
     return kernels
 
 
@@ -239,10 +238,9 @@ class _AsOnAGpu(TorchFunctionMode):
     and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row; with a mask, that as well.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kernels: Kernels):
         super().__init__()
-        self.config = config
-        self.attention_width = 0
+        self.config, self.kernels = config, kernels
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -257,7 +255,7 @@ class _AsOnAGpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _attention(self, queries: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
-        self.attention_width += queries.shape[1] * queries.shape[3]
+        self.kernels.attention_width += queries.shape[1] * queries.shape[3]
         mask, causal = options.pop("attn_mask", None), options.pop("is_causal", False)
         drop_rate = options.pop("dropout_p", 0.0)
         if causal and mask is None:

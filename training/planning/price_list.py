@@ -117,17 +117,15 @@ def read_machines(path: Path, only: Sequence[str]) -> PriceList:
     for name in only:
         if name not in entries:
             raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
-    machines = tuple(_machine(path, name, entries[name], gpus) for name in dict.fromkeys(only) or entries)
-    return read_entry(PriceList, str(path), values, path=path, machines=machines)
+    machines = []
+    for name in dict.fromkeys(only) or entries:
+        where, entry = f"{path}: {name}", entries[name]
+        if isinstance(entry, dict) and isinstance(entry.get("gpu"), str):
+            entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu: ")}
+        machines.append(read_entry(Machine, where, entry, name=name))
+    return read_entry(PriceList, str(path), values, path=path, machines=tuple(machines))
 
 
 def _read(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = read_json(path, advice=f"wanted a file like {shown(MACHINES)}")
     return values
-
-
-def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
-    where = f"{path}: {name}"
-    if isinstance(entry, dict) and isinstance(entry.get("gpu"), str):
-        entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu: ")}
-    return read_entry(Machine, where, entry, name=name)
