@@ -81,8 +81,7 @@ def axes_of(name: str, config: ModelConfig) -> Axes:
     )
 
 
-@attrs.frozen
-class ShardRows:
+class ShardRows(NamedTuple):
     """Consecutive rows of a parameter that a tensor shard has."""
 
     rows: range  # of the whole parameter
@@ -105,7 +104,7 @@ class ShardCut:
             if start < stop:
                 yield (
                     slice(start - first, stop - first),
-                    attrs.evolve(part, rows=part.rows[start - begin : stop - begin]),
+                    part._replace(rows=part.rows[start - begin : stop - begin]),
                 )
             begin += len(part.rows)
 

@@ -52,7 +52,7 @@ class ArchitectureOption:
     says: Callable[[Any, str], Any] | None = None
     window: Callable[[Any], int | None] | None = None  # config -> tokens that a query attends to, at most; None: all
     card: Callable[[Any, str], tuple[str, str] | None] | None = None  # config, stock class -> row of the model card
-    divided: Callable[[Any], int] | None = None  # config -> number of which each tensor shard has an equal part
+    divided: str | None = None  # ModelConfig's number of which each tensor shard has an equal part
 
 
 def option(check: Callable[..., None], default: Any = attrs.NOTHING, **row: Any) -> Any:
@@ -76,24 +76,18 @@ class ModelConfig:
     """The fields of `model.json`, a row each. Spellings are those of gpjt/ddp-base-model-from-scratch."""
 
     vocab_size: int = option(  # token ids are 0 .. vocab_size - 1
-        checks.integer(2, 1 << 24),
-        stock=EVERY,
-        keys=named("vocab_size", "vocab_size"),
-        divided=lambda config: config.padded_vocab_size,
+        checks.integer(2, 1 << 24), stock=EVERY, keys=named("vocab_size", "vocab_size"), divided="padded_vocab_size"
     )
     context_length: int = option(  # T, tokens
         checks.integer(1, 1 << 24),
         stock=EVERY,
         keys=named("n_positions n_ctx", "max_position_embeddings"),
         card=lambda config, _: ("context", f"{config.context_length:,} tokens"),
-        divided=lambda config: config.context_length,
+        divided="context_length",
     )
     emb_dim: int = option(checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_embd", "hidden_size"))  # C
     n_heads: int = option(  # H; head width is C / H
-        checks.integer(1, 1 << 20),
-        stock=EVERY,
-        keys=named("n_head", "num_attention_heads"),
-        divided=lambda config: config.n_heads,
+        checks.integer(1, 1 << 20), stock=EVERY, keys=named("n_head", "num_attention_heads"), divided="n_heads"
     )
     n_layers: int = option(  # L
         checks.integer(1, 10_000),
@@ -133,7 +127,7 @@ class ModelConfig:
         stock=EVERY,
         keys=named("n_inner", "intermediate_size"),
         says=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
-        divided=lambda config: config.hidden_width,
+        divided="hidden_width",
     )
     biases: bool = option(  # of all other linear layers and LayerNorms; missing ones are zeros in the classes
         checks.boolean(),
@@ -171,7 +165,7 @@ class ModelConfig:
         keys=named("", "num_key_value_heads"),
         says=lambda config, _: config.kv_heads,
         card=lambda config, _: config.n_kv_heads and ("heads of keys and values", str(config.n_kv_heads)),
-        divided=lambda config: config.kv_heads,
+        divided="kv_heads",
     )
     qk_norm: bool = option(  # RMSNorm of each query and key
         checks.boolean(),
@@ -292,7 +286,7 @@ def undivided(config: ModelConfig, shards: int) -> list[str]:
 
 
 def _undivided(config: ModelConfig, shards: int) -> dict[str, int]:
-    counts = {key: row.divided(config) for key, row in rows(type(config)).items() if row.divided is not None}
+    counts = {key: getattr(config, row.divided) for key, row in rows(type(config)).items() if row.divided}
     # Heads of keys and values, where they are fewer, lie on several shards each.
     fewer = {"n_kv_heads"} if shards % config.kv_heads == 0 else set[str]()
     return {key: count for key, count in counts.items() if count % shards and key not in fewer}

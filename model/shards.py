@@ -57,9 +57,9 @@ class ShardExchange:
 
 def ordered_sum(parts: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
     """Return the sum over the first dimension, added one after the other, in fp32 at least."""
-    total = parts[0].float()
-    for index in range(1, len(parts)):
-        total = torch.add(total, parts[index]) if index == 1 else total.add_(parts[index])
+    total = parts[0].float() + parts[1]
+    for part in parts[2:]:
+        total += part
     return total
 
 
@@ -76,6 +76,11 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         return None, *(piece.to(ctx.dtype) for piece in ctx.exchange.summed(gradients))
+
+
+def gather(exchange: ShardExchange, pieces: Iterable[Tensor]) -> Pieces:
+    gathered: Pieces = Gather.apply(exchange, *pieces)
+    return gathered
 
 
 class Sum(torch.autograd.Function):
@@ -149,18 +154,14 @@ class ShardedBlock(nn.Module):
 
     def forward(self, pieces: Pieces, rotation: Rotation, dropout: ShardDropout, layer: int) -> Pieces:
         blocks, own, partials = self.shards, self._exchange.own, []
-        whole = self._gather(block.attention_norm(x) for block, x in zip(blocks, pieces, strict=True))
+        whole = gather(self._exchange, (block.attention_norm(x) for block, x in zip(blocks, pieces, strict=True)))
         for block, shard, x in zip(blocks, own, whole, strict=True):
             dropout.seed(3 * layer + 1, shard)
             partials.append(block.attention(x, rotation))
         pieces = self._add(pieces, partials, [block.attention.output.bias for block in blocks], dropout, 3 * layer + 2)
-        whole = self._gather(block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True))
+        whole = gather(self._exchange, (block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True)))
         partials = [block.mlp(x) for block, x in zip(blocks, whole, strict=True)]
         return self._add(pieces, partials, [block.mlp.down.bias for block in blocks], dropout, 3 * layer + 3)
-
-    def _gather(self, pieces: Iterable[Tensor]) -> Pieces:
-        gathered: Pieces = Gather.apply(self._exchange, *pieces)
-        return gathered
 
     def _add(
         self, pieces: Pieces, partials: list[Tensor], biases: list[Tensor | None], dropout: ShardDropout, place: int
@@ -199,10 +200,7 @@ class ShardedGPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             arguments = tuple(pieces), rotation, dropout, layer
             pieces = block(*arguments) if recompute is None else recompute(block, *arguments)
-        gathered: Pieces = Gather.apply(
-            exchange, *(network.final_norm(x) for network, x in zip(networks, pieces, strict=True))
-        )
-        return gathered
+        return gather(exchange, (network.final_norm(x) for network, x in zip(networks, pieces, strict=True)))
 
 
 class ShardedLoss(NextTokenLoss):

@@ -28,7 +28,7 @@ from training.parallel.process_group import RankGroup, Ranks, all_gather_single,
 class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
-    spread: Spread | None  # of the parameters, over ranks that share layers; None: no ranks do
+    spread: Spread  # of the parameters, over the ranks that share out an update's work
     _cuts: dict[str, list[ShardCut]] = attrs.field(init=False)  # of all shards, by the parameter's name in the network
 
     @_cuts.default
@@ -108,14 +108,14 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
     return ShardedLoss(network, recompute_blocks=model.recompute_blocks, chunks=model.chunks)
 
 
-def tensor_shards(network: ShardedGPT, row_shards: int, ranks: Ranks) -> TensorShards:
-    """Return the shards of this rank; under FSDP each is sharded by rows over so many ranks. Call it on every rank."""
-    exchange, size, spread = network.exchange, ranks.tensor.size, None
-    if size > 1:
-        places = torch.arange(ranks.world_size).view(-1, row_shards * size)
-        group = own_group(places) if row_shards > 1 else ranks.tensor
-        spread = Spread(ranks=group, row_shards=row_shards, tensor_shards=exchange.shards, tensor_size=size)
-    return TensorShards(config=network.config, exchange=exchange, spread=spread)
+def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None) -> TensorShards:
+    """Return the shards of this rank; `row_ranks`: those of FSDP, which divide the rows. Call it on every rank."""
+    size, rows = ranks.tensor.size, 1 if row_ranks is None else row_ranks.size
+    group = row_ranks or ranks.data_parallel
+    if size > 1:  # neighbors
+        group = own_group(torch.arange(ranks.world_size).view(-1, rows * size)) if rows > 1 else ranks.tensor
+    spread = Spread(ranks=group, row_shards=rows, tensor_shards=network.exchange.shards, tensor_size=size)
+    return TensorShards(config=network.config, exchange=network.exchange, spread=spread)
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:

@@ -109,10 +109,11 @@ class Parallel:
     @property
     def spread(self) -> Spread:
         """Spread of the parameters over the ranks that share out an update's work."""
-        if self.shards is not None and self.shards.spread is not None:
+        if self.shards is not None:
             return self.shards.spread
-        ranks, rows = (self.levels.inside, self.levels.inside.size) if self._sharded else (self.data_parallel, 1)
-        return Spread(ranks=ranks, row_shards=rows, tensor_shards=self.shards.exchange.shards if self.shards else 1)
+        if self._sharded:
+            return Spread(ranks=self.levels.inside, row_shards=self.levels.inside.size)
+        return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
         """Return tensors of the parameters' names by those of the network, which tensor shards share."""
@@ -136,7 +137,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     if not isinstance(model.network, GPT):
         from training.parallel.tensor_shards import tensor_shards
 
-        shards = tensor_shards(model.network, levels.inside.size if sharded else 1, ranks)
+        shards = tensor_shards(model.network, ranks, levels.inside if sharded else None)
     if not sharded:
         allocate(model, device)
     if numerics.determinism != "off":

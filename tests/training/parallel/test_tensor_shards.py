@@ -14,7 +14,7 @@ from tests.model.test_gpt import SMALL
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import on_threads
 from training.grad_norm import norm_of_shards
-from training.parallel.mesh import full_tensor, within
+from training.parallel.mesh import ON_ONE_RANK, full_tensor, within
 from training.parallel.process_group import RankGroup
 from training.parallel.tensor_shards import TensorShards, in_shards
 
@@ -49,7 +49,7 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
 
     def work(rank: int, tensor: RankGroup) -> tuple[dict[str, Tensor], float]:
         sharded = in_shards(NextTokenLoss(network), SHARDS, tensor).network
-        shards = TensorShards(config=CONFIG, exchange=sharded.exchange, spread=None)
+        shards = TensorShards(config=CONFIG, exchange=sharded.exchange, spread=ON_ONE_RANK)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
             places[name] = plain_name(name), sharded.exchange.own[int(name.split(".")[1])]
