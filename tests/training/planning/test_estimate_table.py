@@ -115,7 +115,7 @@ def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_th
     shared = load_run(ROOT / "runs" / "8xa100", [*settings, "tensor_parallel=4", "parallel=ddp", "loss_chunks=8"])
     prices = read_machines(MACHINES, ["8xh100-80gb", "1xh100-80gb"])
     lines = describe_estimate(estimate(shared, prices))
-    assert [row[0] for row in rows(lines)] == ["8xh100-80gb"] and any(" x world size 2" in line for line in lines)
+    assert [row[0] for row in rows(lines)] == ["8xh100-80gb"] and any(" x world size 8" in line for line in lines)
     assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of the machine's 1 GPUs" in lines
 
 
@@ -129,7 +129,7 @@ def test_a_dry_run_of_tensor_shards_tells_the_parameters_of_a_rank(make_run: Mak
     split = ["heads kv_heads kv_heads x embed", "heads 2, kv_heads 2", f"{layers * 4 * 2 * width * width // 4:,}"]
     assert cells["blocks.*.attention.qkv.weight"] == split
     assert cells["final_norm.weight"] == ["embed", "whole", f"{4 * width // 2}"]
-    assert "micro-batch 2 x accumulation 4 x world size 1" in complete(run, "--dry-run").stdout  # on two ranks
+    assert "micro-batch 2 x accumulation 4 x world size 2 / tensor_parallel 2" in complete(run, "--dry-run").stdout
     assert "shards " not in complete(run, "--dry-run", "--set", "tensor_parallel=1").stdout
 
 
