@@ -93,9 +93,7 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
         uploader = Uploader(url, run, ranks)
     print_lines(ranks, run.notices)
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
-    plan = make_plan(
-        run.train, run.model.context_length, ranks.data_parallel.size * ranks.tensor.size, token_set.lengths
-    )
+    plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
     return OpenJob(
         run=run,
         options=options,

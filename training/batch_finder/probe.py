@@ -165,13 +165,12 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     train = run.train.replace(
         microbatch_size=size, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1
     )
-    world_size = ranks.data_parallel.size * ranks.tensor.size
-    plan = make_plan(train, run.model.context_length, world_size)
+    plan = make_plan(train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
     # Two, so that gradients are held while activations are computed; elastic sums grow with all of a step's.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
-        microbatches = max(microbatches, MemoryModel.of(run.model, run.train, world_size).microbatches_at(size))
+        microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     state = make_state(run.model, train, plan, numerics, ranks)
