@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import bench
+import kernels
 import pytest
 import torch
 import train_speed
+from beside_nanogpt import CPU_CONDITION, _stepper
+from kernels import kind_of, table
 from torch.autograd import DeviceType
 
-from benchmarks import kernels
-from benchmarks.beside_nanogpt import CPU_CONDITION, _stepper
-from benchmarks.kernels import kind_of, table
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import attrs
 import pytest
+from emulated_steps import EmulatedSteps
 
-from benchmarks.emulated_steps import EmulatedSteps
 from tests.conftest import ROOT
 from tests.cuda.emulated import CACHES, run
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from common.checks import structured
+from common.json_files import read_json_lines
+from evaluation.judging.store import StoreLine
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import quality, read_store, write
@@ -111,20 +114,16 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
     store = read_store(file)
     asked = [reply.asked for reply in store.replies]
     assert len(asked) == len(set(asked)), "a reply is kept twice"
-    histories = store.prompts.values()
-    sent = {id: one for history in histories for id, one in history.asked.items()}
-    open = {id for history in histories for id in history.open}
-    assert not set(asked) & open
+    assert store.open.keys() & asked == {reply.asked for reply in store.replies if reply.usage is None}
     lost = set(server.bill) - set(asked)
-    assert set(asked) <= set(server.bill) and lost <= open, "billed = kept + billed without an answer"
+    assert set(asked) <= set(server.bill) and lost <= store.open.keys(), "billed = kept + billed without an answer"
+    lines = read_json_lines(file, lambda line: structured(line, StoreLine, unknown_keys=True)).records
+    sent = {line.asked.id: line.asked.most for line in lines if line.asked}
     for id, one in server.bill.items():
-        most = sent[id].most
+        most = sent[id]
         assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
-    return (
-        len(asked),
-        len(lost),
-        sum(any(reply.problem(3) is None for reply in history.replies) for history in histories),
-    )
+    verdicts = sum(any(reply.problem(3) is None for reply in replies) for replies in store.by_prompt.values())
+    return len(asked), len(lost), verdicts
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(tmp_path: Path, token_files: Path, variant: str) -> None:
     found = {}
     for layout in LAYOUTS:
-        run = VARIANTS[variant].write(tmp_path / str(layout), token_files, token_files)
+        run = VARIANTS[variant].write(tmp_path / str(layout), token_files, token_files, token_files)
         train_on(run, variant, f"1x{layout}")
         found[str(layout)] = numbers_of(run)
         print(f"{variant}  {layout!s:7}", *(value[:12] for value in found[str(layout)][0].values()), flush=True)

@@ -115,7 +115,7 @@ def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, A
         model = TINY_MODEL | {key: keys[key] for key in ("drop_rate",) if key in keys}
         values = TRAINED | {"model": model, "train": KEYS | train, "steps": keys.get("steps", 100)}
         records.append(record(stream("a"), validation_streams=[stream("b")], **values))
-    assert [str(change) for change in changed_settings(*records, 40)] == changes
+    assert [str(change) for change in changed_settings(records[0], records[1], 40)] == changes
 
 
 def test_a_key_changes_once_at_a_step_and_not_where_it_is_set_back() -> None:

@@ -24,7 +24,7 @@ from training.checkpoints.saved_state import fields_sha256, find, find_before, p
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
 OLDEST = {"model": {"emb_dim": 8}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}
-FORGED = {
+FORGED: dict[str, list[Any]] = {
     "step": [7, "8", None, -1, True, 8.0, 10**30],
     "optimizer_steps": [7, 9, "8", None],
     "tokens": [1, "x"],
