@@ -192,7 +192,7 @@ def lone_rank(world_size: int, tensor_parallel: int = 1) -> Ranks:
     """Return rank 0 of a job whose other ranks do not exist; this rank's data stand for theirs."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+    store = dist.HashStore()
     dist.init_process_group("cpu:fake,cuda:nccl", store=store, rank=0, world_size=world_size, device_id=device)
     control = dist.new_group(backend="fake")
     return Ranks(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import bench
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # missing from its __all__
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from model.config import ModelConfig

@@ -44,7 +44,7 @@ hypothesis.settings.load_profile("house")
 MakeRun = Callable[..., Path]  # the fixture `make_run`
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
-TINY_MODEL = {
+TINY_MODEL: dict[str, Any] = {
     "vocab_size": 257,
     "context_length": 32,
     "emb_dim": 32,

@@ -20,7 +20,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing from its __all__
+from torch.distributed import PrefixStore, TCPStore
 
 from common.errors import EXIT_ERROR, BadInput
 from model.config import INITIAL_STD

@@ -91,7 +91,7 @@ class OrderedGradients:
             for parameter in parameters:
                 parameter.grad = None
 
-    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Reduce a bucket in place of DDP's all-reduce; on a GPU beside the backward pass, on a stream of its own."""
         if self._stream is None:
             self._reduce(bucket)
@@ -101,7 +101,7 @@ class OrderedGradients:
             self._reduce(bucket)
             return finished(bucket.buffer())  # DDP waits for this stream before backward() returns
 
-    def _reduce(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
+    def _reduce(self, bucket: dist.GradBucket) -> None:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
         for earlier in self._earlier:
             torch._foreach_add_(bucket.gradients(), [earlier[place] for place in places])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from its __all__
+from torch.distributed import TCPStore
 
 from common.errors import BadInput
 from common.files import system_error
@@ -111,7 +111,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
 
         generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
     # After a restart the store may be the same, with stale addresses of the failed group.
-    store = dist.PrefixStore(f"start {generation}", store)  # type: ignore[attr-defined]  # missing from its __all__
+    store = dist.PrefixStore(f"start {generation}", store)
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
         first = int(store.compare_set("tensor_parallel", "", str(tensor_parallel)))
@@ -219,12 +219,12 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
 def _rendezvous() -> tuple[Any, int, int]:
     """Return the rendezvous store, this rank and the world size."""
     if "RANK" not in os.environ:
-        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
+        return dist.HashStore(), 0, 1
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
     # Another launcher: rank 0 hosts the store, and may start late.
     try:
-        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        store, rank, world_size = next(dist.rendezvous("env://"))
     except dist.DistError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         problem = f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}"

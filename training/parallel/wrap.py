@@ -41,7 +41,7 @@ class BucketSum:
         self.reducing = True  # False: a backward pass only moves its gradients into the buckets
         self._first = True  # DDP replaces its buckets after the first pass
 
-    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         if not self.reducing:
             return finished(bucket.buffer())
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
@@ -203,7 +203,7 @@ def wrap_in_ddp(
 
     def timed_hook(
         _: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
+        bucket: dist.GradBucket,  # DDP checks this annotation
     ) -> torch.futures.Future[Tensor]:
         with clock.reducing():
             return reduction.ddp_hook(bucket)

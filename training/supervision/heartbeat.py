@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
+from torch.distributed import PrefixStore
 
 from common.errors import EXIT_ERROR, advisory
 from training.launch import environment_nodes, torchrun_job

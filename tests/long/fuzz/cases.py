@@ -157,13 +157,12 @@ def _run_directories() -> Iterator[Case]:
             "a key of 1 MB": {"k" * 1_000_000: 1},
         }.items():
             yield Case(area, f"{file}: {name}", TRAIN, at(f"run/{file}", with_keys(**keys)))
-    for file, keys in (("model.json", KEYS["model"]), ("train.json", KEYS["train"])):
-        for key, field in keys.items():
+    for section, fields in KEYS.items():
+        file = f"{section}.json"
+        for key, field in fields.items():
             for value in _wrong_values(key, str(field.type)):
-                command = TRAIN if key == "dataset" else DRY_RUN
-                yield Case(
-                    area, f"{file}: {key} = {str(value)[:20]!r}", command, at(f"run/{file}", with_keys(**{key: value}))
-                )
+                command, damage = TRAIN if key == "dataset" else DRY_RUN, with_keys(**{key: value})
+                yield Case(area, f"{file}: {key} = {str(value)[:20]!r}", command, at(f"run/{file}", damage))
     for override in OVERRIDES:
         yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), none)
     for key in FOREIGN_KEYS:
