@@ -102,10 +102,7 @@ class ShardCut:
         for part in self.rows:
             start, stop = max(first, begin), min(first + count, begin + len(part.rows))
             if start < stop:
-                yield (
-                    slice(start - first, stop - first),
-                    part._replace(rows=part.rows[start - begin : stop - begin]),
-                )
+                yield slice(start - first, stop - first), part._replace(rows=part.rows[start - begin : stop - begin])
             begin += len(part.rows)
 
 

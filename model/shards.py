@@ -35,14 +35,9 @@ class ShardExchange:
     """Shards of this process, and how it exchanges tensors with those that have the others."""
 
     shards: int
-    first: int = 0  # shard of this process; others follow
-    local: int
+    own: range  # of this process, neighbors
     all_gather: Callable[[Tensor], Tensor] = lambda own: own  # (L, ...) -> (S, ...)
     all_to_all: Callable[[Tensor], Tensor] = lambda parts: parts  # (P, ...), one for each process -> one of each
-
-    @property
-    def own(self) -> range:
-        return range(self.first, self.first + self.local)
 
     def sequence(self, pieces: Iterable[Tensor]) -> Float[Tensor, "B T C"]:
         """Return all pieces of the sequence as one tensor."""
@@ -50,7 +45,7 @@ class ShardExchange:
 
     def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> Pieces:
         """Return this process's pieces of the sum of all shards' tensors, in fp32."""
-        parts = _stacked(partials).unflatten(2, (self.shards // self.local, self.local, -1))
+        parts = _stacked(partials).unflatten(2, (self.shards // len(self.own), len(self.own), -1))
         parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()  # (P, L, L, B, t, C): to each process, of each, for each
         return ordered_sum(self.all_to_all(parts).flatten(0, 1)).unbind()
 
@@ -208,19 +203,12 @@ class ShardedLoss(NextTokenLoss):
 
     def __init__(self, network: ShardedGPT, *, recompute_blocks: bool = False, chunks: int = 1):
         super().__init__(network, recompute_blocks=recompute_blocks, chunks=chunks)
-        if recompute_blocks:
-            self._recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         self._head_loss = shard_losses
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
-        token_weights: Float[Tensor, "B T"] | None = None,
-        *,
-        by_sequence: bool = False,
+        self, tokens: Tensor, targets: Tensor, token_weights: Tensor | None = None, *, by_sequence: bool = False
     ) -> Float[Tensor, "*B"]:
-        """Return the loss as NextTokenLoss does."""
+        """Return the loss of the same arguments as NextTokenLoss does."""
         whole = self.network.hidden(tokens, recompute=self._recompute if self.training else None)
         parts = zip(*(x.flatten(0, 1).chunk(self.chunks) for x in whole), strict=True)
         wanted = targets.flatten().chunk(self.chunks)

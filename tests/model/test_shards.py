@@ -39,7 +39,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 def in_shards(whole: GPT, shards: int, **options: Any) -> ShardedLoss:
     """Return all shards of a network, in this process, with its weights."""
-    network = ShardedGPT(whole.config, ShardExchange(shards=shards, local=shards))
+    network = ShardedGPT(whole.config, ShardExchange(shards=shards, own=range(shards)))
     parts = {name: part_of(whole.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()}
     network.load_state_dict({name: part.detach() for name, part in parts.items()}, assign=True, strict=False)
     return ShardedLoss(network.requires_grad_(), **options)

@@ -8,6 +8,7 @@ the matrices out (training/parallel/matrix_shares.py); momentum and weights each
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import attrs
@@ -47,12 +48,10 @@ def orthogonalization_flops(matrix: Matrix) -> int:
 def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[Matrix]:
     """Return the matrices of a parameter: of a fused one several, such as queries, keys and values, where `split`."""
     rows, columns = axes.shape
-    heights, found, first = [axis.size for axis in axes.rows] if split else [rows], [], 0
-    for height in heights:
-        pieces = spread.pieces(name, axes, range(first, first + height))
-        found.append(Matrix(parameter=name, first_row=first, rows=height, columns=columns, pieces=pieces))
-        first += height
-    return found
+    heights = [axis.size for axis in axes.rows] if split else [rows]
+    parts = [range(end - height, end) for height, end in zip(heights, accumulate(heights), strict=True)]
+    pieces = [spread.pieces(name, axes, part) for part in parts]
+    return [Matrix(parameter=name, rows=len(a), columns=columns, pieces=b) for a, b in zip(parts, pieces, strict=True)]
 
 
 class Muon(torch.optim.Optimizer):

@@ -20,7 +20,6 @@ class Matrix:
     """A matrix in consecutive rows of a parameter."""
 
     parameter: str  # its name in the network
-    first_row: int
     rows: int
     columns: int
     pieces: tuple[tuple[HeldPiece, ...], ...]  # of each rank that shares out the update's work

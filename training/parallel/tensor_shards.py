@@ -29,10 +29,10 @@ class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
     spread: Spread  # of the parameters, over the ranks that share out an update's work
-    _cuts: dict[str, list[ShardCut]] = attrs.field(init=False)  # of all shards, by the parameter's name in the network
 
-    @_cuts.default
-    def _all_cuts(self) -> dict[str, list[ShardCut]]:
+    @functools.cached_property
+    def _cuts(self) -> dict[str, list[ShardCut]]:
+        """Parts of all shards, by the parameter's name in the network."""
         axes = {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
         shards = range(self.exchange.shards)
         return {name: [shard_cut(own, len(shards), shard) for shard in shards] for name, own in axes.items()}
@@ -101,7 +101,7 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
         dist.all_to_all_single(received, parts, group=group)
         return received
 
-    exchange = ShardExchange(shards=shards, first=tensor.rank * local, local=local)
+    exchange = ShardExchange(shards=shards, own=range(tensor.rank * local, (tensor.rank + 1) * local))
     if size > 1:
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)

@@ -118,11 +118,11 @@ def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs_un
 
 def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_heads_share_keys() -> None:
     fused, _, up, _ = NAMES
-    for heads, rows in ((3, [(0, 12), (12, 12), (24, 12)]), (1, [(0, 12), (12, 4), (16, 4)])):
+    for heads, rows in ((3, [range(12), range(12, 24), range(24, 36)]), (1, [range(12), range(12, 16), range(16, 20)])):
         axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
         split, whole = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
-        assert [(part.first_row, part.rows) for part in split] == rows
-        assert [(part.first_row, part.rows) for part in whole] == [(0, axes.shape[0])]
+        assert [piece.held for part in split for [piece] in part.pieces] == rows
+        assert [piece.held for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
     assert len(matrices_of(up, AXES[up], ON_ONE_RANK, split=True)) == 1
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from model.axes import Axes, Axis, shard_cut
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
+from training.optimizers.muon import matrices_of
 from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
 from training.parallel.mesh import ON_ONE_RANK, HeldPiece, Spread, within
 from training.parallel.process_group import RankGroup
@@ -30,15 +31,7 @@ SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1,
 
 
 def matrices(given_axes: dict[str, Axes], spread: Spread = ON_ONE_RANK) -> list[Matrix]:
-    found = []
-    for name, own in given_axes.items():
-        first = 0
-        for axis in own.rows:
-            pieces = spread.pieces(name, own, range(first, first + axis.size))
-            columns = own.shape[1]
-            found.append(Matrix(parameter=name, first_row=first, rows=axis.size, columns=columns, pieces=pieces))
-            first += axis.size
-    return found
+    return [matrix for name, own in given_axes.items() for matrix in matrices_of(name, own, spread, split=True)]
 
 
 def cost(matrix: Matrix) -> int:
@@ -87,18 +80,19 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
     laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
+    spread_and_whole = zip(matrices(AXES, laid_out), matrices(AXES), strict=True)
+    wholes = {one: within(parameters[one.parameter], whole.pieces[0][0].held, None) for one, whole in spread_and_whole}
 
     def compute_on(rank: int, make_group: MakeGroup) -> Results:
         own = make_group("all", rank, size)
         compute, place = (compute_sharded, rank) if laid_out.sharded else (compute_replicated, 0)
-        rounds = deal(matrices(AXES, laid_out), cost, size)
+        rounds = deal(list(wholes), cost, size)
         return [each for dealt in rounds for each in compute(dealt, own, function, lambda piece: held(place, piece))]
 
     for rank, of_rank in enumerate(on_threads(compute_on, size)):
         place = 0 if replicas == size else rank
-        wanted = {piece for matrix in matrices(AXES, laid_out) for piece in matrix.pieces[place]}
+        wanted = {piece for matrix in wholes for piece in matrix.pieces[place]}
         assert {piece for _, piece, _ in of_rank} == wanted
         for matrix, piece, result in of_rank:
-            whole = parameters[matrix.parameter][matrix.first_row : matrix.first_row + matrix.rows]
             assert (result.dtype, result.shape) == (kind, held(place, piece).shape)
-            assert torch.equal(result, within(function(whole), piece.rows, piece.columns))
+            assert torch.equal(result, within(function(wholes[matrix]), piece.rows, piece.columns))
