@@ -233,6 +233,7 @@ def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes:
         step,
         "start",
         world_size=job.ranks.world_size,
+        data_parallel_size=job.ranks.data_parallel.size,
         commit=record.git_commit,
         price_per_hour=job.ledger.price_per_hour,
         elapsed_seconds=round(job.ledger.elapsed_seconds(), 3),

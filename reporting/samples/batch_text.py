@@ -112,14 +112,15 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:
     """Rebuild the batch of a step >= 1; `given`: other token files. Raises BadInput unless the run has read them."""
     keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
-    sharing = keys.get("tensor_parallel", 1)  # ranks that read the same
     # The dataset may have moved, validation tokens are not read.
-    keys |= {"dataset": run.train.data.dataset, "validation_interval": None, "tensor_parallel": 1}
+    keys |= {"dataset": run.train.data.dataset, "validation_interval": None}
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
-    ranks, length = RankGroup(rank=0, size=record.world_size or 1), run.model.context_length
-    alone = Ranks(rank=0, world_size=1, data_parallel=ranks, device=torch.device("cpu"), control=None, download=None)
+    sharing, length = run.train.execution.tensor_parallel, run.model.context_length
+    world_size = record.world_size or sharing
+    group = RankGroup(rank=0, size=world_size)
+    alone = Ranks(rank=0, world_size=1, data_parallel=group, device=torch.device("cpu"), control=None, download=None)
     token_set = open_tokens(run, given, alone, follow=True)
-    plan = make_plan(run.train, length, ranks.size, token_set.lengths)
+    plan = make_plan(run.train, length, world_size, token_set.lengths)
     if step > plan.steps:
         raise BadInput(f"--look {step}: wanted a step from 1 to {plan.steps}")
     token_set = verify_tokens(run.train, plan, token_set, alone, run.model.vocab_size)
@@ -128,10 +129,9 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
     starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
-    sizes = [ranks.size * sharing, *(line.get("world_size") for line in starts)]
+    sizes = [world_size // sharing, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
-    world_size = next(size for size in reversed(sizes) if integer(sharing, count * sharing).holds(size))
-    shares = rank_shares(count, world_size // sharing)
+    shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]
     windows = locate(reading, np.arange((step - 1) * batch, step * batch))
     directories = {directory.train: directory for directory in token_set.directories}

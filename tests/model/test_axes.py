@@ -1,11 +1,10 @@
 """Named axes: every parameter of every network has them, and what follows from them."""
 
 import pytest
-import torch
 
 from model.axes import Axes, Axis, axes_of
 from model.config import ModelConfig
-from model.gpt import GPT
+from model.counts import meta_network
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
 
@@ -14,9 +13,7 @@ NETWORKS = MODERN | {"GPT-2": SMALL}
 
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
 def test_axes_have_the_shape_of_the_parameter(config: ModelConfig) -> None:
-    with torch.device("meta"):
-        network = GPT(config)
-    for name, parameter in network.named_parameters():
+    for name, parameter in meta_network(config).named_parameters():
         assert axes_of(name, config).shape == parameter.shape, name
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
 from model.config import ModelConfig, undivided
+from model.counts import meta_network
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardedLoss, ShardExchange
@@ -134,9 +135,7 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
     options: dict[str, Any] = {"mlp_width": 48, "activation": "swiglu", "tie_weights": tied}
     config = attrs.evolve(SMALL, emb_dim=48, n_heads=heads[0], n_kv_heads=heads[1], n_layers=1, **options)
     assume(not any("heads" in refused for refused in undivided(config, shards)))
-    with torch.device("meta"):
-        names = [name for name, _ in GPT(config).named_parameters()]
-    for name in names:
+    for name, _ in meta_network(config).named_parameters():
         axes = axes_of(name, config)
         whole = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
         times, held = torch.zeros_like(whole), torch.zeros_like(whole)

@@ -136,7 +136,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         train=run.train.flat(),
         global_batch_size=plan.layout.global_batch_size,
         accumulation=plan.layout.accumulation,
-        world_size=plan.layout.data_parallel_size,
+        world_size=plan.layout.data_parallel_size * run.train.execution.tensor_parallel,
         steps=plan.steps,
         shares=[[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
         sources=plan.read_until(plan.steps),

@@ -47,8 +47,7 @@ class Sharded:
     dtype: torch.dtype
 
     def full_tensor(self) -> Tensor:
-        parts = [full_tensor(part).unsqueeze(0) for _, part in self.own]
-        every = self.all_gather(parts[0] if len(parts) == 1 else torch.cat(parts))
+        every = self.all_gather(torch.stack([full_tensor(part) for _, part in self.own]))
         whole = every.new_empty(self.shape)
         for cut, part in zip(self.cuts, every, strict=True):
             for place, run in cut.whole_rows(0, len(part)):

@@ -39,15 +39,14 @@ class TensorShards:
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
         """Return tensors of this rank's shards by the parameter's name in the network."""
-        own, gather = self.exchange.own, self.exchange.all_gather
         held: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, value in values.items():
             held[plain_name(name)].append(value)
         return {
             name: Sharded(
-                own=[(self._cuts[name][shard], part) for shard, part in zip(own, parts, strict=True)],
+                own=[(self._cuts[name][shard], part) for shard, part in zip(self.exchange.own, parts, strict=True)],
                 cuts=self._cuts[name],
-                all_gather=gather,
+                all_gather=self.exchange.all_gather,
                 shape=axes_of(name, self.config).shape,
                 dtype=parts[0].dtype,
             )

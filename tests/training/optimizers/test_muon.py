@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model.axes import Axes, axes_of
 from model.config import GPT2_SIZES, ModelConfig
-from model.gpt import GPT
+from model.counts import meta_network
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.optimizers import muon
@@ -163,8 +163,7 @@ def test_on_eight_ranks_each_computes_an_eighth(
     monkeypatch.setattr(muon, "orthogonalize", record)
     monkeypatch.setattr(matrix_shares, "all_gather_single", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda *_, **__: None)
-    with torch.device("meta"):
-        axes = {name: axes_of(name, GPT2_SIZES[size]) for name, _ in GPT(GPT2_SIZES[size]).named_parameters()}
+    axes = {name: axes_of(name, GPT2_SIZES[size]) for name, _ in meta_network(GPT2_SIZES[size]).named_parameters()}
     axes = {name: own for name, own in axes.items() if rate_group(own) == "matrix"}
 
     def flops(ranks: RankGroup) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
-from model.gpt import GPT
+from model.counts import meta_network
 from model.loss import NextTokenLoss
 from tests.model.test_gpt import SMALL
 from tests.model.test_shards import part_of
@@ -43,8 +43,7 @@ def whole_gradient(name: str) -> Tensor:
 
 
 def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_on_any_number_of_ranks() -> None:
-    with torch.device("meta"):
-        network = GPT(CONFIG)
+    network = meta_network(CONFIG)
     wanted = {name: whole_gradient(name) for name, _ in network.named_parameters()}
 
     def work(rank: int, tensor: RankGroup) -> tuple[dict[str, Tensor], float]:
