@@ -132,7 +132,7 @@ def count_bytes(network: str, ranks: int) -> list[str]:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
-    return [network, f"{ranks}", f"{counted:,}", f"{exchange_bytes(run.model, run.train, 1):,}"]
+    return [network, f"{ranks}", f"{counted:,}", f"{tokens.numel() * exchange_bytes(run.model, run.train):,.0f}"]
 
 
 def compare_cost() -> list[list[str]]:

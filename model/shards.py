@@ -51,7 +51,7 @@ class ShardExchange:
 
 
 def ordered_sum(parts: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
-    """Return the sum over the first dimension, added one after the other, in fp32 at least."""
+    """Return the sum over the first dimension, added one after the other, in fp32."""
     total = parts[0].float() + parts[1]
     for part in parts[2:]:
         total += part

@@ -150,7 +150,7 @@ class TrainCommand:
     overrides: Overrides = ()
     dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
     world_size: Annotated[
-        int | None, option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=WORLD_SIZE)
+        int | None, option("with --dry-run: ranks to plan for; default: tensor_parallel", "N", check=WORLD_SIZE)
     ] = None
     preflight: Annotated[
         bool, option("check this machine for the run and exit: GPUs, compiler, disk, shared memory, open files")
@@ -171,7 +171,7 @@ class TrainCommand:
         int | None,
         option("show the text that this step trains on, coloured by each token's loss before it", "STEP", check=COUNT),
     ] = None
-    rank: Annotated[int | None, option("with --look: the sequences of this rank", "R", check=integer(0))] = None
+    rank: Annotated[int | None, option("with --look: what this data-parallel rank reads", "R", check=integer(0))] = None
     html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
@@ -206,7 +206,7 @@ class FindCommand:
     predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
     world_size: Annotated[
-        int | None, option("processes to start, or to predict for; default: one per GPU, or 1", "N", check=WORLD_SIZE)
+        int | None, option("processes to start, or to predict for; default: one per GPU", "N", check=WORLD_SIZE)
     ] = None
     write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
     overrides: Overrides = ()

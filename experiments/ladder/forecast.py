@@ -213,13 +213,13 @@ def _best_on(
     if seconds <= 0 or machine.gpus % target.train.execution.tensor_parallel:
         return None
     share, source, most = float(machine.gpus), ESTIMATE, _tokens_at_hand(target) or math.inf
-    speed = next((speed for speed in throughputs(target.model, machine) if speed.measured), None)
+    speed = next((speed for speed in throughputs(target.model, machine, train=target.train) if speed.measured), None)
     if speed is not None:
-        share = speed.tokens_per_second / roofline(target.model, machine.gpu)
+        share = speed.tokens_per_second / roofline(target.model, machine.gpu, target.train)
         source = f"roofline x {share / machine.gpus:.2f}, measured by {speed.trainer or 'you'}"
     choices = []
     for model in (shape for shape in shapes if target.train.execution.shards in shard_counts(shape)):
-        rate = share * roofline(model, machine.gpu)
+        rate = share * roofline(model, machine.gpu, target.train)
         tokens = int(min(seconds * rate, most))
         loss = fit.predict(matmul_parameter_count(model), tokens)
         choices.append(BudgetChoice(machine, model, tokens, tokens_per_second=rate, source=source, loss=loss))

@@ -76,8 +76,8 @@ def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]
 
 def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Trunk:
     parameters, target = matmul_parameter_count(size), matmul_parameter_count(ladder.target.model)
-    sharing = ladder.target.train.execution.tensor_parallel
-    batch = scaled_batch(ladder.batch, parameters, target, ladder.microbatch_size, ladder.ranks // sharing)
+    ranks = max(1, ladder.ranks // ladder.train.get("tensor_parallel", 1))  # data-parallel ones
+    batch = scaled_batch(ladder.batch, parameters, target, ladder.microbatch_size, ranks)
     recipe = _recipe(ladder, rate, batch) | ({} if seed == ladder.target.train.random_seed else {"random_seed": seed})
     horizons: list[Horizon] = []
     name = f"{size_name(size)}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")

@@ -74,13 +74,13 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]
     if not chosen:
-        raise BadInput(f"--rank {command.rank}: wanted 0 to {batch[-1].rank}, a rank of those that read the step")
+        raise BadInput(f"--rank {command.rank}: wanted 0 to {batch[-1].rank}, a data-parallel rank that reads the step")
     network, under = weights_before(run, record, step, initial)
     device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
     losses = token_losses(network, torch.tensor([one.ids for one in chosen]), device)
     weights = np.stack([one.weights for one in chosen])
     first, last = chosen[0].rank, chosen[-1].rank
-    readers = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    readers = f"data-parallel rank{f' {first}' if first == last else f's {first} to {last}'}"
     name = f"{run.directory.resolve().name}, step {step:,}"
     lines = [
         f"{name}: {len(chosen)} sequences of {model.context_length:,} tokens, read by {readers}",

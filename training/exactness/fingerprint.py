@@ -1,7 +1,7 @@
 """Determinism levels with their switches, and the numerics fingerprint, which each checkpoint records.
 
 off       fastest kernels and reductions, reproducible to rounding
-run       bit-identical on the same world size and wrapper
+run       bit-identical on the same data-parallel size and wrapper, in as many tensor shards
 elastic   bit-identical on any world size, under DDP or FSDP, in as many tensor shards, resumed or not
 
 The fingerprint has versions, hardware and settings that a run's bits depend on.
@@ -60,8 +60,8 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    if numerics.determinism == "run":  # elastic is independent of these two
-        values |= {"world_size": ranks.world_size, "parallel": train.execution.parallel}
+    if numerics.determinism == "run":  # elastic is independent of these two; ranks that share layers change nothing
+        values |= {"world_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     if train.memory.loss_chunks > 1:  # another order of additions
         values["loss_chunks"] = train.memory.loss_chunks
     if train.execution.shards > 1:

@@ -19,7 +19,6 @@ from training.parallel.process_group import RankGroup, all_gather_single
 class Matrix:
     """A matrix in consecutive rows of a parameter."""
 
-    parameter: str  # its name in the network
     rows: int
     columns: int
     pieces: tuple[tuple[HeldPiece, ...], ...]  # of each rank that shares out the update's work

@@ -233,11 +233,12 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
         raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
         return size
-    sizes = microbatch_sizes(batch, machine.gpus // train.execution.tensor_parallel, min(size, largest))
+    ranks = machine.gpus // train.execution.tensor_parallel
+    sizes = microbatch_sizes(batch, ranks, min(size, largest))
     if not sizes:
         raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, wanted at least one sequence for each of the "
-            f"{machine.gpus} GPUs of {machine.name}"
+            f"{train.file}: global_batch_size: got {batch}, wanted a sequence for each of "
+            f"{ranks} data-parallel ranks of {machine.name}"
         )
     return sizes[-1]
 

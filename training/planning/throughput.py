@@ -144,25 +144,25 @@ def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) ->
     if train is not None and (shards := train.execution.shards) > 1:
         ranks = train.execution.tensor_parallel
         link = INSIDE_GB_PER_SECOND if gpu.torch_name in NVLINK else PCIE_GB_PER_SECOND
-        seconds["exchange"] = ranks * exchange_bytes(config, train, 1) / config.context_length / (link * 1e9)
+        seconds["exchange"] = ranks * exchange_bytes(config, train) / (link * 1e9)
         seconds["elementwise"] *= ranks * block_traffic(config, shards, ranks) / block_traffic(config)
     return 1 / sum(seconds.values())
 
 
-def exchange_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> int:
-    """Return the bytes that a rank gets from those that share its layers, in both passes of a micro-batch.
+def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
+    """Return the bytes that a rank gets from those that share its layers, in both passes, per token.
 
-    Of E elements, B T C, with L of S shards on each of N ranks, a layer gathers E and sums up L E twice, and the other
-    way round in its backward pass; so does the head once, and, in fp32, the embedding. A recomputed block does both
-    again, but its last sum for dropout alone; a chunked loss, 2 fp32 numbers a token and shard, is computed twice. From
-    others comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
+    Of C elements, with L of S shards on each of N ranks, a layer gathers C and sums up L C twice, and the other way
+    round in its backward pass; so does the head once, and, in fp32, the embedding. A recomputed block does both again,
+    but its last sum for dropout alone; a chunked loss, 2 fp32 numbers of each shard, is computed twice. From others
+    comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
     size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
     each = (1 + local) * (size * (4 * layers + 1) + 4)
     each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
     loss = 4 * 2 * shards * (1 + (train.memory.loss_chunks > 1))
-    return sequences * config.context_length * (each * config.emb_dim + loss) * (ranks - 1) // ranks
+    return (each * config.emb_dim + loss) * (ranks - 1) / ranks
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:

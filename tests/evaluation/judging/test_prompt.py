@@ -10,14 +10,7 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from evaluation.judging.prompt import (
-    find_files,
-    make_prompts,
-    orders,
-    prompt_text,
-    read_grades,
-    read_panel,
-)
+from evaluation.judging.prompt import find_files, make_prompts, orders, prompt_text, read_grades, read_panel
 from evaluation.shared.records import Record
 from evaluation.shared.results import append_result
 from tests.evaluation.judging.sessions import JUDGE, Sessions, panel, write

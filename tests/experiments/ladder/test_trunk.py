@@ -103,3 +103,5 @@ def test_a_ladder_that_goes_on_with_other_ranks_is_refused_with_their_option(
     said = r"batch_size is \d, the experiment now has \d+, which follows from --ranks 8 as"
     with pytest.raises(BadInput, match=said):
         trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)
+    with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of world size 1"):
+        trunks_of(attrs.evolve(ladder, train=ladder.train | {"tensor_parallel": 2}), ladder.sizes[0], 0.01)

@@ -133,7 +133,7 @@ def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before
         done = complete(run, "--look", str(step))
         under = "the run's random initial weights" if step == 1 else f"step-{step - 1:08d}"
         assert f"losses under {under}" in done.stdout
-        assert f"read by {'ranks 0 to 1' if step > 2 else 'rank 0'}" in done.stdout
+        assert f"read by data-parallel {'ranks 0 to 1' if step > 2 else 'rank 0'}" in done.stdout
         assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(losses[step], abs=2e-4)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 

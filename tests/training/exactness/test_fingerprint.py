@@ -11,15 +11,16 @@ from tests.conftest import MakeRun, complete, one_line
 from tests.conftest import train as train_run
 from training.config.train_config import load_run
 from training.exactness.fingerprint import drift, fingerprint, resolve_numerics
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import RankGroup, Ranks
 from training.precision import Numerics
 from training.telemetry.metrics_log import read_metrics
 
 ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
-def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:
-    ranks = Ranks(rank=0, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
+def of(run: Path, numerics: Numerics = ELASTIC, data: int = 2, tensor: int = 1) -> dict[str, Any]:
+    group, cpu = RankGroup(rank=0, size=data), torch.device("cpu")
+    ranks = Ranks(rank=0, world_size=data * tensor, data_parallel=group, device=cpu, control=None, download=None)
     return fingerprint(load_run(run, []).train, numerics, ranks)
 
 
@@ -31,12 +32,13 @@ def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: MakeRun
     assert "loss_chunks" not in found
 
 
-def test_world_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
+def test_data_parallel_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
     run = make_run()
-    assert of(run) == of(run, world_size=4)
+    assert of(run) == of(run, data=4)
     once = attrs.evolve(ELASTIC, determinism="run")
     assert drift(of(run, once), of(run, once, 4)) == ["world_size: 2 -> 4"]
     assert of(run, once)["parallel"] == "ddp"
+    assert of(run, once) == of(run, once, tensor=2)  # which compute as many tensor shards
 
 
 @pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])

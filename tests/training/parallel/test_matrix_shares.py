@@ -80,8 +80,9 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
     laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
-    spread_and_whole = zip(matrices(AXES, laid_out), matrices(AXES), strict=True)
-    wholes = {one: within(parameters[one.parameter], whole.pieces[0][0].held, None) for one, whole in spread_and_whole}
+    pieces = [piece for matrix in matrices(AXES) for [piece] in matrix.pieces]
+    values = [within(parameters[piece.parameter], piece.held, None) for piece in pieces]
+    wholes = dict(zip(matrices(AXES, laid_out), values, strict=True))
 
     def compute_on(rank: int, make_group: MakeGroup) -> Results:
         own = make_group("all", rank, size)

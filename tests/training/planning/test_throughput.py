@@ -142,7 +142,7 @@ def test_bytes_of_exchanges_are_those_at_the_collectives(
     train = sharing(tensor_parallel=ranks, tensor_shards=shards, precision=precision, **memory)
     for drop_rate in (0.0, 0.1):
         config = ModelConfig(**TINY_MODEL | {"n_heads": 4, "drop_rate": drop_rate})
-        assert exchange_bytes(config, train, 2) == counted_bytes(config, train, 2)
+        assert 2 * config.context_length * exchange_bytes(config, train) == counted_bytes(config, train, 2)
 
 
 def test_gpus_that_share_layers_are_slower_each_and_more_so_without_nvlink() -> None:
