@@ -61,7 +61,7 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
     if numerics.determinism == "run":  # elastic is independent of these two; ranks that share layers change nothing
-        values |= {"world_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
+        values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     if train.memory.loss_chunks > 1:  # another order of additions
         values["loss_chunks"] = train.memory.loss_chunks
     if train.execution.shards > 1:
@@ -83,7 +83,8 @@ def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> 
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return "field: old -> new" for each difference between two fingerprints."""
+    """Return "field: old -> new" for each difference between two fingerprints; older ones say world_size."""
+    before = {name.replace("world_size", "data_parallel_size"): value for name, value in before.items()}
     fields = sorted(before.keys() | now.keys())
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
 

@@ -36,7 +36,9 @@ def test_data_parallel_size_and_wrapper_count_unless_the_level_is_elastic(make_r
     run = make_run()
     assert of(run) == of(run, data=4)
     once = attrs.evolve(ELASTIC, determinism="run")
-    assert drift(of(run, once), of(run, once, 4)) == ["world_size: 2 -> 4"]
+    assert drift(of(run, once), of(run, once, 4)) == ["data_parallel_size: 2 -> 4"]
+    older = {name.replace("data_parallel", "world"): value for name, value in of(run, once).items()}
+    assert drift(older, of(run, once)) == [] and drift(older, of(run, once, 1)) == ["data_parallel_size: 2 -> 1"]
     assert of(run, once)["parallel"] == "ddp"
     assert of(run, once) == of(run, once, tensor=2)  # which compute as many tensor shards
 
