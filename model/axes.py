@@ -49,7 +49,7 @@ class Axes:
     columns: Axis | None  # none of a vector
     embedding: bool  # rows are looked up
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         rows = sum(axis.size for axis in self.rows)
         return (rows,) if self.columns is None else (rows, self.columns.size)

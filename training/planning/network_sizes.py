@@ -28,11 +28,11 @@ class NetworkSizes:
     separate_bytes: float  # the same with a kernel for each operator
     attention_width: int  # H D of a block's attention, or their sum where it has several
 
-    @property
+    @functools.cached_property
     def outer_parameters(self) -> int:
         return sum(math.prod(axes.shape) for axes in self.outer.values())
 
-    @property
+    @functools.cached_property
     def block_parameters(self) -> int:
         return sum(math.prod(axes.shape) for axes in self.block.values())
 
