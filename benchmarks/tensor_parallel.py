@@ -110,8 +110,8 @@ def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, s
 def on_two_machines(folder: Path, run: Path, ranks: int, arguments: list[str]) -> list[Any]:
     """Train on two nodes of so many ranks, each with a network of its own; return how both ended."""
     with two_machines(folder) as machines:
-        train = [partial(each.train, run, *arguments, master=machines[0].address, ranks=ranks) for each in machines]
-        nodes = [start_node(environment={"OMP_NUM_THREADS": "1"}) for start_node in train]
+        keys: dict[str, Any] = {"master": machines[0].address, "ranks": ranks, "environment": {"OMP_NUM_THREADS": "1"}}
+        nodes = [machine.train(run, *arguments, **keys) for machine in machines]
         return [launch.finish(node, bench.GROUP_SECONDS) for node in nodes]
 
 

@@ -116,10 +116,11 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     keys |= {"dataset": run.train.data.dataset, "validation_interval": None}
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
     sharing, length = run.train.execution.tensor_parallel, run.model.context_length
-    group = RankGroup(rank=0, size=record.world_size or sharing)
-    alone = Ranks(rank=0, world_size=1, data_parallel=group, device=torch.device("cpu"), control=None, download=None)
+    world_size, cpu = record.world_size or sharing, torch.device("cpu")
+    data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // sharing, sharing))
+    alone = Ranks(rank=0, world_size=1, data_parallel=data, tensor=tensor, device=cpu, control=None, download=None)
     token_set = open_tokens(run, given, alone, follow=True)
-    plan = make_plan(run.train, length, group.size, token_set.lengths)
+    plan = make_plan(run.train, length, world_size, token_set.lengths)
     if step > plan.steps:
         raise BadInput(f"--look {step}: wanted a step from 1 to {plan.steps}")
     token_set = verify_tokens(run.train, plan, token_set, alone, run.model.vocab_size)
@@ -128,7 +129,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
     starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
-    sizes = [group.size // sharing, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
+    sizes = [data.size, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]

@@ -148,7 +148,7 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
     return sorted(size for size in sizes if size <= largest and balances[size] >= least)
 
 
-def factors(layout: Layout, sharing: int = 1) -> str:
+def factors(layout: Layout, sharing: int) -> str:
     """Return how a global batch is spread; `sharing`: tensor ranks that read the same."""
     size, ranks = layout.microbatch_size, f"world size {sharing * layout.data_parallel_size}"
     ranks += f" / tensor_parallel {sharing}" if sharing > 1 else ""

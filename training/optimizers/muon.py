@@ -50,8 +50,7 @@ def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[M
     rows, columns = axes.shape
     heights = [axis.size for axis in axes.rows] if split else [rows]
     parts = [range(end - height, end) for height, end in zip(heights, accumulate(heights), strict=True)]
-    pieces = [spread.pieces(name, axes, part) for part in parts]
-    return [Matrix(rows=len(a), columns=columns, pieces=b) for a, b in zip(parts, pieces, strict=True)]
+    return [Matrix(rows=len(part), columns=columns, pieces=spread.pieces(name, axes, part)) for part in parts]
 
 
 class Muon(torch.optim.Optimizer):

@@ -93,4 +93,4 @@ def test_the_load_of_uneven_ranks_is_told() -> None:
         layout = Layout(context_length=8, microbatch_size=2, microbatches=8, data_parallel_size=ranks)
         assert describe_balance(layout) == ([] if said is None else [f"8 micro-batches on {ranks} ranks: {said}"])
         even = "micro-batch 2 x accumulation 2 x world size 4"
-        assert factors(layout) == (even if ranks == 4 else f"8 micro-batches of 2 on world size {ranks}")
+        assert factors(layout, 1) == (even if ranks == 4 else f"8 micro-batches of 2 on world size {ranks}")
