@@ -17,6 +17,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from tokens.format.token_file import open_split
 from training.parallel import process_group
 from training.parallel.process_group import Ranks
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background, as have children
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
 hypothesis.settings.load_profile("house")

@@ -308,7 +308,6 @@ def _answer(
 def _become(command: list[str], environment: dict[str, str], file_bytes: int, ranks: int = 1) -> NoReturn:
     """Run a script, or torchrun with it, as Python would from its start, and end this process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")

@@ -92,7 +92,7 @@ VARIANTS |= {
     for precision in ("fp32", "bf16")
 }
 VARIANTS["compiled in 4 shards"] = Variant(
-    model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True}, environment=ONE_COMPILER
+    model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
 # Nodes x ranks of each, and the value of `parallel`; of tensor_parallel, where it is not 1.
 EVEN = ("1x2 ddp", "1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x4 hsdp", "2x1 hsdp", "2x2 ddp", "2x2 fsdp", "2x2 hsdp")
