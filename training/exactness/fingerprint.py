@@ -51,6 +51,8 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         **attrs.asdict(numerics),
         "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
         "microbatch_size": train.batch.microbatch_size,
+        "loss_chunks": train.memory.loss_chunks,  # this and the next: other orders of additions
+        "tensor_shards": train.execution.shards,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -62,10 +64,6 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
     }
     if numerics.determinism == "run":  # elastic is independent of these two; ranks that share layers change nothing
         values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
-    if train.memory.loss_chunks > 1:  # another order of additions
-        values["loss_chunks"] = train.memory.loss_chunks
-    if train.execution.shards > 1:
-        values["tensor_shards"] = train.execution.shards
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 
@@ -83,8 +81,9 @@ def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> 
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return "field: old -> new" for each difference between two fingerprints; older ones say world_size."""
+    """Return "field: old -> new" for each difference between two fingerprints; older ones lack names of today."""
     before = {name.replace("world_size", "data_parallel_size"): value for name, value in before.items()}
+    before, now = ({"loss_chunks": 1, "tensor_shards": 1} | values for values in (before, now))
     fields = sorted(before.keys() | now.keys())
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
 

@@ -29,7 +29,6 @@ def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: MakeRun
     assert found["torch"] == torch.__version__
     assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     assert (found["microbatch_size"], found["attention"], found["cuda"]) == (2, "cpu", None)
-    assert "loss_chunks" not in found
 
 
 def test_data_parallel_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
@@ -55,8 +54,10 @@ def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
     before = of(make_run("before"))
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     after = of(make_run("after", loss_chunks=3))
-    assert drift(before, after) == ["ATEN_CPU_CAPABILITY: None -> default", "loss_chunks: None -> 3"]
+    assert drift(before, after) == ["ATEN_CPU_CAPABILITY: None -> default", "loss_chunks: 1 -> 3"]
     assert drift(before, before) == []
+    older = {name: value for name, value in before.items() if name not in ("loss_chunks", "tensor_shards")}
+    assert drift(older, of(make_run("shards", tensor_shards=2)))[1:] == ["tensor_shards: 1 -> 2"]
 
 
 @pytest.mark.parametrize(
