@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import either
 
 # Stock classes, by their `model_type`.
 GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT = "gpt2", "llama", "arcee", "qwen3", "nanochat"
@@ -273,23 +272,15 @@ def attention_window(config: ModelConfig) -> int | None:
 
 def shard_counts(config: ModelConfig) -> list[int]:
     """Return the numbers of tensor shards that all options can share."""
-    return [shards for shards in range(1, config.n_heads + 1) if not _undivided(config, shards)]
+    return [shards for shards in range(1, config.n_heads + 1) if not undivided(config, shards)]
 
 
-def undivided(config: ModelConfig, shards: int) -> list[str]:
-    """Return each option that so many tensor shards cannot share, as "KEY: got ..., of which ..."."""
-    return [
-        f"{key}: got {count:,}, of which {shards} tensor shards have no equal part; set tensor_parallel, or "
-        f"tensor_shards, to {either(map(str, shard_counts(config)))}: all options can be shared so"
-        for key, count in _undivided(config, shards).items()
-    ]
-
-
-def _undivided(config: ModelConfig, shards: int) -> dict[str, int]:
-    counts = {key: getattr(config, row.divided) for key, row in rows(type(config)).items() if row.divided}
+def undivided(config: ModelConfig, shards: int) -> dict[str, int]:
+    """Return what so many tensor shards cannot share, numbers by their names in ModelConfig."""
+    names = [row.divided for row in rows(type(config)).values() if row.divided]
     # Heads of keys and values, where they are fewer, lie on several shards each.
-    fewer = {"n_kv_heads"} if shards % config.kv_heads == 0 else set[str]()
-    return {key: count for key, count in counts.items() if count % shards and key not in fewer}
+    fewer = "kv_heads" if shards % config.kv_heads == 0 else None
+    return {name: getattr(config, name) for name in names if getattr(config, name) % shards and name != fewer}
 
 
 def _normalized(config: ModelConfig, stock: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, nearest, quoted
-from experiments.shared.experiment_files import BUCKET, changed_run, output_of, read_experiment, read_seeds
+from experiments.shared.experiment_files import BUCKET, Changes, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run, resolve_key
@@ -65,7 +65,7 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
         target=target,
         batch=batch,
         train=stated("train", target.train.flat()) | settings,
-        sizes=_sizes(file, directory, values.get("sizes")),
+        sizes=_sizes(file, directory, changes, values.get("sizes")),
         tokens_per_parameter=_rising(file, "tokens_per_parameter", values.get("tokens_per_parameter"), 2),
         rates=rates,
         microbatch_size=train.batch.microbatch_size,
@@ -97,7 +97,7 @@ def _settings(file: Path, values: Any) -> dict[str, Any]:
     return found
 
 
-def _sizes(file: Path, target: Path, values: Any) -> tuple[ModelConfig, ...]:
+def _sizes(file: Path, target: Path, settings: Changes, values: Any) -> tuple[ModelConfig, ...]:
     if not isinstance(values, list) or len(values) < LEAST_SIZES or not all(isinstance(one, dict) for one in values):
         raise BadInput(
             f'{file}: sizes: got {quoted(values)}, wanted {LEAST_SIZES} or more of {{"n_layers": L, "emb_dim": C}}'
@@ -105,9 +105,11 @@ def _sizes(file: Path, target: Path, values: Any) -> tuple[ModelConfig, ...]:
     for key in (key for changes in values for key in changes):
         if key not in SHAPE_KEYS:
             raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
-    keys = [{f"model.{key}": value for key, value in changes.items()} for changes in values]
-    found = [changed_run(f"{file}: sizes", target, changes).model for changes in keys]
-    sizes = sorted(found, key=matmul_parameter_count)
+    found = [
+        changed_run(f"{file}: sizes: {quoted(size)}", target, {f"model.{key}": size[key] for key in size} | settings)
+        for size in values
+    ]
+    sizes = sorted((run.model for run in found), key=matmul_parameter_count)
     for one, other in pairwise(sizes):
         weights = matmul_parameter_count(other)
         if matmul_parameter_count(one) == weights or size_name(one) == size_name(other):

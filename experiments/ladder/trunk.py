@@ -20,7 +20,7 @@ from experiments.ladder.loss_law import LossPoint, NoForecast
 from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig
 from model.counts import flops_per_token, matmul_parameter_count
 from training.checkpoints.atomic_commit import copy_to_partial, publish
 from training.checkpoints.directory import checkpoints_of, name_of
@@ -262,8 +262,7 @@ def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str,
 def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Plan:
     with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
-        undividable = undivided(size, train.execution.shards)
-        for problem in (*contradictions(size.context_length, size.tie_weights, train), *undividable):
+        for problem in contradictions(size.context_length, size.tie_weights, train):
             raise ValueError(problem)  # train.py would refuse it, with the trunk paid for
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train))
 

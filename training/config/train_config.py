@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 
 from common.checks import boolean, checked, integer
-from common.errors import BadInput, check_all, quoted
+from common.errors import BadInput, check_all, either, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig, shard_counts, undivided
 from model.stock import stock_class
 from training.config.key_groups import (
     FIRST_MOMENTUM,
@@ -173,7 +173,7 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     problems += [located("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
         model = ModelConfig(**values["model"])
-        problems += [located("model", problem) for problem in undivided(model, train.execution.shards)]
+        problems += [located("train", problem) for problem in unequal_shards(model, train)]
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:
@@ -275,3 +275,12 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
         yield f'compile: got "model" with {execution.shards} tensor shards, wanted true: they exchange between graphs'
     if data.era_tokens is not None and not data.shuffle:
         yield f"era_tokens: got {data.era_tokens}, wanted null, or shuffle true: eras are ranges of a shuffle"
+
+
+def unequal_shards(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """Yield, as "KEY: got ..., wanted ...", a number of tensor shards that cannot have equal parts of a network."""
+    if counts := undivided(model, train.execution.shards):
+        key = "tensor_parallel" if train.execution.tensor_shards is None else "tensor_shards"
+        parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        wanted = either(map(str, shard_counts(model)))
+        yield f"{key}: got {train.execution.shards}, wanted {wanted}, for equal parts of {parts}"

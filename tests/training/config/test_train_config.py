@@ -150,7 +150,8 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"model.emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
         ({"tensor_parallel": 2, "tensor_shards": 3}, "tensor_shards: got 3, wanted a multiple of tensor_parallel, 2"),
         ({"tensor_shards": 2, "compile": "model"}, 'compile: got "model" with 2 tensor shards, wanted true: they exc'),
-        ({"tensor_shards": 4}, "model.json: n_heads: got 2, of which 4 tensor shards have no equal part; set tensor"),
+        ({"tensor_shards": 4}, "train.json: tensor_shards: got 4, wanted 1 or 2, for equal parts of n_heads 2"),
+        ({"tensor_parallel": 4}, "train.json: tensor_parallel: got 4, wanted 1 or 2, for equal parts of n_heads 2"),
         ({"model.moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
     ],
 )
