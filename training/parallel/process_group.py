@@ -80,17 +80,12 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
     """Join torchrun's process group, or make a group of one. `device_kind`: "cuda", "cpu" or None (choose).
 
     Afterwards a collective raises RuntimeError after `timeout_seconds` of waiting.
-    Raises BadInput without a usable GPU for this rank, and for a node that `tensor_parallel` ranks cannot divide;
-    dist.DistError if torchrun has ended.
+    Raises BadInput without a usable GPU for this rank, and where nodes have other `tensor_parallel`, or ranks that it
+    does not divide; dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = environment_local_world_size()
-    if local_world_size % tensor_parallel:
-        raise BadInput(
-            f"tensor_parallel: got {tensor_parallel}, wanted a divisor of this node's {local_world_size} ranks, which "
-            "fast links connect"
-        )
     timeout = timedelta(seconds=timeout_seconds)
     options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     device = torch.device("cpu")
@@ -114,9 +109,14 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
     store = dist.PrefixStore(f"start {generation}", store)
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
-        first = int(store.compare_set("tensor_parallel", "", str(tensor_parallel)))
-        if first != tensor_parallel:  # then ranks would make other groups, and wait for each other
-            raise BadInput(f"tensor_parallel: got {tensor_parallel}, but {first} on another node; bring one train.json")
+    store.set(f"layout {rank}", f"{tensor_parallel} {local_world_size}")
+    for text in store.multi_get([f"layout {each}" for each in range(world_size)]):  # all ranks refuse what one has
+        other, ranks_of_node = map(int, text.split())
+        if other != tensor_parallel:
+            raise BadInput(f"tensor_parallel: got {tensor_parallel}, but {other} on another node; bring one train.json")
+        if ranks_of_node % tensor_parallel:
+            divided = f"{ranks_of_node} ranks of a node, which fast links connect"
+            raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted a divisor of the {divided}")
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),
