@@ -243,7 +243,7 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> set
 
 def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[str]:
     """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together. `tied`: tie_weights."""
-    data, batch, parallel, execution = train.data, train.batch, train.execution.parallel, train.execution
+    data, batch, execution, shards = train.data, train.batch, train.execution, train.execution.shards
     if batch.global_batch_size is not None and batch.global_batch_size % batch.microbatch_size:
         yield (
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
@@ -262,17 +262,15 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
             f"era_tokens: got {data.era_tokens}, wanted at least context_length {context_length}, better some "
             "thousand times as many: windows are shuffled inside an era"
         )
-    if train.execution.compile == "model" and parallel != "ddp":
+    if execution.compile == "model" and execution.parallel != "ddp":
         yield (
-            f'compile: got "model" with parallel "{parallel}", wanted true: FSDP gathers the weights of one block at a '
-            "time, between graphs"
+            f'compile: got "model" with parallel "{execution.parallel}", wanted true: FSDP gathers the weights of one '
+            "block at a time, between graphs"
         )
-    if execution.shards % execution.tensor_parallel:
-        yield (
-            f"tensor_shards: got {execution.shards}, wanted a multiple of tensor_parallel, {execution.tensor_parallel}"
-        )
-    if execution.compile == "model" and execution.shards > 1:
-        yield f'compile: got "model" with {execution.shards} tensor shards, wanted true: they exchange between graphs'
+    if shards % execution.tensor_parallel:
+        yield f"tensor_shards: got {shards}, wanted a multiple of tensor_parallel, {execution.tensor_parallel}"
+    if execution.compile == "model" and shards > 1:
+        yield f'compile: got "model" with {shards} tensor shards, wanted true: they exchange between graphs'
     if data.era_tokens is not None and not data.shuffle:
         yield f"era_tokens: got {data.era_tokens}, wanted null, or shuffle true: eras are ranges of a shuffle"
 

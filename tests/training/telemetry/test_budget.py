@@ -49,10 +49,9 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     [began] = [record for record in read_metrics(run) if record.get("event") == "start"]
     assert began["price_per_hour"] == 3600
     assert began["elapsed_seconds"] == pytest.approx(first["ledger"]["start-up"], abs=0.1)  # if it were killed
-    taken = f"{first['usd']:.2f}"
-    line = one_line(train(run, *DOLLAR_A_SECOND, "--max-usd", taken, ranks=2))
-    assert f"--max-usd {float(taken):g}: the run has taken" in line
-    assert "nothing is left to train with; raise --max-usd" in line
+    usd = round(first["usd"], 2)
+    line = one_line(train(run, *DOLLAR_A_SECOND, "--max-usd", f"{usd}", ranks=2))
+    assert f"--max-usd {usd:g}: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 10) / 3600
     clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
