@@ -215,18 +215,18 @@ class ShardedLoss(NextTokenLoss):
         run: Any = self._losses
         if self.chunks > 1 and self.training:
             run = partial(checkpoint, self._losses, use_reentrant=False, preserve_rng_state=False)
-        losses = torch.cat([run(own, *part) for part, own in zip(parts, wanted, strict=True)]).view(targets.shape)
+        losses = torch.cat([run(ids, *part) for part, ids in zip(parts, wanted, strict=True)]).view(targets.shape)
         losses = losses if token_weights is None else losses * token_weights
         return losses.mean(dim=1) if by_sequence else losses.mean()
 
     def _losses(self, targets: Int[Tensor, "N"], *hidden: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
         network: Any = self.network
-        config, exchange, own = network.config, network.exchange, []
+        config, exchange, sums = network.config, network.exchange, []
         rows = config.padded_vocab_size // exchange.shards
-        for shard, each, x in zip(exchange.own, network.shards, hidden, strict=True):
+        for shard, part, x in zip(exchange.own, network.shards, hidden, strict=True):
             options = HeadOptions(min(max(config.vocab_size - shard * rows, 0), rows), config.logit_softcap)
-            own.append(self._head_loss(x, each.output_weight(), targets - shard * rows, options))
-        losses: Tensor = JoinLosses.apply(exchange, torch.stack(own))
+            sums.append(self._head_loss(x, part.output_weight(), targets - shard * rows, options))
+        losses: Tensor = JoinLosses.apply(exchange, torch.stack(sums))
         return losses
 
 
@@ -242,8 +242,8 @@ def shard_losses(
     if options.vocabulary_size < rows:
         padding = torch.arange(rows, device=logits.device) >= options.vocabulary_size
         logits = logits.masked_fill(padding, PADDING_LOGIT)
-    own = torch.where((targets >= 0) & (targets < rows), targets, IGNORED)
-    return torch.stack((logits.logsumexp(1), -F.nll_loss(logits, own, reduction="none", ignore_index=IGNORED)))
+    local = torch.where((targets >= 0) & (targets < rows), targets, IGNORED)
+    return torch.stack((logits.logsumexp(1), -F.nll_loss(logits, local, reduction="none", ignore_index=IGNORED)))
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -253,9 +253,9 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def _embed(network: GPT, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
     """Return the token embedding where this shard has it, else zeros."""
     rows = len(network.token_embedding.weight)
-    own = tokens - shard * rows
-    elsewhere = (own < 0) | (own >= rows)
-    return network.token_embedding(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    local = tokens - shard * rows  # ids
+    elsewhere = (local < 0) | (local >= rows)
+    return network.token_embedding(local.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
 
 
 def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:

@@ -115,9 +115,9 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     # The dataset may have moved, validation tokens are not read.
     keys |= {"dataset": run.train.data.dataset, "validation_interval": None}
     run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
-    sharing, length = run.train.execution.tensor_parallel, run.model.context_length
-    world_size, cpu = record.world_size or sharing, torch.device("cpu")
-    data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // sharing, sharing))
+    tensor_size, length = run.train.execution.tensor_parallel, run.model.context_length
+    world_size, cpu = record.world_size or tensor_size, torch.device("cpu")
+    data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // tensor_size, tensor_size))
     alone = Ranks(rank=0, world_size=1, data_parallel=data, tensor=tensor, device=cpu, control=None, download=None)
     token_set = open_tokens(run, given, alone, follow=True)
     plan = make_plan(run.train, length, world_size, token_set.lengths)

@@ -46,11 +46,11 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
         raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
-    sharing = run.train.execution.tensor_parallel
+    tensor_size = run.train.execution.tensor_parallel
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
     try:
-        prober = Prober(command, processes or (torch.cuda.device_count() if device != "cpu" else sharing))
+        prober = Prober(command, processes or (torch.cuda.device_count() if device != "cpu" else tensor_size))
         if not prober.leads:
             while (next_size := prober.agree(None)) is not None:
                 prober.probe(next_size)

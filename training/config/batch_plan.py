@@ -100,11 +100,11 @@ def make_plan(
 
 def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
     """Return how the global batch is spread. Raises BadInput for a world size that it cannot be spread over."""
-    batch, size, sharing = train.batch.global_batch_size, train.batch.microbatch_size, train.execution.tensor_parallel
-    if world_size % sharing:
-        raise BadInput(f"{train.file}: tensor_parallel: got {sharing}, wanted a divisor of world size {world_size}")
-    ranks = world_size // sharing
-    wanted = train.batch.gradient_accumulation_steps
+    batch, size = train.batch.global_batch_size, train.batch.microbatch_size
+    wanted, tensor_size = train.batch.gradient_accumulation_steps, train.execution.tensor_parallel
+    if world_size % tensor_size:
+        raise BadInput(f"{train.file}: tensor_parallel: got {tensor_size}, wanted a divisor of world size {world_size}")
+    ranks = world_size // tensor_size
     microbatches = (wanted or 1) * ranks if batch is None else batch // size
     layout = Layout(
         context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
@@ -113,9 +113,9 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     if microbatches < ranks:
         smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
-        raise BadInput(f"{division}{world_size} exceeds; start {microbatches * sharing} ranks at most{advice}")
+        raise BadInput(f"{division}{world_size} exceeds; start {microbatches * tensor_size} ranks at most{advice}")
     if train.execution.determinism == "run" and microbatches % ranks:
-        divisors = [sharing * each for each in microbatch_sizes(microbatches, 1)]
+        divisors = [tensor_size * each for each in microbatch_sizes(microbatches, 1)]
         near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
         raise BadInput(
             f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world size "
@@ -148,10 +148,10 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
     return sorted(size for size in sizes if size <= largest and balances[size] >= least)
 
 
-def factors(layout: Layout, sharing: int) -> str:
-    """Return how a global batch is spread; `sharing`: tensor ranks that read the same."""
-    size, ranks = layout.microbatch_size, f"world size {sharing * layout.data_parallel_size}"
-    ranks += f" / tensor_parallel {sharing}" if sharing > 1 else ""
+def factors(layout: Layout, tensor_size: int) -> str:
+    """Return how a global batch is spread; `tensor_size`: tensor ranks that read the same."""
+    size, ranks = layout.microbatch_size, f"world size {tensor_size * layout.data_parallel_size}"
+    ranks += f" / tensor_parallel {tensor_size}" if tensor_size > 1 else ""
     if layout.even:
         return f"micro-batch {size} x accumulation {layout.accumulation} x {ranks}"
     return f"{layout.microbatches} micro-batches of {size} on {ranks}"

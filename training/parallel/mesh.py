@@ -132,12 +132,12 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tupl
     levels where nodes have equally many ranks, and more than one, and sums are `ordered`; else NCCL knows of nodes.
     Raises BadInput for "hsdp" on nodes of different sizes.
     """
-    node, sharing = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
+    node, tensor_size = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
     if parallel == "fsdp" or node == ranks.world_size or (parallel == "ddp" and not ordered):  # then so on all ranks
         return "ddp" if parallel == "ddp" else "fsdp", None
     starts = gather(ranks, (node, ranks.rank - ranks.node.rank))
-    alike = node % sharing == 0 and all(other == node and first % node == 0 for other, first in starts)
-    size = node // sharing
+    alike = node % tensor_size == 0 and all(other == node and first % node == 0 for other, first in starts)
+    size = node // tensor_size
     if parallel == "hsdp":
         if not alike:
             sizes = sorted({other for other, _ in starts})

@@ -171,14 +171,14 @@ def _offer(
     run: Run, one: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
     """Return the run's offer of one machine, or of as many as the network has."""
-    model, train, sharing = run.model, run.train, run.train.execution.tensor_parallel
+    model, train, tensor_size = run.model, run.train, run.train.execution.tensor_parallel
     machine = one if network.nodes == 1 else one.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
-        if one.gpus % sharing:
-            raise BadInput(f"tensor_parallel: got {sharing}, wanted a divisor of the machine's {one.gpus} GPUs")
+        if one.gpus % tensor_size:
+            raise BadInput(f"tensor_parallel: got {tensor_size}, wanted a divisor of the machine's {one.gpus} GPUs")
         smaller = train.replace(microbatch_size=_microbatch(train, machine, largest))
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
@@ -202,12 +202,12 @@ def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> dict[str, 
     """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
     found, estimated, own = {}, attrs.evolve(one, tokens_per_second=None), run.train.execution
     kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else own.parallel})  # hsdp: on one node as fsdp
-    for sharing in sorted({1, 2, 4, NODE_GPUS, own.tensor_parallel}):
-        for kind in kinds if sharing in shard_counts(run.model) else ():
-            train = run.train.replace(parallel=kind, tensor_parallel=sharing, tensor_shards=None)
+    for tensor_size in sorted({1, 2, 4, NODE_GPUS, own.tensor_parallel}):
+        for kind in kinds if tensor_size in shard_counts(run.model) else ():
+            train = run.train.replace(parallel=kind, tensor_parallel=tensor_size, tensor_shards=None)
             offer = _offer(attrs.evolve(run, train=train), estimated, network, *more)
             if offer.throughputs:
-                found[f"{kind}/{sharing}"] = offer
+                found[f"{kind}/{tensor_size}"] = offer
     return dict(sorted(found.items(), key=lambda each: each[1].usd()))
 
 

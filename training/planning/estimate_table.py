@@ -45,7 +45,7 @@ _UNKNOWN = (
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
     "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; it leaves out the cost of recompute_blocks, "
-    "loss_chunks and sharding; expect less"
+    "loss_chunks, FSDP's gathers, and products of tensor shards, which are smaller; expect less"
 )
 FORECAST = "forecast.json"
 WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
@@ -161,25 +161,25 @@ def describe_core(run: Run) -> list[str]:
 
 def describe_shards(memory: MemoryModel) -> list[str]:
     """Return the parameters of a rank in tensor shards, those of all layers as one."""
-    (shards, sharing), layers, rows = memory.tensor, memory.model.n_layers, {}
-    sizes, ranks = network_sizes(memory.model, shards, sharing), RankGroup(rank=0, size=memory.shards)
+    (shards, tensor_size), layers, rows = memory.tensor, memory.model.n_layers, {}
+    sizes, ranks = network_sizes(memory.model, shards, tensor_size), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():
         axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
         columns = [axes.columns] if axes.columns else []
         cut = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
         parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
-        size = STATE_BYTES * (shards // sharing) * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
+        size = STATE_BYTES * (shards // tensor_size) * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
         shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
         size *= layers if "*" in plain else 1
         rows[plain] = [plain, shown, ", ".join(dict.fromkeys(parts)) or "whole", f"{size:,}"]
     divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
     heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
     table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
-    return [f"shards       {shards}, {shards // sharing} on each rank{divided}", *table.splitlines()]
+    return [f"shards       {shards}, {shards // tensor_size} on each rank{divided}", *table.splitlines()]
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
-    """Return the cheapest layout of each machine where it is not the run's own, and the least sharing of each kind."""
+    """Return the cheapest layout of each machine where it is not the run's own, and the least ones of each kind."""
     rows, execution = [], estimate.run.train.execution
     own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
     for layouts in estimate.layouts:
