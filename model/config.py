@@ -276,7 +276,7 @@ def shard_counts(config: ModelConfig) -> list[int]:
 
 
 def undivided(config: ModelConfig, shards: int) -> dict[str, int]:
-    """Return what so many tensor shards cannot share, numbers by their names in ModelConfig."""
+    """Return the numbers that so many tensor shards cannot divide, by their names in ModelConfig."""
     names = [row.divided for row in rows(type(config)).values() if row.divided]
     # Heads of keys and values, where they are fewer, lie on several shards each.
     fewer = "kv_heads" if shards % config.kv_heads == 0 else None
