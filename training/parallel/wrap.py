@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 NEVER = (1 << 31) - 1  # steps, the most that DDP takes
 BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
-MOST_GRAPHS = 32  # of a loss: whole and last chunks, trained and validated, by shards with many, few or no rows of ids
 
 
 class BucketSum:
@@ -180,7 +179,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
         return
     # Blocks are graphs of their own, so DDP's hooks run between them: splitting graphs at buckets gains nothing.
     torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    torch._dynamo.config.recompile_limit = 32  # of the loss: by mode, whole or last chunk, a shard's rows with ids
     if how == "model":
         model.compile(fullgraph=True, dynamic=False)  # gradients arrive all at once: no overlap with their reduction
         return
