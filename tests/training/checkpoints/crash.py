@@ -35,7 +35,7 @@ CALLS = {  # of a save, in order: Python's audit event and its first arguments
     "make best": r"os\.symlink .*/\.partial-best$",
     "move best": r"os\.rename .*/\.partial-best ",
     "hide old one": r"os\.rename .*/step-\d+ .*/\.partial-step-\d+$",
-    "delete old one": r"shutil\.rmtree .*/\.partial-step-\d+ ",
+    "delete old one": r"shutil\.rmtree .*/\.partial-step-\d+( |$)",
 }
 EVENTS = {pattern.partition(" ")[0].replace("\\", "") for pattern in CALLS.values()}
 BEST_STEP = 4
