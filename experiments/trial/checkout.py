@@ -49,7 +49,7 @@ def check_out(tree: str, folder: Path) -> None:
         tokens.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                files.extraction_filter = getattr(tarfile, "tar_filter", None)  # None: before Python 3.11.4, without
+                files.extraction_filter = getattr(tarfile, "tar_filter", None)  # since Python 3.11.4
                 files.extractall(made := Path(partial) / "files")
             if not (made / tokens.name).exists():
                 (made / tokens.name).symlink_to(tokens)

@@ -107,7 +107,7 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
         (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)
         for section, old, new in (("model", before.model, now.model), ("train", before.train, now.train))
         for key, value in new.items()
-        if key not in ("global_batch_size", "tensor_shards")  # the fingerprint has it as resolved
+        if key not in ("global_batch_size", "tensor_shards")  # resolved: below; in the fingerprint
     ]
     # as resolved: a directory without it follows the world size
     pairs.append(("train.json", "global_batch_size", before.global_batch_size, now.global_batch_size))

@@ -45,7 +45,7 @@ _UNKNOWN = (
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
     "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; it leaves out the cost of recompute_blocks, "
-    "loss_chunks, FSDP's gathers, and products of tensor shards, which are smaller; expect less"
+    "loss_chunks and FSDP's gathers, and that products of tensor shards are smaller; expect less"
 )
 FORECAST = "forecast.json"
 WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured

@@ -25,10 +25,7 @@ def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
         ({"sizes": [{"n_layers": 1}]}, "sizes: got .*wanted 3 or more"),
         ({"sizes": [{"emb_dim": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: two have 2x8"),
         ({"sizes": [{"vocab_size": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: 'vocab_size'"),
-        (
-            {"sizes": [{"emb_dim": 9}, {"emb_dim": 8}, {"emb_dim": 16}]},
-            "sizes: {'emb_dim': 9}: emb_dim: got 9, wanted a multiple",
-        ),
+        ({"sizes": [{"emb_dim": 9}] * 3}, "sizes: {'emb_dim': 9}: emb_dim: got 9, wanted a multiple"),
         ({"rates": [0.01]}, "rates: got .*wanted 2 or more rising"),
         ({"rates": [0.01, 0.0101]}, "wanted each 1.2 to 4 times the one before"),
         ({"tokens_per_parameter": [2, 1]}, "tokens_per_parameter: got .*rising"),
