@@ -25,11 +25,11 @@ def option(
     help_text: str,
     metavar: str = "",
     *,
-    name: str | None = None,
+    name: str | tuple[str, ...] | None = None,
     required: bool | None = None,
     check: ValueCheck | Callable[[str], Any] | None = None,
 ) -> Parameter:
-    """Return an option's help, and where it differs its name.
+    """Return an option's help, and where it differs its name. Of several names, the help shows the first.
 
     `check`: of its value, or a function that returns the value of a text, or raises ValueError. Positional arguments
     have their metavar as `name`.

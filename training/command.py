@@ -26,6 +26,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/8xa100 --plan --nodes 2 --node-link 50
   python train.py runs/gpt2 --like hf:gpt2 --init-from gpt2
   python train.py runs/8xa100 --preflight
+  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --find-max-microbatch
   python train.py runs/mine --look 500
 
 The same command line continues a run that was stopped or killed.
@@ -42,8 +43,8 @@ FIND_EPILOG = """examples:
       for a GPU of your own: docs/money.md
   python find_batch_size.py runs/quickstart --device cpu --world-size 2
 
-torchrun starts it, too. It reads no tokens and writes nothing but, with --write,
-one number.
+train.py RUN --find-max-microbatch runs the same search. It reads no tokens, and
+with --write it changes one number in train.json; otherwise it writes nothing.
 
 Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
@@ -132,7 +133,7 @@ class TrainCommand:
         "Start, resumption, end": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
         "Time and money": "--price-per-hour --max-hours --max-usd --then",
         "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
-        "--preflight --replay --look --rank --html",
+        "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
     meant = staticmethod(meant_key)
     run: RunDirectory = attrs.field(kw_only=False)
@@ -167,6 +168,18 @@ class TrainCommand:
         float | None,
         option("with --plan: preemptions of a spot machine an hour; default: 0.47, as V100s of AWS", "N", check=RATE),
     ] = None
+    find_max_microbatch: Annotated[
+        bool,
+        option(
+            "search for the largest micro-batch that fits, by full steps on all GPUs here, and exit; reads no tokens. "
+            "find_batch_size.py does the same",
+            name=("--find-max-microbatch", "--find-max-microbatch-size"),
+        ),
+    ] = False
+    write: Annotated[
+        bool,
+        option("with --find-max-microbatch: write the result to train.json; the global batch does not change"),
+    ] = False
     look: Annotated[
         int | None,
         option("show the text that this step trains on, coloured by each token's loss before it", "STEP", check=COUNT),
@@ -177,6 +190,7 @@ class TrainCommand:
     def __attrs_post_init__(self) -> None:
         options, budget = self.options, self.options.budget
         for given, holds, problem in (
+            (self.write, self.find_max_microbatch, "--write goes with --find-max-microbatch"),
             (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
             (self.machines or self.machine, self.plan, "--machines and --machine go with --plan"),
             (options.then is not None, self.trains, "--then goes with training"),
@@ -192,9 +206,9 @@ class TrainCommand:
 
     @property
     def trains(self) -> bool:
-        """True if the run directory is written to: by training, not by a plan, a look or a replay."""
-        reads_only = self.dry_run or self.preflight or self.plan or self.look is not None
-        return not reads_only and self.options.replay is None
+        """True if this command trains: it is no plan, search, look or replay, and so it writes to the run directory."""
+        reports_only = self.dry_run or self.preflight or self.plan or self.find_max_microbatch
+        return not (reports_only or self.look is not None or self.options.replay is not None)
 
 
 @attrs.frozen(kw_only=True)

@@ -40,6 +40,11 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
 
         dry_run(run, command, initial)
         return EXIT_DONE
+    if command.find_max_microbatch:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.options.device, None, command.write)
+        return EXIT_DONE
     disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
     needs = PreflightRequirements(
         device=command.options.device,
