@@ -1,5 +1,6 @@
 """The commands and names that the first user asked for by name. Each line runs here, so that none can disappear."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ TOP_LEVEL = (
     *("runs", "model", "tests"),
 )
 PACKAGES = ("torch", "tiktoken", "datasets", "huggingface_hub", "safetensors", "numpy", "tqdm", "matplotlib", "openai")
+OFFICIAL_APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # sha256 of LICENSE-2.0.txt
 
 
 def run(line: str, **places: Path | str) -> Any:
@@ -79,3 +81,17 @@ def test_the_top_level_and_the_packages_are_there() -> None:
     assert [name for name in TOP_LEVEL if not (ROOT / name).exists()] == []
     required = re.findall(r"^[\w-]+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert [name for name in PACKAGES if name not in required] == []
+
+
+def test_the_licence_is_the_same_everywhere() -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    assert hashlib.sha256(licence).hexdigest() == OFFICIAL_APACHE_2
+    expected = {
+        "README.md": ("[Apache License 2.0](LICENSE)", "The Lockstep authors"),
+        "CONTRIBUTING.md": ("[Apache License 2.0](LICENSE)", "The Lockstep authors"),
+        "CITATION.cff": ("license: Apache-2.0", "The Lockstep authors"),
+        "pyproject.toml": ('license = "Apache-2.0"', "The Lockstep authors"),
+    }
+    for name, phrases in expected.items():
+        text = (ROOT / name).read_text()
+        assert [phrase for phrase in phrases if phrase not in text] == [], name
