@@ -83,6 +83,12 @@ def test_the_top_level_and_the_packages_are_there() -> None:
     assert [name for name in PACKAGES if name not in required] == []
 
 
+def test_the_first_screen_names_both_commands() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+    assert re.search(r"^make train ", first_screen, re.MULTILINE)
+    assert re.search(r"^make test .* minutes$", first_screen, re.MULTILINE)
+
+
 def test_the_licence_is_the_same_everywhere() -> None:
     licence = (ROOT / "LICENSE").read_bytes()
     assert hashlib.sha256(licence).hexdigest() == OFFICIAL_APACHE_2
