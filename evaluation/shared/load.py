@@ -215,6 +215,8 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
         loaded: Tokenizer | None = load_tokenizer(wanted)
     else:
         loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
+    if loaded and loaded.surrounding_note is not None and environment_rank() == 0:
+        say(loaded.surrounding_note)
     # nanoGPT's models lack an id for the end of text
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"got {loaded.vocabulary_size} ids, but the model of {place.path} has {config.vocab_size}"

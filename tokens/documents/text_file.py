@@ -1,7 +1,8 @@
 """Text files in pieces: cut positions that change no token, damage left out, and lines of bounded length.
 
-`pattern`: the tokenizer's, None for GPT-2's or none. What is left out reaches from one cut position to the next, so it
-does not depend on the units.
+`pattern`: the tokenizer's, None for GPT-2's or none. Of a structure that only the `tokenizers` library knows, the same
+argument is its description, and a text is cut at lone white space alone. What is left out reaches from one cut
+position to the next, so it does not depend on the units.
 """
 
 import codecs
@@ -10,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import IO, BinaryIO, NamedTuple
 
-from tokens.tokenizer.known import GPT2
+from tokens.tokenizer.known import GPT2, PATTERNS
 
 TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
@@ -184,7 +185,8 @@ def cut_position(text: str, known: int = 1, pattern: str | None = None) -> int:
 
     Patterns match letters, digits, other characters and white space in separate runs. So no match spans the position
     before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter; and no
-    pattern looks back. In all but GPT-2's, line ends go with the symbols before them. `known`: the first to try.
+    pattern looks back. In all but GPT-2's, line ends go with the symbols before them. An unknown pattern, and an added
+    token, may span a symbol, so there only lone white space counts. `known`: the first to try.
     """
     return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place, pattern)), 0)
 
@@ -209,6 +211,8 @@ def _can_cut(text: str, place: int, pattern: str | None) -> bool:
         return False
     if here in LONE_SPACES:
         return not before.isspace() and not after.isspace()
+    if pattern is not None and pattern not in PATTERNS.values():
+        return False
     return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
 
 

@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
 PLAN = "plan.json"  # of tokens that are still being prepared
 FORMAT = 1
+SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")  # of a tokenizer and one that extends it
 
 
 @attrs.frozen(kw_only=True)
@@ -57,6 +58,8 @@ class TokenizerRecord:
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # of a character tokenizer, in the order of their ids
     pattern: str | None = None  # splitting pattern of byte pairs; None for GPT-2's ranks
+    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if no pattern says how a text is split
+    structure: str | None = None
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: the end of text alone
     template: str | None = None  # Jinja text of conversations; None for plain text
 
@@ -76,7 +79,10 @@ class TokenizerRecord:
         return (
             kept.items() <= here.items()
             and {here[name] for name in added} == {*range(other.vocabulary_size, self.vocabulary_size)}
-            and all(getattr(self, key) == getattr(other, key) for key in ("end_of_text_id", "pattern", "characters"))
+            and all(
+                getattr(self, key) == getattr(other, key)
+                for key in ("end_of_text_id", "pattern", "structure", "characters")
+            )
             and len({self.fingerprint, other.fingerprint} - {None}) < 2
         )
 

@@ -73,7 +73,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit into `unit_file`s, each time the same. Raises BadInput for an input, and OSError."""
     settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
     if settings.template is None:
-        reader = Reader(task.inputs, settings.text_field, settings.separator, settings.pattern)
+        reader = Reader(task.inputs, settings.text_field, settings.separator, settings.splitting)
     else:
         assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
         reader = ConversationReader(task.inputs, encoder.special_tokens)

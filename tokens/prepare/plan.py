@@ -38,7 +38,7 @@ GROWING_WORD = np.dtype("<u4")  # of packed conversations, until they are finish
 COUNTED = 31  # bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are settings
-RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "special_tokens", "template")
+RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
 VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
 
@@ -61,6 +61,7 @@ class PrepareSettings:
     version: int = 1  # of the rules
     # As the manifest states them; None takes no part in the plan's fingerprint.
     pattern: str | None = None
+    structure: str | None = None
     special_tokens: dict[str, int] | None = None
     template: str | None = None  # of conversations, in Jinja; None for text
     context_length: int | None = None  # of the rows into which conversations are packed
@@ -74,6 +75,11 @@ class PrepareSettings:
     def dtype(self) -> np.dtype:
         """Type of the ids in token files."""
         return token_dtype(self.vocabulary_size).newbyteorder("<")
+
+    @property
+    def splitting(self) -> str | None:
+        """How the tokenizer splits a text: a pattern, or the structure that the `tokenizers` library knows."""
+        return self.structure or self.pattern
 
     @property
     def held_out(self) -> dict[str, float]:
@@ -123,7 +129,7 @@ class UnitPlan:
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
         values = attrs.asdict(self)
-        for name in ("pattern", "special_tokens", "template", "context_length"):  # which older plans lack
+        for name in ("pattern", "structure", "special_tokens", "template", "context_length"):  # which older plans lack
             if values["settings"][name] is None:
                 del values["settings"][name]
         if self.settings.version == 1:  # which had neither field

@@ -79,7 +79,10 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
     """Return the tokenizer of a command, which may be downloaded; `chars`: that of all characters of the documents."""
     if command.tokenizer != "chars":
-        return load_tokenizer(command.tokenizer)
+        tokenizer = load_tokenizer(command.tokenizer)
+        if tokenizer.surrounding_note is not None:
+            say(tokenizer.surrounding_note)
+        return tokenizer
     if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
         return load_tokenizer(plan.settings.tokenizer)
     units = make_plan(sources, settings_of(command, load_tokenizer("bytes")))

@@ -1,6 +1,8 @@
 """Hugging Face tokenizer files: a tokenizer to tokenizer.json, vocab.json and merges.txt, and back.
 
-There a token is spelled in printable characters, one for each byte, and merges are listed; here it has a rank.
+A tokenizer.json is read if it is byte-level BPE. Its ids are those of the `tokenizers` library for a text in which
+special tokens are ordinary text and to which none are added. A key that would change these ids in another way is
+refused by name.
 """
 
 import json
@@ -8,14 +10,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from common.errors import BadInput, quoted, refusing
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
 from tokens.tokenizer.known import GPT2, PATTERNS, recognized
-from tokens.tokenizer.ranks import merges
-from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
+from tokens.tokenizer.ranks import BYTE_LEVEL, library_values, merges, printable_letters
+from tokens.tokenizer.tokenizer import (
+    END_OF_TEXT,
+    Coder,
+    LibraryCoder,
+    Tokenizer,
+    byte_pair_coder,
+    byte_pair_tokenizer,
+    check_all_bytes,
+)
 
 if TYPE_CHECKING:
     from tokens.tokenizer.template import Template
@@ -23,19 +31,19 @@ if TYPE_CHECKING:
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of a text, where tokenizer_config.json names no eos_token
-# GPT-2's pre-tokenization pattern is part of ByteLevel.
-SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+# The end of a text, if tokenizer_config.json names no eos_token
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+ADDED_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token
 # Known keys, each with the values whose ids are known: with (), any does; a dict: of an object, or of each in a list.
 # ByteLevel adds no tokens and splits nothing: its other options move offsets, and a space before a decoded text.
 KNOWN_BYTE_LEVEL = {"type": ("ByteLevel",), **dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), ())}
 KNOWN: dict[str, Any] = {  # of tokenizer.json
-    **dict.fromkeys(("version", "pre_tokenizer", "post_processor"), ()),
-    **dict.fromkeys(("truncation", "padding", "normalizer"), (None,)),
+    **dict.fromkeys(("version", "pre_tokenizer", "post_processor", "normalizer"), ()),
+    **dict.fromkeys(("truncation", "padding"), (None,)),
     "decoder": KNOWN_BYTE_LEVEL,
     "added_tokens": {
-        **dict.fromkeys(("id", "content", "normalized"), ()),  # there is no normalizer
-        "special": (True,),
+        **dict.fromkeys(("id", "content", "normalized"), ()),
+        "special": (True, False),
         **dict.fromkeys(("single_word", "lstrip", "rstrip"), (False,)),
     },
     "model": {
@@ -47,57 +55,54 @@ KNOWN: dict[str, Any] = {  # of tokenizer.json
         **dict.fromkeys(("vocab", "merges"), ()),
     },
 }
-KNOWN_TEMPLATE = {  # one that adds no tokens, as transformers writes it
+KNOWN_TEMPLATE = {  # puts special tokens around a text, or none
     "type": ("TemplateProcessing",),
-    "single": ([{"Sequence": {"id": "A", "type_id": 0}}],),
+    "single": (),
     "pair": (),  # of texts, which are never encoded
-    "special_tokens": ({},),
+    "special_tokens": (),
 }
 KNOWN_SPLIT = {
     "type": ("Split",),
-    "pattern": tuple({"Regex": pattern} for pattern in PATTERNS.values()),
-    "behavior": ("Isolated",),  # the patterns cover every text
-    "invert": (False,),
+    "pattern": (),
+    "behavior": ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"),  # "Removed" would lose text
+    "invert": (False, True),
 }
+NFC = {"type": "NFC"}  # the one normalizer that is read: it joins letters and their accents
 CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")  # whose fast ones are their tokenizer.json
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # of tokenizer_config.json, which has others that change no ids
     "tokenizer_class": (
         *(each for name in CLASSES for each in (name, f"{name}Fast")),
-        *("PreTrainedTokenizerFast", "TokenizersBackend", None),
+        *("PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", None),
     ),
-    **dict.fromkeys(("add_prefix_space", "add_bos_token", "add_eos_token", "split_special_tokens"), (False, None)),
+    **dict.fromkeys(("add_prefix_space", "split_special_tokens"), (False, None)),
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), (False, None, True)),  # surrounding tokens
 }
 
 
 def tokenizer_text(tokenizer: Tokenizer) -> str:
     """Return the text of tokenizer.json. Raises BadInput for characters of several bytes, which no merges give."""
-    ranks, letters = tokenizer.coder.ranks, _letters()
-    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    ranks = tokenizer.coder.ranks
     if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
         raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its characters; it cannot be exported")
-    pairs, unreached = merges(ranks)
-    split = {"type": "Split", "pattern": {"Regex": tokenizer.pattern}, "behavior": "Isolated", "invert": False}
-    sequence = {"type": "Sequence", "pretokenizers": [split, {**SPLITTING, "use_regex": False}]}
-    special = dict(sorted(tokenizer.special_tokens.items(), key=lambda item: item[1]))
-    follow = [*special.values()] == [*range(len(ranks), len(ranks) + len(special))]
-    options = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-    values = {
-        "version": "1.0",
-        **dict.fromkeys(["truncation", "padding", "normalizer", "post_processor"]),
-        "added_tokens": [
-            {"id": number, "content": name, "special": True, **options} for name, number in special.items()
-        ],
-        "pre_tokenizer": SPLITTING if tokenizer.pattern in (None, GPT2) else sequence,
-        "decoder": SPLITTING,
-        "model": {
-            "type": "BPE",
-            # An added token has its id only where it is a word, too, or the next one after the words.
-            "vocab": {spelled[token]: ranks[token] for token in ranks} | ({} if follow else special),
-            "merges": [f"{spelled[left]} {spelled[right]}" for left, right in pairs],
-            **({"ignore_merges": True} if unreached else {}),
-        },
+    added = {
+        number: {"id": number, "content": name, "special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
+        for name, number in tokenizer.special_tokens.items()
     }
+    normalizer, pre_tokenizer = None, _splitting(tokenizer.pattern)
+    if isinstance(tokenizer.coder, LibraryCoder):
+        structure = tokenizer.coder.structure_values
+        normalizer, pre_tokenizer, ranks = structure["normalizer"], structure["pre_tokenizer"], tokenizer.coder.words
+        added |= {token["id"]: token for token in structure["added_tokens"]}
+    values = library_values(ranks, [added[number] for number in sorted(added)], pre_tokenizer, normalizer)
     return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
+
+
+def _splitting(pattern: str | None) -> dict[str, Any]:
+    """Return the pre-tokenizer of a splitting pattern. GPT-2's is part of ByteLevel."""
+    if pattern in (None, GPT2):
+        return BYTE_LEVEL
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, {**BYTE_LEVEL, "use_regex": False}]}
 
 
 def write_tokenizer_files(
@@ -142,7 +147,8 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
         tokenizer = byte_pair_tokenizer(directory.name, ranks_of(vocabulary))
         if recognized(tokenizer.coder.ranks) != "gpt2" or end != tokenizer.end_of_text_id:  # no pattern is named here
             raise _refused(path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}")
-        _check_settings(directory, tokenizer)
+        end_of_text = {"id": end, "content": END_OF_TEXT, "special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
+        _check_settings(directory, [end_of_text])
     return tokenizer
 
 
@@ -150,49 +156,110 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     """Return the tokenizer of a file and the settings beside it. Raises BadInput for keys that give other ids."""
     with _undamaged(path):
         values = parse_json(read_regular(path))
-        model, added = values["model"], values.get("added_tokens") or []
-        words = model["vocab"]
+        model = values["model"]
+        vocabulary, added = model["vocab"], _added_tokens(path, values)
         _check_known(path, "", values, KNOWN)
-        for step in _steps(values.get("post_processor"), "processors"):
-            is_template = step.get("type") in KNOWN_TEMPLATE["type"]
-            _check_known(path, "post_processor: ", step, KNOWN_TEMPLATE if is_template else KNOWN_BYTE_LEVEL)
-        if not added:
-            raise _refused(path, "added_tokens: got none")
-        pattern = _pattern(path, values["pre_tokenizer"])
-        special = {token["content"]: token["id"] for token in added}
-        ranks = ranks_of({word: number for word, number in words.items() if word not in special})
-        ids = [*ranks.values(), *special.values()]
-        if len(set(ids)) < len(ids) or len(special) < len(added) or any(type(number) is not int for number in ids):
+        special = {token["content"]: token["id"] for token in added if token["special"]}
+        ordinary = {token["content"]: token["id"] for token in added if not token["special"]}
+        words = {word: number for word, number in vocabulary.items() if word not in special | ordinary}
+        ranks = ranks_of(words)
+        ids = [*ranks.values(), *special.values(), *ordinary.values()]
+        known_bytes = ranks.keys() & {content.encode() for content in ordinary}
+        if len(set(ids)) < len(ids) or len(special) + len(ordinary) < len(added) or known_bytes:
             raise _refused(path, "added_tokens: got an id or a content twice")
+        if any(type(number) is not int for number in ids):
+            raise _refused(path, "added_tokens: got an id that is no integer")
         _check_merges(path, model, ranks)
-        name = path.parent.name if path.name == TOKENIZER else path.stem
-        tokenizer = byte_pair_tokenizer(name or path.stem, ranks, pattern)
-        tokenizer = attrs.evolve(tokenizer, special_tokens=special, end_of_text=_end_of_text(path, special))
-        _check_settings(path.parent, tokenizer)
-    return tokenizer
+        name = (path.parent.name if path.name == TOKENIZER else path.stem) or path.stem
+        coder = _coder(path, name, values, ranks | {content.encode(): number for content, number in ordinary.items()})
+        surrounding = [*_surrounding_tokens(path, values), *_check_settings(path.parent, added, values["normalizer"])]
+        return Tokenizer(
+            name=name,
+            coder=coder,
+            special_tokens=special,
+            end_of_text=_end_of_text(path, special),
+            surrounding_tokens=tuple(dict.fromkeys(surrounding)),
+        )
+
+
+def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens with all their keys, by id. Raises BadInput if there are none."""
+    added = values.get("added_tokens") or []
+    if not added:
+        raise _refused(path, "added_tokens: got none")
+    options = {"special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
+    return sorted(({**options, **token} for token in added), key=lambda token: token["id"])
+
+
+def _coder(path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int]) -> Coder:
+    """Return the coder of a tokenizer.json: by its splitting pattern, or by the library for any other structure."""
+    normalizer, pattern, added = (
+        _normalizer(path, values),
+        _pattern(path, values["pre_tokenizer"]),
+        values["added_tokens"],
+    )
+    if normalizer is None and pattern is not None and all(token.get("special", True) for token in added):
+        return byte_pair_coder(name, ranks, pattern)
+    check_all_bytes(name, ranks)
+    structure = {
+        "normalizer": normalizer,
+        "pre_tokenizer": values["pre_tokenizer"],
+        "added_tokens": _added_tokens(path, values),
+    }
+    return LibraryCoder(ranks, json.dumps(structure, ensure_ascii=False))
 
 
 def ranks_of(vocabulary: dict[str, int]) -> dict[bytes, int]:
     """Return the ranks of a vocabulary in printable characters. Raises ValueError for one that spells no bytes."""
-    letters = _letters()
+    letters = printable_letters()
     bytes_of = {chr(byte).translate(letters): byte for byte in range(256)}
     if others := [letter for letter in sorted({*"".join(vocabulary)}) if letter not in bytes_of]:
         raise ValueError(f"model: vocab: character {others[0]!r} stands for no byte")
     return {bytes(bytes_of[letter] for letter in word): rank for word, rank in vocabulary.items()}
 
 
-def _pattern(path: Path, splitting: dict[str, Any] | None) -> str:
-    """Return the splitting pattern of a pre-tokenizer: ByteLevel, or Split before it. Raises BadInput for another."""
+def _normalizer(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the normalizer, None for one that changes nothing. Raises BadInput for another one than NFC."""
+    steps = _steps(values["normalizer"], "normalizers")
+    for step in steps:
+        if step != NFC:
+            raise _refused(path, f"normalizer: got {quoted(step)}")
+    return NFC if steps else None
+
+
+def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
+    """Return the splitting pattern of a pre-tokenizer; None for one that only the library splits by.
+
+    Known are ByteLevel, and any number of Splits before it. Raises BadInput for another one.
+    """
     steps = _steps(splitting, "pretokenizers")
     kinds = [step["type"] for step in steps]
-    if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
+    if not kinds or kinds != ["Split"] * (len(kinds) - 1) + ["ByteLevel"]:
         raise _refused(path, f"pre_tokenizer: got {quoted(kinds)}")
-    known = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (len(steps) == 1,)}
-    _check_known(path, "pre_tokenizer: ByteLevel: ", {"use_regex": True, **steps[-1]}, known)
-    if len(steps) == 1:
+    *splits, last = steps
+    by_itself = {"use_regex": True, **last}  # the library's default
+    known = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (False, True) if splits else (True,)}
+    _check_known(path, "pre_tokenizer: ByteLevel: ", by_itself, known)
+    for split in splits:
+        _check_known(path, "pre_tokenizer: Split: ", {**dict.fromkeys(KNOWN_SPLIT), **split}, KNOWN_SPLIT)
+    if not splits:
         return GPT2
-    _check_known(path, "pre_tokenizer: Split: ", {**dict.fromkeys(KNOWN_SPLIT), **steps[0]}, KNOWN_SPLIT)
-    return str(steps[0]["pattern"]["Regex"])
+    pattern = splits[0]["pattern"].get("Regex")
+    is_plain = splits[0]["behavior"] == "Isolated" and not splits[0]["invert"] and not by_itself["use_regex"]
+    return pattern if len(splits) == 1 and is_plain and pattern in PATTERNS.values() else None
+
+
+def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
+    """Return the special tokens that a post-processor puts around a text. Raises BadInput for an unknown one."""
+    found = []
+    for step in _steps(values.get("post_processor"), "processors"):
+        is_template = step.get("type") in KNOWN_TEMPLATE["type"]
+        _check_known(path, "post_processor: ", step, KNOWN_TEMPLATE if is_template else KNOWN_BYTE_LEVEL)
+        parts = step["single"] if is_template else [{"Sequence": {}}]
+        if sum("Sequence" in part for part in parts) != 1:
+            raise _refused(path, f"post_processor: single: got {quoted(parts)}")
+        found += [part["SpecialToken"]["id"] for part in parts if "Sequence" not in part]
+    return found
 
 
 def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -205,7 +272,7 @@ def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
     """Raise BadInput unless merges encode as the ranks do. More pairs than needed never come to be side by side."""
     wanted, unreached = merges(ranks)
-    letters, words = _letters(), model["vocab"]
+    letters, words = printable_letters(), model["vocab"]
     given = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
     made = [words.get("".join(pair), -1) for pair in given]
     needed = {tuple(part.decode("latin-1").translate(letters) for part in pair) for pair in wanted}
@@ -228,21 +295,38 @@ def _end_of_text(path: Path, special: dict[str, int]) -> str:
     return str(ends[0])
 
 
-def _check_settings(directory: Path, tokenizer: Tokenizer) -> None:
-    """Raise BadInput where tokenizer_config.json and the like change what tokenizer.json says."""
+def _check_settings(
+    directory: Path, added: list[dict[str, Any]], normalizer: dict[str, Any] | None = None
+) -> list[str]:
+    """Raise BadInput where tokenizer_config.json and the like change what tokenizer.json says.
+
+    `added`: the added tokens of tokenizer.json, with all their keys. Returns the tokens that the settings put around
+    each text.
+    """
+    tokens, surrounding = {token["content"]: token for token in added}, []
     for path in (directory / name for name in (SETTINGS, SPECIAL, ADDED)):
         values = parse_json(read_regular(path)) if path.is_file() else {}
         if path.name == ADDED:
             values = {"added_tokens_decoder": {str(number): {"content": text} for text, number in values.items()}}
         _check_known(path, "", {key: values[key] for key in KNOWN_SETTINGS if key in values}, KNOWN_SETTINGS)
         special = {key: value for key, value in values.items() if key.endswith("_token") and type(value) is not bool}
+        for number, value in enumerate(values.get("additional_special_tokens") or []):
+            special[f"additional_special_tokens: {number}"] = value
         for key, value in special.items():
             content = value.get("content") if isinstance(value, dict) else value
-            if content is not None and content not in tokenizer.special_tokens:
+            if content is not None and not tokens.get(content, {"special": False})["special"]:
                 raise _refused(path, f"{key}: got {quoted(content)}")
+            if content is not None and values.get(f"add_{key}") is True:
+                surrounding.append(content)
         for number, token in (values.get("added_tokens_decoder") or {}).items():
-            if str(tokenizer.special_tokens.get(token["content"])) != number:
+            same = tokens.get(token["content"], {"id": None})
+            if str(same["id"]) != number:
                 raise _refused(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
+            for option in ("special", *ADDED_OPTIONS):
+                changes_ids = option != "normalized" or normalizer is not None
+                if changes_ids and token.get(option, same[option]) != same[option]:
+                    raise _refused(path, f"added_tokens_decoder: {number}: {option}: got {quoted(token[option])}")
+    return surrounding
 
 
 def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str, Any]) -> None:
@@ -259,7 +343,7 @@ def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str
 
 
 def _refused(path: Path, got: str) -> BadInput:
-    wanted = "byte-level BPE as of GPT-2, cl100k, Llama 3 or o200k"
+    wanted = "byte-level BPE as of GPT-2, cl100k, Llama 3, Qwen 3, DeepSeek or o200k"
     advice = "if the model was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
     return BadInput(f"{path}: {got}: not implemented, wanted {wanted}; {advice}")
 
@@ -267,10 +351,3 @@ def _refused(path: Path, got: str) -> BadInput:
 def _undamaged(path: Path) -> AbstractContextManager[None]:
     kinds = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
     return refusing(f"{path}: damaged", "pass a tokenizer with --tokenizer", kinds)
-
-
-def _letters() -> dict[int, str]:
-    """Return GPT-2's printable character for each byte: that of Latin-1, the others follow from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(0x100 + index) for index, byte in enumerate(others)}

@@ -20,6 +20,7 @@ from tokens.tokenizer.tokenizer import (
     BytePairCoder,
     CharacterCoder,
     Coder,
+    LibraryCoder,
     Tokenizer,
     byte_pair_coder,
     byte_pair_tokenizer,
@@ -71,6 +72,9 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
         tokenizer = _of_characters(record.characters)
     elif record.ranks_file is None:
         tokenizer = load_tokenizer(record.name)
+    elif record.structure is not None:
+        coder = LibraryCoder(read_ranks(ranks), record.structure)
+        tokenizer = Tokenizer(name=record.name, coder=coder, special_tokens={END_OF_TEXT: record.end_of_text_id})
     elif record.pattern is None:
         tokenizer = load_tokenizer(str(ranks), record.fingerprint)
     else:
@@ -94,6 +98,7 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
         fingerprint=fingerprint(tokenizer),
         ranks_file=RANKS_FILE if ranks else None,
         pattern=None if is_gpt2s else tokenizer.pattern,
+        structure=tokenizer.structure,
         special_tokens=None if only_end else tokenizer.special_tokens,
         template=template,
     )

@@ -1,13 +1,21 @@
-"""Byte-pair ranks: the id of each byte sequence, tiktoken's files of them, and the merges of pairs that follow."""
+"""Byte-pair ranks: the id of each byte sequence, tiktoken's files of them, and the merges of pairs that follow.
+
+The `tokenizers` library spells a token in printable characters, one for each byte, and lists merges instead of ranks.
+"""
 
 import base64
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
 
 LARGEST_RANK = 1 << 24  # of any tokenizer
+
+# How the library turns the characters of a token back into bytes
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 Pair = tuple[bytes, bytes]
 
@@ -54,6 +62,46 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
         splits = [(token[:at], token[at:]) for at in range(1, len(token))]
         pairs += [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
     return pairs, unreached
+
+
+def printable_letters() -> dict[int, str]:
+    """Return GPT-2's printable character for each byte: that of Latin-1, the others follow from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(0x100 + index) for index, byte in enumerate(others)}
+
+
+def library_values(
+    ranks: dict[bytes, int],
+    added_tokens: Sequence[dict[str, Any]],
+    pre_tokenizer: dict[str, Any],
+    normalizer: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the content of tokenizer.json, the file of the `tokenizers` library, for byte-pair ranks.
+
+    `added_tokens`, in the order of their ids, have the keys that they have in that file. The library gives such a
+    token its id only if the token is a word of the model or has the next id after the words.
+    """
+    letters = printable_letters()
+    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    pairs, unreached = merges(ranks)
+    ids = {token["content"]: token["id"] for token in added_tokens}
+    follow = [*ids.values()] == [*range(len(ranks), len(ranks) + len(ids))]
+    return {
+        "version": "1.0",
+        **dict.fromkeys(["truncation", "padding"]),
+        "normalizer": normalizer,
+        "post_processor": None,
+        "added_tokens": [*added_tokens],
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "vocab": {spelled[token]: ranks[token] for token in ranks} | ({} if follow else ids),
+            "merges": [f"{spelled[left]} {spelled[right]}" for left, right in pairs],
+            **({"ignore_merges": True} if unreached else {}),
+        },
+    }
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> Pair | None:

@@ -4,18 +4,21 @@ Special tokens inside a text are ordinary text, so a document that contains "<|e
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
 
 from common.errors import BadInput, refusing
 from tokens.tokenizer.known import GPT2
+from tokens.tokenizer.ranks import library_values
 
 if TYPE_CHECKING:
     import tiktoken
+    import tokenizers
 
 PROBE = [
     "",
@@ -100,7 +103,44 @@ class BytePairCoder:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
 
-Coder = ByteCoder | CharacterCoder | BytePairCoder
+@attrs.frozen
+class LibraryCoder:
+    """Byte-pair encoding by the `tokenizers` library, of texts that one splitting pattern does not describe.
+
+    Some published tokenizers normalize a text, split it several times, or have added tokens that always stand for
+    their text although they are not special, such as Qwen 3's `<think>`.
+    """
+
+    ranks: dict[bytes, int]  # ids of byte pairs, and of the added tokens that are not special
+    structure: str  # JSON object of the keys normalizer, pre_tokenizer and added_tokens of tokenizer.json
+
+    @property
+    def words(self) -> dict[bytes, int]:
+        """The ranks of byte pairs alone."""
+        added = {token["content"].encode() for token in self.structure_values["added_tokens"]}
+        return {token: rank for token, rank in self.ranks.items() if token not in added}
+
+    @cached_property
+    def structure_values(self) -> dict[str, Any]:
+        """The structure, parsed."""
+        return json.loads(self.structure)
+
+    @cached_property
+    def _library(self) -> "tokenizers.Tokenizer":
+        from tokenizers import Tokenizer as LibraryTokenizer
+
+        library = LibraryTokenizer.from_str(json.dumps(library_values(self.words, **self.structure_values)))
+        library.encode_special_tokens = True  # the text of a special token is ordinary text
+        return library
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of a text, 1-D. Raises UnicodeEncodeError for lone surrogates."""
+        text.encode()
+        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=False)  # fast: without offsets
+        return np.array(encoding.ids, np.uint32)
+
+
+Coder = ByteCoder | CharacterCoder | BytePairCoder | LibraryCoder
 
 
 @attrs.frozen(kw_only=True)
@@ -112,6 +152,8 @@ class Tokenizer:
     special_tokens: dict[str, int]  # ids by spelling: the end of text, turns of conversations
     end_of_text: str = END_OF_TEXT
     has_ranks_file: bool = True  # beside token files; False where the name, or the characters, say all
+    # Special tokens that its tokenizer.json puts before or after each text. Lockstep puts none there.
+    surrounding_tokens: tuple[str, ...] = ()
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -125,6 +167,22 @@ class Tokenizer:
     def pattern(self) -> str | None:
         """The splitting pattern of byte pairs."""
         return self.coder.pattern if isinstance(self.coder, BytePairCoder) else None
+
+    @property
+    def structure(self) -> str | None:
+        """How the `tokenizers` library prepares a text for byte pairs, where no splitting pattern says it."""
+        return self.coder.structure if isinstance(self.coder, LibraryCoder) else None
+
+    @property
+    def surrounding_note(self) -> str | None:
+        """What a user should know about `surrounding_tokens`; None if there are none."""
+        if not self.surrounding_tokens:
+            return None
+        names = " and ".join(self.surrounding_tokens)
+        return (
+            f"NOTE: tokenizer {self.name}: its tokenizer.json also puts {names} around each text; Lockstep does not, "
+            f"and ends each document with {self.end_of_text}"
+        )
 
     @property
     def characters(self) -> str | None:
@@ -173,12 +231,17 @@ def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePai
     """Return the coder of ranks. Raises BadInput for a wrong pattern, and a byte without rank: tiktoken would panic."""
     import tiktoken
 
-    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-    if missing:
-        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
+    check_all_bytes(name, ranks)
     with refusing(f"tokenizer {name}: pattern"):
         encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     return BytePairCoder(encoding, pattern)
+
+
+def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
+    """Raise BadInput unless each byte has a rank of its own."""
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
 
 
 def fingerprint(encoder: Encoder) -> str:
