@@ -45,7 +45,7 @@ def test_a_plan_of_the_older_rules_is_read_and_not_resumed(tmp_path: Path) -> No
     plan = read_plan(tmp_path / "now")
     assert plan is not None
     values = attrs.asdict(attrs.evolve(plan, settings=attrs.evolve(plan.settings, version=1)))
-    newer = ("version", "separator", "pattern", "special_tokens", "template", "context_length")
+    newer = ("version", "separator", "pattern", "structure", "special_tokens", "template", "context_length")
     for name in newer:  # which that version did not write
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
