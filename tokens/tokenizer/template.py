@@ -4,13 +4,10 @@ A template is a Jinja text as Hugging Face's tokenizers have one (`chat_template
 It is rendered with a placeholder for each content: the text of a message is ordinary and never becomes a turn token.
 """
 
-import functools
-import json
+import itertools
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,18 +15,19 @@ import attrs
 
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
+from tokens.tokenizer.rendering import PLACE, TEMPLATE_CHARACTERS, Conversation, RenderedText, render
 
 if TYPE_CHECKING:
-    from jinja2 import Template as JinjaTemplate
-
     from tokens.tokenizer.tokenizer import Tokenizer
 
 ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-PLACE = "\ue000{}\ue001"  # in place of the content of a message, with its number
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of TURNS
 TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # in what a template of a file renders
 SUFFIX = ".jinja"  # of a file
 ODD = ' Is "A"\n<b>& c? '  # what a filter would change
+REASONING = "</think>"  # at which templates divide an answer
+# Questions and answers by which a template is checked when it is loaded
+PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
 
 class Message(NamedTuple):
@@ -49,18 +47,46 @@ class Template:
 
     def prompt(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation, and of the beginning of an answer to it. Raises BadInput as `encode`."""
-        return self.encode(tokenizer, messages, begins_answer=True)[0]
+        return self._encode(tokenizer, messages, begins_answer=True)[0]
 
     def ends(self, tokenizer: "Tokenizer") -> list[int]:
         """Return the special tokens that end two answers, the last one too; without one no model learns to stop."""
-        ids, weights = self.encode(tokenizer, [Message(USER, "a"), Message(ASSISTANT, "a")] * 2)
+        ids, weights = self._encode(tokenizer, [Message(USER, "a"), Message(ASSISTANT, "a")] * 2)
         special = {*tokenizer.special_tokens.values()}  # without white space before them
         return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
-    def encode(
-        self, tokenizer: "Tokenizer", messages: Sequence[Message], *, begins_answer: bool = False
+    def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Return ids, and weights: 1 for answers and the special token that ends each.
+
+        Raises BadInput for what the template refuses, and unless the ids before each answer are its `prompt`.
+        """
+        return self._encode(tokenizer, messages, asks_for_answers=True)
+
+    def check(self) -> str:
+        """Return all that the template writes around messages of conversations of several kinds.
+
+        Raises BadInput unless it shows each message once, and asks for each answer with the text after which that is
+        trained: for the first, a middle and the last one, with and without a system message. A template may refuse a
+        system message, and contents that look like reasoning.
+        """
+        text = ""
+        for (question, answer), with_system, answers in itertools.product(PROBES, (False, True), (1, 2, 3)):
+            turns = [Message(USER, question), Message(ASSISTANT, answer)] * answers
+            turns = [Message(SYSTEM, question)] * with_system + turns
+            try:
+                self.rendered("", turns)
+            except BadInput:
+                if with_system or REASONING in answer:
+                    continue
+                raise
+            text += self.rendered("", turns, asks_for_answers=True).text
+            text += self.rendered("", turns[:-1], begins_answer=True).text
+        return text
+
+    def _encode(
+        self, tokenizer: "Tokenizer", messages: Sequence[Message], **options: bool
     ) -> tuple[list[int], list[int]]:
-        """Return ids, and weights: 1 for answers and the special token that ends each. Raises BadInput."""
+        """Return ids and weights; `options` are those of `rendered`."""
         ids, weights = list[int](), list[int]()
 
         def add(new: list[int], weight: int) -> None:
@@ -69,75 +95,44 @@ class Template:
 
         text, answered = "", False  # not encoded yet; whether an answer comes before it, but for white space
         special = "|".join(re.escape(token) for token in sorted(tokenizer.special_tokens, key=len, reverse=True))
-        rendered, messages = self.render(tokenizer.end_of_text, messages, begins_answer=begins_answer)
-        for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered):
-            is_place = part[:1] == PLACE[0] and part[-1:] == PLACE[-1]
-            message = messages[int(part[1:-1])] if is_place else None
-            if message is None and part not in tokenizer.special_tokens:
+        rendered = self.rendered(tokenizer.end_of_text, messages, **options)
+        for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered.text):
+            number = int(part[1:-1]) if part[:1] == PLACE[0] and part[-1:] == PLACE[-1] else None
+            if number is None and part not in tokenizer.special_tokens:
                 text, answered = text + part, answered and not part.strip()
-            elif message is not None and message.role != ASSISTANT:
+            elif number is not None and messages[number].role != ASSISTANT:
                 # One text with what stands around it, as other programs encode it.
-                text, answered = text + message.content, False
+                text, answered = text + rendered.contents[number], False
             else:
-                ends = answered and message is None  # a turn, with the white space before it
+                ends = answered and number is None  # a turn, with the white space before it
                 add(tokenizer.encode(text).tolist(), int(ends))
-                if message is None:
+                if number is None:
                     add([tokenizer.special_tokens[part]], int(ends))
                 else:
-                    add(tokenizer.encode(message.content).tolist(), 1)
-                text, answered = "", message is not None
+                    add(tokenizer.encode(rendered.contents[number]).tolist(), 1)
+                text, answered = "", number is not None
         add(tokenizer.encode(text).tolist(), 0)
         return ids, weights
 
-    def render(
-        self, end_of_text: str, messages: Sequence[Message], *, begins_answer: bool = False
-    ) -> tuple[str, list[Message]]:
-        """Return a conversation with a PLACE for each content, and the messages, trimmed where the template trims them.
-
-        Raises BadInput unless there is a place for each, and they fill in to what the template makes of the messages.
-        """
-        ends = dict.fromkeys(("bos_token", "eos_token"), end_of_text)
-        # As transformers gives them
-        values = {"tools": None, "documents": None, "add_generation_prompt": begins_answer, **ends, **self.variables}
-        places = [Message(each.role, PLACE.format(number)) for number, each in enumerate(messages)]
-        with refusing("the conversation template", kinds=(Exception,)):  # a program: it raises anything
-            render = _compiled(self.text).render
-            text, wanted = (render(messages=[*map(Message._asdict, each)], **values) for each in (places, messages))
-        parts = re.split(PLACE.format("([0-9]+)"), text)
-        numbers = [int(number) for number in parts[1::2]]
-        found = Counter(numbers)
-        for number, message in enumerate(messages, 1):
-            if (count := found[number - 1]) != 1:
-                where = f"message {number} ({message.role})"
-                raise BadInput(f"the conversation template has {where} {count} times, wanted each message once")
-        at, shown = len(parts[0]), [*messages]
-        for number, after in zip(numbers, parts[2::2], strict=True):
-            said = messages[number].content if number < len(messages) else "\0"  # a place in the template's own text
-            ways = (said, said.lstrip(), said.rstrip(), said.strip())
-            if not (fitting := [way for way in ways if wanted.startswith(way + after, at)]):
-                break
-            shown[number] = messages[number]._replace(content=fitting[0])
-            at += len(fitting[0] + after)
-        else:
-            if at == len(wanted) and wanted.startswith(parts[0]):
-                return text, shown
-        raise BadInput("the conversation template changes the text of messages; wanted it as it is, or trimmed")
-
-
-@functools.lru_cache
-def _compiled(text: str) -> "JinjaTemplate":
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(problem: str) -> None:
-        raise ValueError(problem)
-
-    # As transformers has it
-    loops = ["jinja2.ext.loopcontrols"]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text
-    return environment.from_string(answers.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text))
+    def rendered(
+        self,
+        end_of_text: str,
+        messages: Sequence[Message],
+        *,
+        begins_answer: bool = False,
+        asks_for_answers: bool = False,
+    ) -> RenderedText:
+        """Return a conversation as text. Raises BadInput as `render`; `asks_for_answers`: compare it with prompts."""
+        answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
+        is_ours = self.text in OURS  # a test compares its prompts, which depend on no content
+        conversation = Conversation(
+            template=self.text,
+            values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},
+            messages=[[*message] for message in messages],
+            begins_answer=begins_answer,
+            answers=answers if asks_for_answers and not is_ours else [],
+        )
+        return render(conversation, trusted=is_ours)
 
 
 # By the name that prepare_data.py --template takes.
@@ -159,6 +154,7 @@ TEMPLATES = {
         "{% endfor %}{% if add_generation_prompt %}{{ '\n\n### Response:\n' }}{% endif %}"
     ),
 }
+OURS = frozenset(template.text for template in TEMPLATES.values())
 
 
 def load_template(name: str) -> Template:
@@ -168,12 +164,14 @@ def load_template(name: str) -> Template:
     if not name.endswith(SUFFIX):
         raise BadInput(f"template '{name}' is unknown; wanted {', '.join(TEMPLATES)} or a {SUFFIX} file")
     with refusing(f"{name}: cannot be read", kinds=(OSError, ValueError)):
-        template = Template(read_regular(Path(name)).decode("utf-8-sig"))
+        template = Template(read_regular(Path(name), 4 * TEMPLATE_CHARACTERS).decode("utf-8-sig"))
     if "strftime_now" in template.text:
         raise BadInput(f"{name}: asks for the date, so its tokens would differ from day to day; write one instead")
     turns = [Message(role, ODD) for role in (USER, ASSISTANT, USER)]
-    with refusing(name, kinds=(BadInput,)):
-        text = template.render("", turns, begins_answer=True)[0] + template.render("", turns[:2])[0]
-    with suppress(BadInput):  # it may refuse a system's message
-        text += template.render("", [Message(role, "1") for role in (SYSTEM, USER, ASSISTANT, USER)])[0]
+    with refusing(name, kinds=(BadInput,)):  # new special tokens get their ids in the order in which they appear here
+        text = template.rendered("", turns, begins_answer=True).text + template.rendered("", turns[:2]).text
+        with suppress(BadInput):  # it may refuse a system message
+            some = [Message(role, "1") for role in (SYSTEM, USER, ASSISTANT, USER)]
+            text += template.rendered("", some).text
+        text += template.check()
     return Template(template.text, tuple(dict.fromkeys(TURN_TOKEN.findall(text))))

@@ -15,8 +15,8 @@ CHATML = (
 )
 LLAMA_2 = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}"
-    "{% elif message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% elif message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST] ' }}"
+    "{% else %}{{ message.content + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 
 
@@ -49,7 +49,8 @@ def test_messages_are_trimmed_where_the_template_trims_them() -> None:
     assert spelled(template, turns) == "[INST] Q [/INST] { A  <|endoftext|>}"
     template = Template(CHATML.replace("message.content", "message.content | trim"), ("<|im_start|>", "<|im_end|>"))
     assert "system\nS\t<|im_end|>" not in spelled(template, [Message(SYSTEM, "S\t"), *turns])
-    folded = "{{ (messages[0].content + ':' + messages[1].content) | trim }}{{ messages[2].content + eos_token }}"
+    folded = "{{ (messages[0].content + ':' + messages[1].content) | trim }}"
+    folded += "{% if messages | length > 2 %}{{ messages[2].content + eos_token }}{% endif %}"
     assert spelled(Template(folded), [Message(SYSTEM, " S "), *turns]) == "S : Q{ A <|endoftext|>}"
     template = Template(CHATML.replace("{{ '", "{{ 'long' if message.content | length > 9 else '' }}{{ '", 1))
     with pytest.raises(BadInput, match="changes the text of messages; wanted it as it is, or trimmed"):

@@ -1,0 +1,154 @@
+"""Templates of others run within limits of time, memory and size, and prompts are what answers are trained after."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from common.errors import BadInput
+from tokens.tokenizer import rendering
+from tokens.tokenizer.rendering import Conversation, RenderedText, conversation_text, render
+from tokens.tokenizer.template import OURS
+
+TURNS = [["user", "Q"], ["assistant", "A"], ["user", "R"], ["assistant", "B"]]
+SAY = "{% for m in messages %}{{ m.role[0] + ':' + m.content + eos_token }}{% endfor %}"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+FOREVER = {
+    "nested loops": LOOP,
+    "a recursive macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a huge power": "{{ 9 ** (9 ** 9) }}",
+    "many slices": "{% for part in [1] | slice(10 ** 10) %}{% endfor %}",
+}
+TOO_LARGE = {
+    "a product": "{{ 'a' * 10 ** 10 }}",
+    "padding": "{{ '%10000000000d' % 1 }}",
+    "a filter's padding": "{{ 'a' | center(10 ** 10) }}",
+    "a method's padding": "{{ 'a'.ljust(10 ** 10) }}",
+    "a list": "{% set a = [0] * 10 ** 10 %}",
+    "doubling": "{% set n = namespace(a='a' * 99999) %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "a join": "{{ range(99999) | join('a' * 99999) }}",
+}
+UNDECIDED = {
+    "deep recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "no file": "{% include '/etc/passwd' %}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering._process_of.cache_clear()
+    monkeypatch.setattr(rendering, "SECONDS", 0.2)
+
+
+def text(template: str, messages: list[list[str]] = TURNS, *, asks: bool = False, prompt: bool = False) -> RenderedText:
+    answers = [number for number, (role, _) in enumerate(messages) if role == "assistant" and asks]
+    values = {"eos_token": "<end>"}
+    return render(Conversation(template, values, messages, begins_answer=prompt, answers=answers), trusted=False)
+
+
+@pytest.mark.parametrize("template", FOREVER.values(), ids=FOREVER)
+def test_a_template_ends_after_its_time(template: str) -> None:
+    with pytest.raises(BadInput, match=r"takes more than 0\.2 seconds of processor time"):
+        text(template + SAY)
+    assert text(SAY).text.count("<end>") == 4  # the next one has a new process
+
+
+@pytest.mark.parametrize("template", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_template_ends_at_its_size(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 60)  # a full machine is slow to give a gigabyte
+    with pytest.raises(BadInput, match=r"more than 1,073,741,824 bytes of memory|writes [0-9,]+ characters, wanted"):
+        text(template + SAY)
+
+
+def test_a_large_template_or_text_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"writes 1,500,\d+ characters, wanted at most 1,048,588 for these messages"):
+        text("{{ 'a' * 1500000 }}" + SAY)
+    with pytest.raises(BadInput, match="got 1,048,577 characters, wanted at most 1,048,576"):
+        text(" " * 1_048_577)
+    long = [["user", "Q" * 3_000_000]]
+    assert text(SAY, long).contents == ["Q" * 3_000_000]  # contents have no limit of their own
+
+
+@pytest.mark.parametrize("template", UNDECIDED.values(), ids=UNDECIDED)
+def test_a_template_that_fails_is_one_line(template: str) -> None:
+    with pytest.raises(BadInput, match=r"^the conversation template: \S.*$"):
+        text(template + SAY)
+
+
+def test_threads_and_forks_share_no_answer() -> None:
+    contents = [f"{number} é \ud800" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(lambda content: text(SAY, [["user", content]]).contents[0], contents)] == contents
+    child = os.fork()
+    if child == 0:
+        os._exit(text(SAY).contents != ["Q", "A", "R", "B"])
+    assert os.waitpid(child, 0)[1] == 0 and text(SAY, TURNS[:1]).contents == ["Q"]
+
+
+def test_an_interrupted_answer_is_not_given_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 60)
+    text(SAY)
+    threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        text(LOOP)
+    assert text(SAY, TURNS[:1]).contents == ["Q"]
+
+
+def test_a_killed_process_is_replaced() -> None:
+    text(SAY)
+    process = rendering._process_of(os.getpid())._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert text(SAY, TURNS[:1]).contents == ["Q"]
+
+
+@pytest.mark.parametrize("random", ["{{ lipsum() }}", "{{ range(9) | random }}"])
+def test_a_template_writes_no_random_text(random: str) -> None:
+    with pytest.raises(BadInput):
+        text(random + SAY)
+
+
+LAST = "{% if add_generation_prompt %}a:{% endif %}"
+DIFFERENT = {
+    "a block before answers": SAY.replace("':'", "(':' if m.role == 'user' else ':<think></think>')") + LAST,
+    "no generation prompt": SAY,
+    "a space before answers": SAY.replace("':'", "(':' if m.role == 'user' else ': ')") + LAST,
+    "a block before the last answer": SAY.replace("':'", "('::' if loop.last else ':')") + LAST.replace(":{", "::{"),
+    "a block before earlier answers": SAY.replace("':'", "(':' if loop.last or m.role == 'user' else '::')") + LAST,
+    "a number of turns": "{{ messages | length }}" + SAY + LAST,
+    "a text before the last question": SAY.replace("{{", "{% if loop.revindex == 2 %}Now {% endif %}{{") + LAST,
+    "a text of the question": SAY + LAST.replace("a:", "{{ 'no ' if '2' in messages[-1].content }}a:"),
+    "trimmed only in prompts": SAY.replace("m.content", "(m.content | trim if add_generation_prompt else m.content)")
+    + LAST,
+    "a refusal": SAY + "{% if add_generation_prompt %}{{ raise_exception('no') }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
+def test_a_prompt_unlike_the_training_text_is_refused(template: str) -> None:
+    messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
+    assert text(template, messages).text  # without the comparison it passes
+    with pytest.raises(BadInput, match=r"its prompt|no prompt asks for it"):
+        text(template, messages, asks=True)
+
+
+def test_both_endings_of_a_different_prompt_are_shown() -> None:
+    with pytest.raises(BadInput) as raised:
+        text(DIFFERENT["a block before answers"], asks=True)
+    assert (
+        "the prompt ends 'u:(message 1)<end>a:', the conversation before the answer 'u:(message 1)<end>a:<think>"
+        in str(raised.value)
+    )
+
+
+def test_our_own_templates_ask_as_they_train() -> None:
+    turns = [["system", " S\n"], ["user", " Q "], ["assistant", "</think>A"], ["user", "\n"], ["assistant", ""]]
+    for template in OURS:
+        for messages in (turns, turns[1:], turns[:3], turns[1:3]):
+            answers = [number for number, (role, _) in enumerate(messages) if role == "assistant"]
+            values = {"eos_token": "<end>"}
+            conversation = Conversation(template, values, messages, begins_answer=False, answers=answers)
+            assert conversation_text(conversation).contents == [content for _, content in messages]

@@ -1,0 +1,264 @@
+"""Rendering of conversation templates. A template is a program that somebody else wrote, so it runs within limits.
+
+Jinja's sandbox keeps a template away from files and from Python's internals, but it cannot stop a loop or a huge text.
+So a template of others is rendered in a separate process, which the operating system ends when one text takes more
+than SECONDS of processor time. Memory and the size of a text have limits as well. Our own templates need no such
+process. One function, `conversation_text`, does the work in both cases.
+"""
+
+import atexit
+import functools
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from common.errors import BadInput, refusing
+
+if TYPE_CHECKING:
+    from jinja2 import Template as JinjaTemplate
+
+ROOT = Path(__file__).parents[2]
+PLACE = "\ue000{}\ue001"  # stands for the content of a message, with the number of the message
+SECONDS = 2  # of processor time for one text
+MEMORY_BYTES = 1 << 30  # of the process that renders
+TEMPLATE_CHARACTERS = 1 << 20  # of a template
+ADDED_CHARACTERS = 1 << 20  # that a template may add to the contents of one conversation
+SHOWN_CHARACTERS = 60  # of two texts that should be the same, in an error
+WHERE = "the conversation template"
+OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
+
+
+@attrs.frozen
+class Conversation:
+    """Messages, and what a template is to make of them."""
+
+    template: str  # in Jinja
+    values: dict[str, Any]  # of the template's variables, apart from those below
+    messages: list[list[str]]  # role and content of each
+    begins_answer: bool  # the text ends with the beginning of an answer
+    answers: list[int]  # numbers of the messages before which the text has to be the prompt that asks for them
+
+
+@attrs.frozen
+class RenderedText:
+    """A conversation as text."""
+
+    text: str  # with a PLACE for the content of each message
+    contents: list[str]  # of the messages, trimmed if the template trims them
+
+
+def render(conversation: Conversation, *, trusted: bool) -> RenderedText:
+    """Return the text of a conversation; `trusted` templates are ours and run in this process.
+
+    Raises BadInput for a template that exceeds a limit, or fails, and as `conversation_text` does.
+    """
+    if trusted:
+        return conversation_text(conversation)
+    if len(conversation.template) > TEMPLATE_CHARACTERS:
+        got = f"got {len(conversation.template):,} characters"
+        raise BadInput(f"{WHERE}: {got}, wanted at most {TEMPLATE_CHARACTERS:,}")
+    return _process_of(os.getpid()).render(conversation)
+
+
+def conversation_text(conversation: Conversation, seconds: float | None = None) -> RenderedText:
+    """Return the text of a conversation; a text that takes more than `seconds` of processor time ends this process.
+
+    Raises BadInput unless it shows each message once, as it is or trimmed, and unless the text before each of `answers`
+    is the prompt for it: what `begins_answer` gives for the messages before it. A model is asked with that prompt, so
+    it must have been trained after the same text.
+    """
+    rendered = _with_places(conversation, seconds)
+    for number in conversation.answers:
+        asked = attrs.evolve(conversation, messages=conversation.messages[:number], begins_answer=True)
+        try:
+            prompt = _with_places(asked, seconds)
+        except BadInput as error:
+            raise BadInput(f"{WHERE}: message {number + 1} is an answer, but no prompt asks for it: {error}") from error
+        before = rendered.text.partition(PLACE.format(number))[0]
+        if prompt.text != before:
+            raise BadInput(_difference(number, before, prompt.text))
+        if prompt.contents != rendered.contents[:number]:
+            raise BadInput(f"{WHERE}: trims messages before answer {number + 1} in another way than in its prompt")
+    return rendered
+
+
+class TemplateProcess:
+    """The process that renders the templates of others for this one. It starts with the first conversation."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of a server's threads, one at a time talks to the process
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end)
+
+    def render(self, conversation: Conversation) -> RenderedText:
+        """Return the text of a conversation. Raises BadInput as `conversation_text`, and for an exceeded limit."""
+        line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
+        with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # somebody killed it
+            answer = self._exchange(line)
+            if not answer.endswith(b"\n"):
+                raise BadInput(f"{WHERE}: {_why_ended(self._end())}")
+        values = json.loads(answer)
+        if "error" in values:
+            raise BadInput(values["error"])
+        return RenderedText(**values)
+
+    def _exchange(self, line: bytes) -> bytes:
+        """Send a line and return the answer, which is incomplete if the process has ended."""
+        if self._process is None:
+            command = [sys.executable, "-m", "tokens.tokenizer.rendering", str(SECONDS)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            # In a session of its own, Ctrl-C at the terminal does not reach it. It ends when its input ends.
+            self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            return self._process.stdout.readline()
+        except BaseException:  # such as Ctrl-C: the answer to this line must not be taken for that to the next one
+            self._process.kill()
+            self._end()
+            raise
+
+    def _end(self) -> int:
+        """End the process and return its exit status, as subprocess has it."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(OSError):
+            process.stdin.close()
+        process.stdout.close()
+        try:
+            return process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def main() -> None:
+    """Render the conversations of the lines on stdin, and write a line for each, until the input ends."""
+    seconds = float(sys.argv[1])
+    with suppress(ValueError, OSError):  # the limit may be lower already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for line in sys.stdin.buffer:
+        try:
+            values = attrs.asdict(conversation_text(Conversation(**json.loads(line)), seconds))
+        except BadInput as error:
+            values = {"error": str(error)}
+        except MemoryError:
+            values = {"error": OUT_OF_MEMORY}
+        sys.stdout.write(json.dumps(values) + "\n")
+        sys.stdout.flush()
+
+
+@functools.lru_cache(maxsize=1)
+def _process_of(_: int) -> TemplateProcess:
+    """Return the rendering process of the process with an id: a fork must not use its parent's."""
+    return TemplateProcess()
+
+
+def _with_places(conversation: Conversation, seconds: float | None) -> RenderedText:
+    """Render a conversation twice, with its contents and with places for them, and compare the two texts."""
+    contents = [content for _, content in conversation.messages]
+    places = [[role, PLACE.format(number)] for number, (role, _) in enumerate(conversation.messages)]
+    text = _output(attrs.evolve(conversation, messages=places), seconds)
+    filled = _output(conversation, seconds)
+    parts = re.split(PLACE.format("([0-9]+)"), text)
+    numbers = [int(number) for number in parts[1::2]]
+    counts = Counter(numbers)
+    for number, (role, _) in enumerate(conversation.messages, 1):
+        if (count := counts[number - 1]) != 1:
+            raise BadInput(f"{WHERE} has message {number} ({role}) {count} times, wanted each message once")
+    at, shown = len(parts[0]), [*contents]
+    for number, after in zip(numbers, parts[2::2], strict=True):
+        content = contents[number] if number < len(contents) else "\0"  # a place in the template's own text
+        ways = (content, content.lstrip(), content.rstrip(), content.strip())
+        if not (fitting := [way for way in ways if filled.startswith(way + after, at)]):
+            break
+        shown[number] = fitting[0]
+        at += len(fitting[0] + after)
+    else:
+        if at == len(filled) and filled.startswith(parts[0]):
+            return RenderedText(text, shown)
+    raise BadInput(f"{WHERE} changes the text of messages; wanted it as it is, or trimmed")
+
+
+def _output(conversation: Conversation, seconds: float | None) -> str:
+    """Return what a template writes for a conversation. Raises BadInput."""
+    messages = [{"role": role, "content": content} for role, content in conversation.messages]
+    most = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
+    # As transformers gives them
+    values = {"tools": None, "documents": None, "add_generation_prompt": conversation.begins_answer}
+    if seconds is not None:  # the signal is not handled, so it ends the process, even in a long computation
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        with refusing(WHERE, kinds=(Exception,)):  # a program raises anything
+            text = _compiled(conversation.template).render(messages=messages, **values | conversation.values)
+    except BadInput as error:
+        raise (BadInput(OUT_OF_MEMORY) if isinstance(error.__cause__, MemoryError) else error) from error
+    finally:
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    if len(text) > most:
+        raise BadInput(f"{WHERE}: writes {len(text):,} characters, wanted at most {most:,} for these messages")
+    return text
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(text: str) -> "JinjaTemplate":
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(problem: str) -> None:
+        raise ValueError(problem)
+
+    # As transformers has it
+    loops = ["jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    del environment.filters["random"], environment.globals["lipsum"]  # which write another text each time
+    answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text
+    return environment.from_string(answers.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text))
+
+
+def _difference(number: int, before: str, prompt: str) -> str:
+    """Return the error for an answer that is trained after another text than the prompt for it."""
+    different = (at for at, pair in enumerate(zip(before, prompt, strict=False)) if len(set(pair)) > 1)
+    same = next(different, min(len(before), len(prompt)))
+    start = max(0, same - SHOWN_CHARACTERS // 2)
+    named = [re.sub(PLACE.format("([0-9]+)"), _name_of_place, text[start:]) for text in (prompt, before)]
+    asked, trained = [repr(text[-SHOWN_CHARACTERS:]) for text in named]
+    return (
+        f"{WHERE}: message {number + 1}, an answer, is trained after another text than its prompt: the prompt ends "
+        f"{asked}, the conversation before the answer {trained}; make them the same (a prompt is what the template "
+        "writes with add_generation_prompt)"
+    )
+
+
+def _name_of_place(place: re.Match[str]) -> str:
+    return f"(message {int(place[1]) + 1})"
+
+
+def _why_ended(status: int) -> str:
+    if status == -signal.SIGPROF:
+        return f"one text takes more than {SECONDS} seconds of processor time"
+    return f"ended the process in which it runs (status {status})"
+
+
+if __name__ == "__main__":
+    main()
