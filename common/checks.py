@@ -56,6 +56,14 @@ def set_one_form(config: Any, **meant: Any) -> None:
             object.__setattr__(config, field.name, None)
 
 
+def is_absent(value: Any) -> bool:
+    """Tell whether a field of somebody else's record holds nothing.
+
+    That is null, a text of white space alone, or an empty list or object. The numbers 0 and false are values.
+    """
+    return value is None or (not value.strip() if isinstance(value, str) else value == [] or value == {})
+
+
 def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> ValueCheck:
     """Accept an int (not a bool) in [minimum, maximum]."""
 

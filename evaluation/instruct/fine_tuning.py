@@ -71,7 +71,7 @@ class FineTuned:
 
 def messages(record: Record) -> list[Message]:
     """Return the question of a record, with its input, and the reference answer."""
-    return conversation(attrs.asdict(record), special_tokens=())
+    return conversation(attrs.asdict(record), special_tokens=()).messages
 
 
 def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:

@@ -6,19 +6,32 @@ from typing import Any
 
 import attrs
 
-from common.checks import ValueCheck, boolean, checked, integer, number, optional, text
+from common.checks import ValueCheck, boolean, checked, integer, is_absent, number, optional, text
 from common.errors import LARGEST_INTEGER, BadInput, quoted
-from common.json_files import check_text, parse_json
+from common.json_files import check_text, is_number, parse_json
 from evaluation.command_line import LEAST_TEMPERATURE
 from evaluation.shared.load import Trained
 from model.generate import Sampling
-from tokens.tokenizer.template import ROLES, SYSTEM, Message
+from tokens.documents.messages import read_message
+from tokens.tokenizer.template import Message
 
 STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # most of each
-# Parameters that change no answer, and values of others that ask for nothing: more of these is refused.
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
-NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
-NEUTRAL |= {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "echo": False, "suffix": ""}
+ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
+# Parameters that change no answer here.
+IGNORED = {
+    **dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), ANY_TEXT),
+    **dict.fromkeys(("store", "parallel_tool_calls"), boolean()),
+    "metadata": ValueCheck(lambda value: isinstance(value, dict), "an object"),
+}
+# Parameters that change an answer in a way that is not implemented, with the values that ask for nothing.
+NEUTRAL = {
+    **dict.fromkeys(("n", "best_of"), ValueCheck(lambda value: type(value) is int and value == 1, "1")),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), ValueCheck(lambda v: is_number(v) and v == 0, "0")),
+    **dict.fromkeys(("tools", "functions", "logit_bias", "suffix"), ValueCheck(is_absent, "nothing")),
+    **dict.fromkeys(("tool_choice", "function_call"), ValueCheck(lambda value: value == "none", '"none"')),
+    "response_format": ValueCheck(lambda value: value == {"type": "text"}, '{"type": "text"}'),
+    "echo": ValueCheck(lambda value: value is False, "false"),
+}
 
 
 class ApiError(Exception):
@@ -52,7 +65,16 @@ def _is_stop(value: Any) -> bool:
 
 
 STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
-FLAGS = ValueCheck(lambda value: isinstance(value, dict) and all(type(one) is bool for one in value.values()), "flags")
+
+
+def _is_stream_options(value: Any) -> bool:
+    if not isinstance(value, dict) or not {*value} <= {"include_usage", "include_obfuscation"}:
+        return False
+    usage, obfuscation = (value.get(name) for name in ("include_usage", "include_obfuscation"))
+    return (usage is None or type(usage) is bool) and (obfuscation is None or obfuscation is False)
+
+
+STREAM_OPTIONS = ValueCheck(_is_stream_options, '{"include_usage": true} or {"include_usage": false}')
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +88,7 @@ class AnswerOptions:
     seed: int | None = attrs.field(default=None, validator=optional(integer(-LARGEST_INTEGER)))
     stop: str | list[str] = attrs.field(factory=list, validator=STOP)
     stream: bool = attrs.field(default=False, validator=boolean())
-    stream_options: dict[str, bool] = attrs.field(factory=dict, validator=FLAGS)
+    stream_options: dict[str, bool] = attrs.field(factory=dict, validator=STREAM_OPTIONS)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,11 +128,12 @@ class AnswerRequest:
 def read_request(content: bytes, served: ServedModel, *, chat: bool) -> AnswerRequest:
     """Return the request of a body. Raises ApiError."""
     try:
-        body = {key: value for key, value in parse_json(content).items() if value is not None and key not in IGNORED}
-        for key, nothing in NEUTRAL.items():
-            if body.pop(key, nothing) != nothing:
-                problem = f"{key}: not supported here; wanted {nothing!r}, or leave it out"
-                raise ApiError(400, problem, param=key, code="unsupported_parameter")
+        body = {key: value for key, value in parse_json(content).items() if value is not None}
+        for key, check in (IGNORED | NEUTRAL).items():
+            if key in body and not check.holds(value := body.pop(key)):
+                unsupported = "not supported here; " if key in NEUTRAL else ""
+                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.wanted}, or leave it out"
+                raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in NEUTRAL else None)
         wanted = checked(ChatBody, body) if chat else checked(CompletionBody, body)
         if wanted.model != served.name:
             problem = f"the model {quoted(wanted.model)} does not exist; this server has '{served.name}'"
@@ -125,6 +148,10 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
     if isinstance(wanted, ChatBody):
         prompt, alternatives = _chat_prompt(wanted, served), wanted.top_logprobs if wanted.logprobs else None
         count = wanted.max_completion_tokens or wanted.max_tokens or served.context
+        if wanted.max_tokens not in (None, count):
+            raise ValueError(
+                f"max_tokens: got {wanted.max_tokens} and max_completion_tokens {count}, wanted one of them"
+            )
         if wanted.top_logprobs and not wanted.logprobs:
             raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
     else:
@@ -132,6 +159,8 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
     if len(prompt) >= served.context:
         problem = f"the prompt has {len(prompt):,} tokens; prompt and answer together have at most {served.context:,}"
         raise ApiError(400, f"{problem} tokens", code="context_length_exceeded")
+    if wanted.stream_options and not wanted.stream:
+        raise ValueError("stream_options: got it without a stream, wanted stream to be true as well")
     seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
     temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
     return AnswerRequest(
@@ -141,7 +170,7 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
         stop=(wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop),
         alternatives=alternatives,
         stream=wanted.stream,
-        include_usage=wanted.stream_options.get("include_usage", False),
+        include_usage=bool(wanted.stream_options.get("include_usage")),
         is_chat=isinstance(wanted, ChatBody),
         repeatable=wanted.seed is not None,
     )
@@ -171,14 +200,12 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
 
 
 def _message(where: str, given: Any) -> Message:
-    """Return a message of a request, whose content is a string or a list of parts of text."""
-    given = {key: value for key, value in given.items() if value} if isinstance(given, dict) else {}
-    role, content = given.pop("role", None), given.pop("content", "")
-    given.pop("name", None)
-    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-        content = "".join(str(one.get("text", "")) for one in content)
-    role = SYSTEM if role == "developer" else role
-    if role not in ROLES or not isinstance(content, str) or given:
-        raise ValueError(f"{where}: wanted role ({', '.join(ROLES)}) and content, a text, and nothing else")
-    check_text(content, where)
-    return Message(role, content)
+    """Return a message of a request. Raises ValueError for a field that would be dropped, and BadInput."""
+    try:
+        message, unread = read_message(given, where)
+    except ValueError as error:
+        raise ValueError(error.args[-1]) from error  # without the kind of the problem, by which documents are counted
+    if unread:
+        raise ValueError(f"{where}: got {quoted(unread[0])}, wanted role and content alone; leave it out")
+    check_text(message.content, where)
+    return message

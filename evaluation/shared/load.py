@@ -89,9 +89,22 @@ class Trained:
 
     @cached_property
     def template(self) -> Template | None:
-        """The template of conversations; None: it continues plain text. Raises BadInput."""
+        """The template of conversations; None: it continues plain text.
+
+        Raises BadInput, also for a run whose template would ask for answers with another prompt than it trained them
+        after. For a model of others the prompt is what its files say, since we do not know how it was trained.
+        """
         recorded = self.place.tokenizer
-        return Template(recorded.template) if recorded and recorded.template else read_template(self.place.path)
+        if recorded is None or recorded.template is None:
+            return read_template(self.place.path)
+        template = Template(recorded.template)
+        with refusing(
+            f"{self.place.run}/{RESOLVED}",
+            "train it on tokens that are prepared with the corrected template",
+            (BadInput,),
+        ):
+            template.check()
+        return template
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:

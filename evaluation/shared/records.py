@@ -3,18 +3,21 @@
 import codecs
 import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from common.checks import structured
-from common.errors import BadInput, refusing
+from common.checks import is_absent, structured
+from common.errors import BadInput, refusing, say
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
+from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 MOST_BYTES = 1 << 30  # of a file
+NAMED_FIELDS = 20  # in a note on fields that are not read
 WANTED = "wanted a JSON array of records, or JSON Lines"
 WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
 
@@ -45,11 +48,16 @@ class Answers:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read records from a JSON array or JSON Lines. Raises BadInput naming a damaged record."""
-    rows = [_record(row, f"{path}: record {number}") for number, row in enumerate(_rows(path), 1)]
-    if not rows:
+    """Read records from a JSON array or JSON Lines, and note fields that are not read.
+
+    Raises BadInput naming a damaged record.
+    """
+    unread = Counter[str]()
+    records = [_record(row, f"{path}: record {number}", unread) for number, row in enumerate(_rows(path), 1)]
+    if not records:
         raise BadInput(f"{path}: holds no records; wanted a JSON array of objects with instruction, input and output")
-    return rows
+    _note_unread(path, unread)
+    return records
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
@@ -75,16 +83,17 @@ def read_answers(path: Path) -> Answers:
     value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
     if not isinstance(value.get("answers"), list) or not value["answers"]:
         raise BadInput(f"{path}: {WANTED_ANSWERS}")
-    answers = []
+    answers, unread = [], Counter[str]()
     for number, row in enumerate(value["answers"], 1):
         where = f"{path}: answer {number}"
-        record, loss = _record(row, where), row.get("reference_loss")
-        if not isinstance(row.get("answer"), str) or not (loss is None or isinstance(loss, int | float)):
+        record, loss = _record(row, where, unread, "answer", "reference_loss"), row.get("reference_loss")
+        if not isinstance(row.get("answer"), str) or not (loss is None or type(loss) in (int, float)):
             raise BadInput(f"{where}: wanted a text as 'answer', and a number or null as 'reference_loss'")
         check_text(row["answer"], f"{where}: answer")
         answers.append(Answer(record=record, text=row["answer"], reference_loss=loss))
+    _note_unread(path, unread)
     model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
-    if not isinstance(model, str) or not isinstance(seed, int) or not isinstance(settings, dict):
+    if not isinstance(model, str) or type(seed) is not int or not isinstance(settings, dict):
         raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
     return Answers(model=model, seed=seed, home=_home(path, value.get("home")), settings=settings, answers=answers)
 
@@ -98,17 +107,33 @@ def _home(path: Path, recorded: Any) -> Path | None:
     return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else around
 
 
-def _record(row: Any, where: str) -> Record:
+def _record(row: Any, where: str, unread: Counter[str], *others: str) -> Record:
+    """Return a record; count in `unread` its fields that are neither its own nor `others`. Raises BadInput."""
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
+    filled = [key for key, value in row.items() if not is_absent(value)]
+    if refused := [key for key in REFUSED_FIELDS if key in filled]:
+        raise BadInput(f"{where}: got '{refused[0]}', which is not read; correct or remove the record")
+    own = {field.name for field in attrs.fields(Record)}
+    unread.update(key for key in filled if key not in own and key not in others)
+    values = {key: value for key, value in row.items() if key in own}
+    if is_absent(values.get("input")) and not isinstance(values.get("input"), str):
+        values.pop("input", None)
     with refusing(where, "correct or remove the record"):
-        record = structured(row, Record, unknown_keys=True)
+        record = structured(values, Record)
     for key in ("instruction", "output"):
-        if not row[key].strip():
+        if is_absent(row[key]):
             raise BadInput(f"{where}: {key}: empty; correct or remove the record")
     for key, text in attrs.asdict(record).items():
         check_text(text, f"{where}: {key}")
     return record
+
+
+def _note_unread(path: Path, unread: Counter[str]) -> None:
+    named = ", ".join(f"'{name}' of {count:,}" for name, count in unread.most_common(NAMED_FIELDS))
+    if named:
+        more = f" and {len(unread) - NAMED_FIELDS:,} others" if len(unread) > NAMED_FIELDS else ""
+        say(f"NOTE: {path}: these fields of records are not read: {named}{more}")
 
 
 def _rows(path: Path) -> list[Any]:

@@ -1,19 +1,32 @@
-"""Conversations: records of `messages`, or of Alpaca's fields, as messages of known roles in their order."""
+"""Conversations: records of several forms, which tokens/documents/parquet.py lists, as messages in their order."""
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from common.errors import quoted
+from common.checks import is_absent
+from common.errors import either, quoted
 from tokens.documents.inputs import Damaged, Extent, Input
-from tokens.documents.parquet import REFUSED_FIELDS
+from tokens.documents.messages import OPENAI_ROLES, SHARE_GPT_ROLES, read_message
+from tokens.documents.parquet import FORMS, REFUSED_FIELDS, unread_columns
 from tokens.documents.reader import HEAD_CHARACTERS, SHOWN_FIELDS, Piece, Reader
 from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, gap_position
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
-REFUSED_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")  # of a message: it meant something else
+UNREAD = "with a field {} that is not read"  # kind of a problem by which nothing is lost
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by their names, and the length of these
+
+
+class ReadConversation(NamedTuple):
+    """Messages of a record, and the names of its fields that were not read."""
+
+    messages: list[Message]
+    unread: frozenset[str]
 
 
 class ConversationReader(Reader):
@@ -25,6 +38,7 @@ class ConversationReader(Reader):
         """`special_tokens`: the spellings that no message may hold."""
         super().__init__(inputs, text_field=None)
         self._special_tokens = special_tokens
+        self._named_fields = set[str]()
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
         blank, first, begins = 0, list[Line](), b""
@@ -42,11 +56,12 @@ class ConversationReader(Reader):
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
         try:
-            messages = conversation(record, self._special_tokens)
+            messages, unread = conversation(record, self._special_tokens)
         except ValueError as problem:
             kind, detail = problem.args
             self.problems.add(kind, where, detail)
             return
+        self._count_unread(unread)
         if messages[-1].role == USER:
             self.problems.add("unanswered message", where, "the last message, a user's, is left out", documents=0)
             messages.pop()
@@ -58,26 +73,38 @@ class ConversationReader(Reader):
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         yield from self._record(value, where, b"")
 
+    def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
+        rows = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin, extent.end))
+        self._count_unread(frozenset(unread_columns(table)), rows)
 
-def conversation(record: Any, special_tokens: Collection[str]) -> list[Message]:
+    def _count_unread(self, names: frozenset[str], times: int = 1) -> None:
+        """Count records with fields that were not read. Only so many names are kept: a file may have any number."""
+        for name in sorted(names):
+            if len(self._named_fields) < NAMED_FIELDS:
+                self._named_fields.add(name)
+            named = quoted(name[:NAME_CHARACTERS]) if name in self._named_fields else "of another name"
+            self.problems.count(UNREAD.format(named), times)
+
+
+def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversation:
     """Return the messages of a record. Raises ValueError with the kind of its problem, and the details."""
     fields = record if isinstance(record, dict) else {}
-    if refused := [key for key in REFUSED_FIELDS if fields.get(key)]:
+    filled = {name for name, value in fields.items() if not is_absent(value)}
+    if refused := [name for name in REFUSED_FIELDS if name in filled]:
         raise ValueError("no conversation", f"got '{refused[0]}', which is not read")
-    if "messages" in fields and isinstance(fields["messages"], list):
-        messages = [_message(number, value) for number, value in enumerate(fields["messages"], 1)]
-    elif "messages" in fields or not {"instruction", "output"} <= fields.keys():
+    if len(complete := [form for form in FORMS if {*form} <= filled]) > 1:
+        both = " and as ".join(" and ".join(map(repr, form)) for form in complete)
+        raise ValueError("no conversation", f"got it as {both}, wanted one of them; remove the others")
+    forms = complete or [form for form in FORMS if {*form} <= fields.keys()]
+    if not forms or (len(forms[0]) == 1 and not isinstance(fields[forms[0][0]], list)):
         has = ", ".join(itertools.islice(fields, SHOWN_FIELDS)) or quoted(record)
-        raise ValueError("no conversation", f"got {has}, wanted a list 'messages', or 'instruction' and 'output'")
-    else:
-        question, more = fields["instruction"], fields.get("input")
-        if not isinstance(more, str | None):
-            raise ValueError("not a string", f"input: got {quoted(more)}, wanted a text")
-        if isinstance(question, str) and more is not None and more.strip():
-            question += f"\n\n### Input:\n{more}"
-        messages = [Message(USER, question), Message(ASSISTANT, fields["output"])]
-    _check(messages, special_tokens)
-    return messages
+        lists, pairs = ([form for form in FORMS if len(form) == count] for count in (1, 2))
+        wanted = [f"a list '{name}'" for [name] in lists] + [f"'{one}' and '{other}'" for one, other in pairs]
+        raise ValueError("no conversation", f"got {has}, wanted {either(wanted)}")
+    form = forms[0]
+    read = _MESSAGES[form](fields)
+    _check(read.messages, special_tokens)
+    return ReadConversation(read.messages, read.unread | (filled - {*form, *FORMS[form]}))
 
 
 def _elements(lines: Iterable[Line]) -> Iterator[Line]:
@@ -95,13 +122,44 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
         yield json.dumps(element).encode(), 0, 0
 
 
-def _message(number: int, value: Any) -> Message:
-    """Return a message as it is; its role and content are checked with the others'."""
-    refused = [key for key in REFUSED_KEYS if isinstance(value, dict) and value.get(key) is not None]
-    if refused or not isinstance(value, dict):
-        got = f"'{refused[0]}'" if refused else quoted(value)
-        raise ValueError("no message", f"message {number}: got {got}, wanted role and content alone")
-    return Message(value.get("role", ""), value.get("content", ""))
+def _listed(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
+    """Return the messages of a list."""
+    read = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]
+    unread = {f"messages[].{name}" for each in read for name in each.unread}
+    return ReadConversation([each.message for each in read], frozenset(unread))
+
+
+def _alpaca(fields: dict[str, Any]) -> ReadConversation:
+    question, more = fields["instruction"], fields.get("input")
+    if not isinstance(more, str) and not is_absent(more):
+        raise ValueError("not a string", f"input: got {quoted(more)}, wanted a text")
+    if isinstance(question, str) and isinstance(more, str) and not is_absent(more):
+        question += f"\n\n### Input:\n{more}"
+    return ReadConversation([Message(USER, question), Message(ASSISTANT, fields["output"])], frozenset())
+
+
+def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
+    """Return two texts as question and answer, or two lists of messages, of which the second is the answer."""
+    prompt, completion = fields["prompt"], fields["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())
+    if not isinstance(prompt, list) or not isinstance(completion, list):
+        got = f"got {quoted(prompt)} and {quoted(completion)}"
+        raise ValueError("not a string", f"prompt and completion: {got}, wanted two texts or two lists of messages")
+    asked, answered = _listed(prompt), _listed(completion, first=1 + len(prompt))
+    if any(message.role == ASSISTANT for message in asked.messages):
+        raise ValueError("answer in a prompt", "every answer counts in the loss, but this one must not; use 'messages'")
+    if any(message.role != ASSISTANT for message in answered.messages):
+        raise ValueError("question in a completion", "wanted one answer, of the role assistant; use 'messages'")
+    return ReadConversation([*asked.messages, *answered.messages], asked.unread | answered.unread)
+
+
+_MESSAGES: dict[tuple[str, ...], Callable[[dict[str, Any]], ReadConversation]] = {
+    ("messages",): lambda fields: _listed(fields["messages"]),
+    ("conversations",): lambda fields: _listed(fields["conversations"], SHARE_GPT_ROLES),
+    ("instruction", "output"): _alpaca,
+    ("prompt", "completion"): _prompt_and_completion,
+}
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
@@ -109,8 +167,6 @@ def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
     begins = [message.role for message in messages[:1]] == [SYSTEM]
     for number, (role, text) in enumerate(messages, 1):
         where, wanted = f"message {number}", ROLES[1:][(number - 1 - begins) % 2]
-        if role not in ROLES:
-            raise ValueError("unknown role", f"{where}: got {quoted(role)}, wanted {', '.join(ROLES)}")
         if role != wanted and not (begins and number == 1):
             raise ValueError("roles out of order", f"{where}: got {role}, wanted {wanted}")
         if not isinstance(text, str) or not text.strip():

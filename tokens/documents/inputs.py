@@ -79,11 +79,16 @@ class Problems:
             first_line = (detail.splitlines() or [""])[0]
             examples.append(f"{where}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
+    def count(self, kind: str, times: int = 1) -> None:
+        """Count something by which nothing is lost, and of which the kind says all."""
+        self._counts[kind] += times
+
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         lost = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
-        problems, examples = ({kind: found[kind] for kind in kinds} for found in (self._counts, self._examples))
+        problems = {kind: self._counts[kind] for kind in kinds}
+        examples = {kind: self._examples[kind] for kind in kinds if kind in self._examples}
         return {"problems": problems, **lost, "examples": examples}
 
 

@@ -10,8 +10,18 @@ from tokens.documents.inputs import Damaged
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-CONVERSATION = ("messages", "instruction", "input", "output")  # columns of one
-REFUSED_FIELDS = ("tools", "system", "history")  # without which it would mean something else
+# Forms of a conversation: the fields that it must have, and those that it may have.
+FORMS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("messages",): (),
+    ("conversations",): (),  # ShareGPT's
+    ("instruction", "output"): ("input",),  # Alpaca's
+    ("prompt", "completion"): (),
+}
+# Fields that change what a conversation means. It is refused if they have a value.
+REFUSED_FIELDS = (
+    *("tools", "system", "history", "system_prompt", "functions", "documents"),
+    *("image", "images", "audio", "audios", "video", "videos", "chosen", "rejected"),
+)
 ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
 
 
@@ -25,16 +35,28 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column of a name; without one those of a conversation that there are."""
-    there = table.schema_arrow.names
-    return [each for each in (*CONVERSATION, *REFUSED_FIELDS) if each in there] if name is None else [name]
+    """Return the column of a name; without a name, the columns of the conversations that a file has."""
+    names = table.schema_arrow.names
+    if name is not None:
+        return [name]
+    complete = [form for form in FORMS if {*form} <= {*names}]
+    # If no form is complete, a file is read by the fields that it has, and each record is named with what it lacks.
+    fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
+    return [each for each in (*fields, *REFUSED_FIELDS) if each in names]
+
+
+def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:
+    """Return the columns that conversations of a file are not made of."""
+    read = columns(table, None)
+    return [name for name in table.schema_arrow.names if name not in read]
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
     """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
     fields = {field.name: field.type for field in table.schema_arrow}
-    if name is None and not fields.keys() & {*CONVERSATION}:
-        raise BadInput(f"{path}: no column of {', '.join(CONVERSATION)}; it has {', '.join(fields)}")
+    wanted = [field for form in FORMS for field in form]
+    if name is None and not fields.keys() & {*wanted}:
+        raise BadInput(f"{path}: no column of {', '.join(wanted)}; it has {', '.join(fields)}")
     if name is not None and not (name in fields and _is_text(fields[name])):
         has = ", ".join(f"{each} ({kind})" for each, kind in fields.items())
         raise BadInput(f"{path}: no text column '{name}'; it has {has}: pass --text-field")

@@ -9,7 +9,7 @@ separator, a text is several documents, which belong to the range in which they 
 import json
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 import attrs
 
@@ -19,6 +19,9 @@ from tokens.documents.compressed import decompressed_lines
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, Problems, readable
 from tokens.tokenizer.template import Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
@@ -219,6 +222,7 @@ class Reader:
         elif extent.begin == extent.end:
             detail = "it could not be read when the plan was made"
             self.problems.add("damaged file", item.path, detail, 1, item.size_bytes)
+        self._note_columns(table, extent)
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row
@@ -233,6 +237,9 @@ class Reader:
                         yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
+
+    def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
+        """Note columns that are not read; for texts that is all but the one of --text-field."""
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""

@@ -70,6 +70,8 @@ class Template:
         system message, and contents that look like reasoning.
         """
         text = ""
+        if self.text in OURS:
+            return text
         for (question, answer), with_system, answers in itertools.product(PROBES, (False, True), (1, 2, 3)):
             turns = [Message(USER, question), Message(ASSISTANT, answer)] * answers
             turns = [Message(SYSTEM, question)] * with_system + turns

@@ -60,6 +60,8 @@ def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> No
         ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
         ({"chat_template": "{% if %}"}, "Expected"),
         ({"pad_token": {"lstrip": False}}, "pad_token: got"),
+        ({"eos_token": 5}, "eos_token: got 5"),
+        ({"chat_template": [{"name": "tool_use", "template": "a"}]}, "wanted one named 'default'"),
     ):
         write(tmp_path, settings)
         with pytest.raises(BadInput, match=problem):
@@ -72,6 +74,9 @@ def test_ids_that_end_an_answer_are_one_or_several(tmp_path: Path) -> None:
     assert end_ids(tmp_path) == {7}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert end_ids(tmp_path) == {7, 9}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": true}')
+    with pytest.raises(BadInput, match=r"eos_token_id: got True"):
+        end_ids(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "x"}')
     with pytest.raises(BadInput, match=r"eos_token_id: got 'x'"):
         end_ids(tmp_path)

@@ -32,6 +32,8 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
         (json.dumps([ROW, {"instruction": "a"}]), "record 2: output: missing; correct or remove the record"),
         (json.dumps([ROW | {"output": " "}]), "record 1: output: empty"),
         (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
+        (json.dumps([ROW | {"input": False}]), "record 1: input: got False, wanted a string"),
+        (json.dumps([ROW | {"system": "Be brief."}]), "record 1: got 'system', which is not read"),
         *(
             (json.dumps([ROW, ROW | {key: "half \ud83d"}]), f"record 2: {key}: got half a surrogate pair")
             for key in ("instruction", "input", "output")
@@ -49,6 +51,17 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str, message: str) -> N
     assert str(raised.value).startswith(str(path)) and message in str(raised.value)
 
 
+def test_unread_fields_of_records_are_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "records"
+    path.write_text(
+        json.dumps([ROW | {"category": "c", "history": [], "input": None}, ROW | {"category": "d", "id": 0}])
+    )
+    assert read_records(path) == [RECORD, RECORD]
+    assert (
+        capsys.readouterr().err == f"NOTE: {path}: these fields of records are not read: 'category' of 2, 'id' of 1\n"
+    )
+
+
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
     for written in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
         write_answers(tmp_path / "new" / "a.json", written)
@@ -60,6 +73,9 @@ def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
     [
         ({"answers": []}, "wanted a file of answers"),
         ({"answers": [ROW]}, "answer 1: wanted a text as 'answer'"),
+        ({"answers": [ROW | {"answer": "a", "reference_loss": True}]}, "a number or null as 'reference_loss'"),
+        ({"answers": [ROW | {"answer": "a", "history": [1]}]}, "answer 1: got 'history', which is not read"),
+        ({"seed": True}, "an integer as 'seed'"),
         ({"model": 3}, "wanted a text as 'model'"),
         ({"settings": None}, "an object as 'settings'"),
     ],

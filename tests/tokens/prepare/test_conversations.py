@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert len(sources) == 5
 
 
+QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 BAD = [
     (talk("a", "b", "c", roles=("user", "user", "assistant")), "roles out of order: message 2: got user, wanted assis"),
     (talk("a", "b", "c", roles=("user", "assistant", "system")), "roles out of order: message 3: got system, wanted u"),
@@ -108,13 +110,73 @@ BAD = [
     (talk("a", "b <|endoftext|>"), "special token in a text: message 2: holds <!endoftext!>"),
     (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted {T} at most, the --context-length"),
     (talk("a", "b" + " " * 500_000), "no text: message 2: 500,000 characters of white space, or more"),
-    ({"messages": "a"}, "no conversation: got messages, wanted a list 'messages', or 'instruction' and 'output'"),
-    ({"messages": [{"role": "user", "content": "a", "weight": 0}]}, "no message: message 1: got 'weight', wanted role"),
+    (
+        {"messages": "a"},
+        "no conversation: got messages, wanted a list 'messages', a list 'conversations', 'instruction",
+    ),
     ("[1]", "no conversation: got .1., wanted"),
     ("{", "not JSON: "),
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
     ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
-    (talk("a", "b") | {"tools": [1]}, "no conversation: got 'tools', which is not read"),
+    *[
+        (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not read")
+        for name, value in (("tools", [1]), ("images", ["a.png"]), ("rejected", [{}]), ("system", "S"))
+    ],
+    *[
+        ({"messages": [QUESTION, ANSWER | {name: value}]}, f"no message: message 2: got '{name}', wanted role and cont")
+        for name, value in (
+            *[(each, "hm") for each in ("thinking", "reasoning_content", "name", "refusal", "of tomorrow")],
+            *[
+                ("tool_calls", [{}]),
+                ("function_call", {"a": 1}),
+                ("audio", {"id": 1}),
+                ("ignored", False),
+                ("extra", 0),
+            ],
+        )
+    ],
+    *[
+        ({"messages": [QUESTION, ANSWER | {name: value}]}, f"no message: message 2: got '{name}': {value!r} for assis")
+        for name, value in (("train", False), ("weight", 0), ("weight", 0.5), ("loss", "true"), ("training", "yes"))
+    ],
+    (
+        {"messages": [QUESTION | {"train": True}, ANSWER]},
+        "no message: message 1: got 'train': True for user, but every",
+    ),
+    (
+        {"messages": [QUESTION | {"content": None}, ANSWER]},
+        "not a string: message 1: got None, wanted a text, or a list",
+    ),
+    ({"messages": [QUESTION | {"content": 7}, ANSWER]}, "not a string: message 1: got 7, wanted a text, or a list of"),
+    ({"messages": [QUESTION | {"role": ["user"]}, ANSWER]}, "unknown role: message 1: got .'user'., wanted system"),
+    (
+        talk([{"type": "image_url", "image_url": "x"}], "b"),
+        "not a string: message 1: got a part .*image_url.*, wanted a",
+    ),
+    (talk([{"type": "text", "text": None}], "b"), "not a string: message 1: got a part .*None.*, wanted a text, or a"),
+    (talk([{"type": "text", "text": "a", "cache": 1}], "b"), "not a string: message 1: got a part with 'cache', want"),
+    (talk([], "b"), "empty message: message 1: got ''"),
+    (
+        talk("a", "b") | {"prompt": "c", "completion": "d"},
+        "no conversation: got it as 'messages' and as 'prompt' and 'c",
+    ),
+    (
+        {"prompt": "a", "completion": [ANSWER]},
+        "not a string: prompt and completion: got 'a' and .*, wanted two texts or",
+    ),
+    ({"prompt": "a", "completion": 7}, "not a string: prompt and completion"),
+    (
+        {"prompt": [QUESTION, ANSWER, QUESTION], "completion": [ANSWER]},
+        "answer in a prompt: every answer counts in the",
+    ),
+    ({"prompt": [QUESTION], "completion": [ANSWER, QUESTION]}, "question in a completion: wanted one answer"),
+    ({"prompt": "a"}, "no conversation: got prompt, wanted a list 'messages', .* or 'prompt' and 'completion'"),
+    (
+        {"conversations": [{"from": "tool", "value": "a"}]},
+        "unknown role: message 1: got 'tool', wanted system, user, a",
+    ),
+    ({"conversations": [{"from": "human", "value": "a", "content": "b"}]}, "unknown role: message 1: got None"),
+    ({"messages": [{"from": "human", "value": "a"}]}, "unknown role: message 1: got None, wanted system, user"),
 ]
 
 
@@ -124,6 +186,73 @@ def test_a_bad_conversation_is_left_out_by_name(tmp_path: Path, record: Any, sai
     assert (manifest.documents, manifest.lost_documents, manifest.text_bytes) == (2, 1, 12 + 4 + 12 + 8)
     [[example]] = manifest.examples.values()
     assert re.match(f"{tmp_path}/a.jsonl: line 2: {said}", example.replace("|", "!")), example
+
+
+EMPTY: dict[str, Any] = {"tool_calls": [], "function_call": None, "thinking": " ", "audio": {}, "name": ""}
+PARTS = [{"type": "text", "text": "a", "cache": None}, {"text": "", "type": "text"}]
+SAME = [
+    {"messages": [QUESTION | EMPTY, ANSWER | EMPTY | {"weight": 1, "train": True}]},
+    {"messages": [QUESTION | {"weight": 0, "loss": False}, ANSWER]} | dict.fromkeys(("tools", "system"), " "),
+    {
+        "messages": [QUESTION | {"content": PARTS}, ANSWER | {"content": [{"type": "text", "text": "b"}]}],
+        "instruction": "",
+        "output": None,
+    },
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 1}]},
+    {"conversations": [QUESTION, ANSWER], "messages": []},
+    {"prompt": "a", "completion": "b"},
+    {"prompt": [QUESTION], "completion": [ANSWER]},
+    *[{"instruction": "a", "input": nothing, "output": "b"} for nothing in ("", " ", None, [], {})],
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> None:
+    for number, record in enumerate(SAME):
+        source = lines(tmp_path / f"{number}.jsonl", [record])
+        if kind == "parquet":
+            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):  # no type holds some of these
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
+                source = tmp_path / "a.parquet"
+        manifest = write(tmp_path / f"{number}", source, **TURNS)
+        wanted = ("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")
+        assert rows_of(tmp_path / f"{number}") == [wanted], (record, manifest.examples)
+
+
+def test_a_developer_and_a_system_message_are_one(tmp_path: Path) -> None:
+    talks = [talk("S", "Q", "A", roles=(role, "user", "assistant")) for role in ("developer", "system")]
+    share_gpt = [{"from": role, "value": text} for role, text in (("system", "S"), ("human", "Q"), ("gpt", "A"))]
+    write(tmp_path / "out", lines(tmp_path / "a.jsonl", [*talks, {"conversations": share_gpt}]), **TURNS)
+    row = "<|system|>S<|end|><|user|>Q<|end|><|assistant|>A<|end|>"
+    assert [text.count(row) for text, _ in rows_of(tmp_path / "out")] == [3]
+
+
+def test_fields_that_are_not_read_are_counted_by_name(tmp_path: Path) -> None:
+    more = {"id": 7, "text": "t", "prompt": "a", "tags": [], "input": "x"}
+    talks = [{"messages": [QUESTION | {"id": "q"}, ANSWER | {"id": "a"}]} | more] * 3 + [talk("a", "b")] * 2
+    counts = {"'id'": 3, "'input'": 3, "'messages[].id'": 3, "'prompt'": 3, "'text'": 3}
+    wanted = {f"with a field {name} that is not read": count for name, count in counts.items()}
+    manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
+    assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, wanted)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever they hold
+    wanted = {f"with a field {name} that is not read": 5 for name in columns} | {list(wanted)[2]: 3}
+    assert write(tmp_path / "columns", tmp_path / "a.parquet", **TURNS).problems == wanted
+    many = [talk("a", "b") | {f"{number:02}" * 99: 1} for number in range(50)]
+    assert len(write(tmp_path / "many", lines(tmp_path / "b.jsonl", many), **TURNS).problems) == 31
+
+
+def test_prepare_refuses_a_template_with_another_prompt(tmp_path: Path) -> None:
+    text = TEMPLATES["turns"].text.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|>\n' }}")
+    (tmp_path / "a.jinja").write_text(text)
+    source = lines(tmp_path / "a.jsonl", TALKS)
+    with pytest.raises(
+        BadInput, match=r"a\.jinja: .* another text than its prompt: the prompt ends '.*<.assistant.>.n'"
+    ):
+        write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
+    (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
+    manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
+    assert manifest.problems == {"cannot be encoded": 19}  # a prompt that depends on the question
 
 
 def test_a_column_that_would_not_be_read_is_refused_where_it_holds_something(tmp_path: Path) -> None:
@@ -245,7 +374,7 @@ def test_options_and_sources_that_do_not_go_together_are_refused_before_anything
     lines(tmp_path / "c.jsonl", TALKS[:1])
     for name, said in {
         "a.md": r"a\.md: text, wanted conversations: .*name them, or a glob",
-        "b.parquet": r"b\.parquet: no column of messages, instruction, input, output; it has text",
+        "b.parquet": r"b\.parquet: no column of messages, conversations, instruction, output, prompt, .*; it has text",
         "c.jsonl": "1 rows of 64 tokens are too few to hold out 1 for validation",
     }.items():
         with pytest.raises(BadInput, match=said):

@@ -1,0 +1,83 @@
+"""Messages as other programs write them: the fields and values that are accepted, in training data and in requests.
+
+A field is read, or it is listed here as one that changes nothing, or its message is refused. So a new field, such as
+the reasoning of an answer or a flag that excludes it from the loss, is never dropped without a word.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from common.checks import is_absent
+from common.errors import quoted
+from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
+
+OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": SYSTEM}
+SHARE_GPT_ROLES = OPENAI_ROLES | {"human": USER, "gpt": ASSISTANT}
+SHARE_GPT = ("from", "value")  # its names of role and content
+# Whether a message counts in the loss. What we count is accepted: answers, and no other message.
+COUNTS = ("weight", "train", "training", "loss")
+# These fields describe a message and change neither its text nor what is learned from it.
+DESCRIPTIONS = frozenset(
+    [
+        *("id", "uuid", "message_id", "parent_id", "conversation_id", "turn_id", "turn", "index"),
+        *("timestamp", "created_at", "created", "create_time", "date", "time"),
+        *("model", "model_name", "lang", "language", "source", "tokens", "token_count", "num_tokens"),
+    ]
+)
+TEXT_PART = "{'type': 'text', 'text': '...'}"
+
+
+class ReadMessage(NamedTuple):
+    """A message, and its fields that were not read."""
+
+    message: Message
+    unread: tuple[str, ...]
+
+
+def read_message(value: Any, where: str, roles: Mapping[str, str] = OPENAI_ROLES) -> ReadMessage:
+    """Return a message. Raises ValueError with the kind of its problem, and the details, which begin with `where`."""
+    if not isinstance(value, dict):
+        raise ValueError("no message", f"{where}: got {quoted(value)}, wanted an object with role and content")
+    names = ("role", "content")
+    if roles is SHARE_GPT_ROLES and all(is_absent(value.get(name)) for name in names) and {*SHARE_GPT} & value.keys():
+        names = SHARE_GPT
+    given_role, content = (value.get(name) for name in names)
+    role = roles.get(given_role) if isinstance(given_role, str) else None
+    if role is None:
+        raise ValueError("unknown role", f"{where}: got {quoted(given_role)}, wanted {', '.join(roles)}")
+    unread = list[str]()
+    for name, field in value.items():
+        if name in names or is_absent(field):
+            continue
+        if name in COUNTS:
+            _check_counts(name, field, role, where)
+        elif name in DESCRIPTIONS:
+            unread.append(name)
+        else:
+            advice = "remove the field, or the message"
+            raise ValueError("no message", f"{where}: got {quoted(name)}, wanted {' and '.join(names)} alone; {advice}")
+    return ReadMessage(Message(role, read_content(content, where)), tuple(unread))
+
+
+def read_content(content: Any, where: str) -> str:
+    """Return the text of a content: a string, or a list of parts of text. Raises ValueError as `read_message`."""
+    if isinstance(content, str):
+        return content
+    wanted = f"wanted a text, or a list of parts {TEXT_PART}"
+    if not isinstance(content, list):
+        raise ValueError("not a string", f"{where}: got {quoted(content)}, {wanted}")
+    texts = list[str]()
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError("not a string", f"{where}: got a part {quoted(part)}, {wanted}")
+        if others := [name for name, field in part.items() if name not in ("type", "text") and not is_absent(field)]:
+            raise ValueError("not a string", f"{where}: got a part with {quoted(others[0])}, {wanted}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _check_counts(name: str, value: Any, role: str, where: str) -> None:
+    """Raise ValueError unless a field that says whether a message counts in the loss says what we do."""
+    if type(value) not in (bool, int, float) or value not in (0, 1) or bool(value) != (role == ASSISTANT):
+        rule = "every answer counts in the loss, and no other message does"
+        raise ValueError("no message", f"{where}: got {quoted(name)}: {quoted(value)} for {role}, but {rule}")
