@@ -61,7 +61,7 @@ def is_absent(value: Any) -> bool:
 
     That is null, a text of white space alone, or an empty list or object. The numbers 0 and false are values.
     """
-    return value is None or (not value.strip() if isinstance(value, str) else value == [] or value == {})
+    return value is None or (not value.strip() if isinstance(value, str) else value in ([], {}))
 
 
 def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> ValueCheck:

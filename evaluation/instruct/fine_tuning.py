@@ -74,11 +74,17 @@ def messages(record: Record) -> list[Message]:
     return conversation(attrs.asdict(record), special_tokens=()).messages
 
 
+def prompt_ids(trained: Trained, record: Record) -> list[int]:
+    """Return the ids by which a record's question is asked. In training they come before its answer."""
+    return ALPACA.prompt(trained.tokenizer, messages(record)[:1])
+
+
 def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:
     """Return a record cut to the context: the prompt at its start, then the answer at its end; `targets`: one more."""
     room = trained.network.config.context_length + targets
-    ids, weights = ALPACA.encode(trained.tokenizer, messages(record))
-    prompt, answer = ids[: weights.index(1)], ids[weights.index(1) :]
+    ids, _ = ALPACA.encode(trained.tokenizer, messages(record))
+    prompt = prompt_ids(trained, record)
+    answer = ids[len(prompt) :]
     kept = prompt[-max(room - len(answer), room // 2) :]
     return Example((kept + answer)[:room], len(kept), len(ids) > room)
 

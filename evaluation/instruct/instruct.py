@@ -15,11 +15,10 @@ from common.files import replace_file, sha256, writing
 from common.json_files import read_json
 from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import (
-    ALPACA,
     FineTuned,
     answer_losses,
     make_example,
-    messages,
+    prompt_ids,
     train_run,
     write_run,
 )
@@ -178,7 +177,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     longest = min(settings.longest_answer, max(1, context // 2))
 
     def answer(record: Record) -> str:
-        prompt = ALPACA.prompt(trained.tokenizer, messages(record)[:1])[-max(1, context - longest) :]
+        prompt = prompt_ids(trained, record)[-max(1, context - longest) :]
         chosen = trained.generate(prompt, longest, Sampling(temperature=0), [trained.tokenizer.end_of_text_id])
         return trained.decode([*chosen]).strip()
 

@@ -100,3 +100,8 @@ def test_what_does_not_fit_is_named(change: Any, said: str) -> None:
 
 def test_unknown_keys_are_ignored_on_request() -> None:
     assert checks.structured({"parts": {}, "later": 1}, Whole, unknown_keys=True) == Whole({})
+
+
+def test_absent_has_one_definition() -> None:
+    assert all(checks.is_absent(value) for value in (None, "", " \n", [], {}))
+    assert not any(checks.is_absent(value) for value in (0, 0.0, False, "0", [None], [[]], {"a": None}, float("nan")))

@@ -80,7 +80,7 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
     lost = f"{found.lost_documents:,} documents and {found.lost_bytes:,} bytes of input"
-    say(f"bad documents: {kinds}; {lost} are left out:")
+    say(f"bad documents: {kinds}; {lost} are left out" + ":" * any(found.examples.values()))
     for line in itertools.chain.from_iterable(found.examples.values()):
         say(f"  {line}")
     if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):

@@ -41,7 +41,7 @@ OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
 
 
 @attrs.frozen
-class Conversation:
+class TemplateInput:
     """Messages, and what a template is to make of them."""
 
     template: str  # in Jinja
@@ -59,7 +59,7 @@ class RenderedText:
     contents: list[str]  # of the messages, trimmed if the template trims them
 
 
-def render(conversation: Conversation, *, trusted: bool) -> RenderedText:
+def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
     """Return the text of a conversation; `trusted` templates are ours and run in this process.
 
     Raises BadInput for a template that exceeds a limit, or fails, and as `conversation_text` does.
@@ -72,7 +72,7 @@ def render(conversation: Conversation, *, trusted: bool) -> RenderedText:
     return _process_of(os.getpid()).render(conversation)
 
 
-def conversation_text(conversation: Conversation, seconds: float | None = None) -> RenderedText:
+def conversation_text(conversation: TemplateInput, seconds: float | None = None) -> RenderedText:
     """Return the text of a conversation; a text that takes more than `seconds` of processor time ends this process.
 
     Raises BadInput unless it shows each message once, as it is or trimmed, and unless the text before each of `answers`
@@ -102,7 +102,7 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self._end)
 
-    def render(self, conversation: Conversation) -> RenderedText:
+    def render(self, conversation: TemplateInput) -> RenderedText:
         """Return the text of a conversation. Raises BadInput as `conversation_text`, and for an exceeded limit."""
         line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
         with self._lock:
@@ -157,7 +157,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin.buffer:
         try:
-            values = attrs.asdict(conversation_text(Conversation(**json.loads(line)), seconds))
+            values = attrs.asdict(conversation_text(TemplateInput(**json.loads(line)), seconds))
         except BadInput as error:
             values = {"error": str(error)}
         except MemoryError:
@@ -172,7 +172,7 @@ def _process_of(_: int) -> TemplateProcess:
     return TemplateProcess()
 
 
-def _with_places(conversation: Conversation, seconds: float | None) -> RenderedText:
+def _with_places(conversation: TemplateInput, seconds: float | None) -> RenderedText:
     """Render a conversation twice, with its contents and with places for them, and compare the two texts."""
     contents = [content for _, content in conversation.messages]
     places = [[role, PLACE.format(number)] for number, (role, _) in enumerate(conversation.messages)]
@@ -198,7 +198,7 @@ def _with_places(conversation: Conversation, seconds: float | None) -> RenderedT
     raise BadInput(f"{WHERE} changes the text of messages; wanted it as it is, or trimmed")
 
 
-def _output(conversation: Conversation, seconds: float | None) -> str:
+def _output(conversation: TemplateInput, seconds: float | None) -> str:
     """Return what a template writes for a conversation. Raises BadInput."""
     messages = [{"role": role, "content": content} for role, content in conversation.messages]
     most = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)

@@ -15,7 +15,7 @@ import attrs
 
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
-from tokens.tokenizer.rendering import PLACE, TEMPLATE_CHARACTERS, Conversation, RenderedText, render
+from tokens.tokenizer.rendering import PLACE, TEMPLATE_CHARACTERS, RenderedText, TemplateInput, render
 
 if TYPE_CHECKING:
     from tokens.tokenizer.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ class Template:
         """Return a conversation as text. Raises BadInput as `render`; `asks_for_answers`: compare it with prompts."""
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
         is_ours = self.text in OURS  # a test compares its prompts, which depend on no content
-        conversation = Conversation(
+        conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},
             messages=[[*message] for message in messages],

@@ -5,16 +5,35 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
-from evaluation.shared.load import home_of, load, locate
+from evaluation.shared.load import Trained, home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
+from tokens.tokenizer.template import TEMPLATES, Template
+
+
+def test_a_run_is_asked_as_it_was_trained() -> None:
+    good = "{# mine #}" + TEMPLATES["turns"].text
+    for text, problem in (
+        (good, None),
+        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "its prompt"),
+    ):
+        record = SimpleNamespace(template=text)
+        place: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
+        trained = Trained(cast(Any, None), None, place)
+        if problem is None:
+            assert trained.template == Template(text)
+            continue
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; train it on tokens"):
+            _ = trained.template
 
 
 @pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])

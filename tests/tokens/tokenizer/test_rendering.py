@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import BadInput
 from tokens.tokenizer import rendering
-from tokens.tokenizer.rendering import Conversation, RenderedText, conversation_text, render
+from tokens.tokenizer.rendering import RenderedText, TemplateInput, conversation_text, render
 from tokens.tokenizer.template import OURS
 
 TURNS = [["user", "Q"], ["assistant", "A"], ["user", "R"], ["assistant", "B"]]
@@ -45,7 +45,7 @@ def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def text(template: str, messages: list[list[str]] = TURNS, *, asks: bool = False, prompt: bool = False) -> RenderedText:
     answers = [number for number, (role, _) in enumerate(messages) if role == "assistant" and asks]
     values = {"eos_token": "<end>"}
-    return render(Conversation(template, values, messages, begins_answer=prompt, answers=answers), trusted=False)
+    return render(TemplateInput(template, values, messages, begins_answer=prompt, answers=answers), trusted=False)
 
 
 @pytest.mark.parametrize("template", FOREVER.values(), ids=FOREVER)
@@ -150,5 +150,5 @@ def test_our_own_templates_ask_as_they_train() -> None:
         for messages in (turns, turns[1:], turns[:3], turns[1:3]):
             answers = [number for number, (role, _) in enumerate(messages) if role == "assistant"]
             values = {"eos_token": "<end>"}
-            conversation = Conversation(template, values, messages, begins_answer=False, answers=answers)
+            conversation = TemplateInput(template, values, messages, begins_answer=False, answers=answers)
             assert conversation_text(conversation).contents == [content for _, content in messages]
