@@ -121,8 +121,10 @@ class TemplateProcess:
         if self._process is None:
             command = [sys.executable, "-m", "tokens.tokenizer.rendering", str(SECONDS)]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = {**os.environ, "PYTHONPATH": path}  # PYTHONSAFEPATH may hide the current folder
             # In a session of its own, Ctrl-C at the terminal does not reach it. It ends when its input ends.
-            self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
+            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             with suppress(BrokenPipeError):

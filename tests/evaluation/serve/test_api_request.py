@@ -1,6 +1,7 @@
 """Requests, read without a server: a hostile template is a refusal, and forms of clients that change no prompt."""
 
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +27,13 @@ def prompt(template: Template, *messages: Any, **options: Any) -> str:
 
 
 def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendering._process_of.cache_clear()
+    rendering._process_of(os.getpid())._end()  # one with the usual limits may run
     monkeypatch.setattr(rendering, "SECONDS", 0.2)
     for text, problem in ((LOOP, "seconds of processor time"), ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters")):
         with pytest.raises(ApiError, match=problem) as raised:
             prompt(Template(text), HELLO)
         assert raised.value.status == 400
+    rendering._process_of(os.getpid())._end()
 
 
 def test_forms_of_clients_change_no_prompt() -> None:
