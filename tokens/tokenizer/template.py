@@ -26,6 +26,7 @@ TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # in what a template of a file rend
 SUFFIX = ".jinja"  # of a file
 ODD = ' Is "A"\n<b>& c? '  # what a filter would change
 REASONING = "</think>"  # at which templates divide an answer
+PROBE_END = "</s>"  # the end of text of these conversations
 # Questions and answers by which a template is checked when it is loaded
 PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
@@ -76,13 +77,13 @@ class Template:
             turns = [Message(USER, question), Message(ASSISTANT, answer)] * answers
             turns = [Message(SYSTEM, question)] * with_system + turns
             try:
-                self.rendered("", turns)
+                self.rendered(PROBE_END, turns)
             except BadInput:
                 if with_system or REASONING in answer:
                     continue
                 raise
-            text += self.rendered("", turns, asks_for_answers=True).text
-            text += self.rendered("", turns[:-1], begins_answer=True).text
+            text += self.rendered(PROBE_END, turns, asks_for_answers=True).text
+            text += self.rendered(PROBE_END, turns[:-1], begins_answer=True).text
         return text
 
     def _encode(

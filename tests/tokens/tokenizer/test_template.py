@@ -92,6 +92,17 @@ def test_the_turn_tokens_of_a_file_are_those_that_it_renders(tmp_path: Path) -> 
         (CHATML.replace("content", "content|tojson"), r"a\.jinja: .* changes the text of messages; wanted it as it is"),
         ("{% for", r"a\.jinja: the conversation template: .*"),
         ("{{ raise_exception('never') }}", "never"),
+        (
+            CHATML.replace("{{ '<|im_start|>assistant", "{{ eos_token + '<|im_start|>assistant"),
+            "its prompt: the prompt ends",
+        ),
+        (CHATML.partition("{% if add")[0], "its prompt: the prompt ends"),
+        (CHATML.replace("' + message.content", "' + '<think></think>' * loop.last + message.content"), "its prompt"),
+        (
+            CHATML.replace("{% for", "{% if messages[0].role == 'system' %}{{ messages | length }}{% endif %}{% for"),
+            "its",
+        ),
+        (CHATML + " " * (1 << 20), "wanted at most 1,048,576"),
         ("{{ strftime_now('%d') }}", r"a\.jinja: asks for the date, so its tokens would differ"),
         (None, r"a\.jinja: cannot be read: .*No such file"),
     ],
