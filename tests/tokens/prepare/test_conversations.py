@@ -227,7 +227,7 @@ def test_a_developer_and_a_system_message_are_one(tmp_path: Path) -> None:
     assert [text.count(row) for text, _ in rows_of(tmp_path / "out")] == [3]
 
 
-def test_fields_that_are_not_read_are_counted_by_name(tmp_path: Path) -> None:
+def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     more = {"id": 7, "text": "t", "prompt": "a", "tags": [], "input": "x"}
     talks = [{"messages": [QUESTION | {"id": "q"}, ANSWER | {"id": "a"}]} | more] * 3 + [talk("a", "b")] * 2
     counts = {"'id'": 3, "'input'": 3, "'messages[].id'": 3, "'prompt'": 3, "'text'": 3}
