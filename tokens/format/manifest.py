@@ -102,7 +102,10 @@ class SplitRecord:
 
     kind: str
     seed: int
-    from_tail: list[str] = attrs.field(factory=list)  # splits that got the last documents because no hash fell to them
+    # Splits that got the last documents because no hash, or the hashes of too few documents, fell to them.
+    from_tail: list[str] = attrs.field(factory=list)
+    # Splits whose last documents went to the end of train because the hashes of too many documents fell to them.
+    shortened: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen

@@ -121,4 +121,7 @@ def _held_out(manifest: Manifest) -> str:
         return "the last documents"
     if rule.from_tail:
         return f"the last documents ({' and '.join(rule.from_tail)})"
+    if rule.shortened:
+        cut = f"in {' and '.join(rule.shortened)} only the first of these"
+        return f"those of a hash (xxh3_64, seed {rule.seed}) of their text, {cut}; copies may be in several splits"
     return f"those of a hash (xxh3_64, seed {rule.seed}) of their text, so copies of a document are in one split"

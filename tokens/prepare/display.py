@@ -16,7 +16,6 @@ from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import Totals
 from tokens.prepare.plan import UnitPlan
 
-SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 # Problems of which none is acceptable, in words after their number
 WHOLE = {
@@ -56,7 +55,6 @@ class UnitProgress:
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
-    asked = command.validation_fraction + command.test_fraction
     what = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
     print(f"{printable(command.output)}: {what}, {manifest.tokens:,} tokens in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # of each file, by split
@@ -67,10 +65,6 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
         print(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
     if manifest.rows is not None:
         print(f"  {manifest.rows.shares(manifest.tokens)}")
-    held_out = 1 - sum(tokens["train"]) / manifest.tokens
-    if held_out > SURPRISING_SHARE * asked:
-        whole = "whole documents, and some of them are long" if manifest.rows is None else "whole rows"
-        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: {whole}")
     report_problems(manifest, "ledger.jsonl has more")
 
 

@@ -16,7 +16,7 @@ from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, TokenizerRecord
 from tokens.format.token_file import TokenStream, open_split
 from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
-from tokens.prepare.plan import HASH, read_plan
+from tokens.prepare.plan import HASH, is_steady, read_plan
 
 DEAD_SECONDS = 60.0  # without a written byte, before the lock is looked at: the preparer may have been started anew
 STALLED_SECONDS = 1800.0  # without a written byte, where locks are not seen
@@ -43,6 +43,7 @@ class GrowingTokens:
         self.splits = ["train", *settings.held_out]
         self._units = len(plan.units)
         self._totals = Totals()
+        self._steady = False  # no token of train will be moved to a held-out split any more
         self._seen_bytes = 0  # of the ledger
         self._lock = threading.Lock()
         self._written: tuple[int, ...] = ()  # sizes of what the preparer writes
@@ -56,6 +57,7 @@ class GrowingTokens:
             for entry, end in entries_after(self.directory / COMMITS, self._seen_bytes):
                 self._seen_bytes = end
                 self._totals.add(entry)
+                self._steady = self._steady or is_steady(self.settings, self._totals.tokens)
             self.finished = finished
 
     @property
@@ -65,9 +67,17 @@ class GrowingTokens:
         return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
     def committed(self, split: str) -> int:
-        """Return the tokens of a split that will stay; 0 while an empty split may be cut from the tail of train."""
-        tokens = self._totals.cut or self._totals.tokens
-        return tokens[split] if self.finished or all(tokens[each] for each in self.splits) else 0
+        """Return the tokens of a split that will stay; 0 while a held-out split may be cut from the tail of train.
+
+        A held-out split with more than its share may be shortened to its share at the end.
+        """
+        if self._totals.cut is not None:
+            return self._totals.cut[split]
+        tokens = self._totals.tokens
+        if self.finished or not self._steady:
+            return tokens[split] if self.finished else 0
+        share = self.settings.held_out.get(split)
+        return tokens[split] if share is None else min(tokens[split], round(share * sum(tokens.values())))
 
     def progress(self) -> str:
         units = f"{self._totals.units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"

@@ -6,7 +6,7 @@ It is kept beside the tokens; a later command, with any number of workers, resum
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ COUNTED = 31  # bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are settings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
+LARGEST_FACTOR = 2  # between the share of the tokens that a split gets and the share that was asked for
 VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
 
@@ -86,6 +87,21 @@ class PrepareSettings:
         """Wanted share of the documents of each held-out split."""
         shares = {"validation": self.validation_fraction, "test": self.test_fraction}
         return {split: share for split, share in shares.items() if share > 0}
+
+    def short_splits(self, tokens: Mapping[str, int]) -> list[str]:
+        """Return the held-out splits that have less than half of the tokens that were asked for."""
+        total = sum(tokens.values())
+        return [split for split, share in self.held_out.items() if tokens[split] * LARGEST_FACTOR < share * total]
+
+    def long_splits(self, tokens: Mapping[str, int]) -> list[str]:
+        """Return the held-out splits that have more than twice the tokens that were asked for.
+
+        If that leaves less than half of its share to train on, these are all held-out splits.
+        """
+        total, held_out = sum(tokens.values()), self.held_out
+        if tokens["train"] * LARGEST_FACTOR < (1 - sum(held_out.values())) * total:
+            return list(held_out)
+        return [split for split, share in held_out.items() if tokens[split] > LARGEST_FACTOR * share * total]
 
     def tokenizer_record(self, ranks: Path | None) -> TokenizerRecord:
         """Return the tokenizer's entry in the manifest. `ranks`: the byte-pair ranks that go with the tokens."""
@@ -135,6 +151,14 @@ class UnitPlan:
         if self.settings.version == 1:  # which had neither field
             del values["settings"]["separator"], values["settings"]["version"]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
+    """Tell whether all splits have tokens, and held-out ones enough that none needs the end of the train stream.
+
+    From then on `train.py --follow` reads the train stream, which must not lose tokens any more.
+    """
+    return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 
 
 def settings_of(command: "PrepareCommand", tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:

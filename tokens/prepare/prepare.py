@@ -121,7 +121,12 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
         log.close()
     if manifest.split is not None and manifest.split.from_tail:
         held_out = " or ".join(manifest.split.from_tail)
-        say(f"NOTE: no document's hash fell to {held_out}: the last ones are held out, and copies may be in train")
+        what = "no document's hash, or those of too few documents, fell to"
+        say(f"NOTE: {what} {held_out}: the last ones are held out, and copies may be in train")
+    if manifest.split is not None and manifest.split.shortened:
+        held_out = " or ".join(manifest.split.shortened)
+        what = "the hashes of too many documents fell to"
+        say(f"NOTE: {what} {held_out}: the last ones of these are at the end of train, and copies may be in both")
     return manifest
 
 

@@ -1,16 +1,17 @@
 """Token writer: units appended in the order of the plan, durable with each commit, named when all are written.
 
-At the end held-out splits without documents are cut from the tail of the train stream.
+At the end held-out splits that miss the share asked for are corrected with tokens from the end of the train stream.
 """
 
 import io
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
 import numpy as np
 
-from common.errors import BadInput
+from common.errors import BadInput, say
 from common.files import replace_file, sync
 from tokens.format.header import read_header
 from tokens.format.manifest import (
@@ -25,14 +26,13 @@ from tokens.format.manifest import (
     read_content,
 )
 from tokens.prepare.bucket_output import BucketOutput
-from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
+from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, entries_after, reached
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard
-from tokens.prepare.plan import HASH, LARGEST_ID, TAIL, PrepareSettings, UnitPlan
+from tokens.prepare.plan import HASH, LARGEST_ID, TAIL, PrepareSettings, UnitPlan, is_steady
 
 COPY_TOKENS = COPY_BYTES // 2
-MOST_TIMES = 10  # the share asked, of a held-out split, or less of train: beyond, whole documents split nothing
-ADVICE = "add documents, or pass --split tail, which cuts the last one by tokens where it must"
+ADVICE = "add documents, or pass --split tail, which cuts a document by tokens where it must"
 
 
 class TooFewDocuments(BadInput):
@@ -44,43 +44,44 @@ def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float
     return {split: share for split, share in settings.held_out.items() if not totals.tokens[split]}
 
 
-def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Copy the tail of the train stream to the missing splits; return the final length of each split.
+def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
+    """Return the tokens that each split has at the end, between half and twice the share that was asked for.
 
-    Whole documents, or rows of packed conversations. A single document is cut by tokens; so is the last one of a tail
-    split that would hold out far more than was asked. Raises TooFewDocuments before anything is copied.
+    Splits that no document's hash fell to get whole documents from the end of the train stream, as do all splits with
+    --split tail. Where whole documents would miss the share by more than a factor of LARGEST_FACTOR, the splits are cut
+    by tokens instead, inside a document if need be; packed conversations are always cut by rows.
+    Raises TooFewDocuments.
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
-    train = streams["train"]
     by_tokens = settings.context_length is not None or sum(totals.documents.values()) - totals.empty_documents == 1
-    try:
-        lengths = _lengths(train, settings, totals, by_tokens=by_tokens)
-    except TooFewDocuments:
-        if by_tokens or settings.split != TAIL:
-            raise
-        lengths = _lengths(train, settings, totals, by_tokens=True)
+    if not by_tokens:
+        try:
+            lengths = _whole_documents(train, settings, totals)
+            if not settings.short_splits(lengths) and not settings.long_splits(lengths):
+                return lengths
+        except TooFewDocuments:
+            if settings.split != TAIL:
+                raise
+        splits = " and ".join(settings.held_out)
+        say(f"NOTE: whole documents would miss the share asked for, so {splits} may begin or end inside a document")
+    return _cut_by_tokens(train, settings, totals)
+
+
+def move_tokens(streams: dict[str, GrowingStream], totals: Totals, lengths: dict[str, int]) -> None:
+    """Copy tokens from the ends of streams to other streams, so that each split can then be cut to its final length.
+
+    What a held-out split has too much of goes to the end of the train stream, and what is missing in one comes from
+    there.
+    """
+    train, held_out = streams["train"], SPLITS[1:]
+    for split in held_out:
+        _copy(streams[split], lengths[split], totals.tokens[split], train)
     begin = lengths["train"]
-    for split in missing_splits(settings, totals):
-        end = begin + lengths[split]
-        for start in range(begin, end, COPY_TOKENS):
-            streams[split].append(io.BytesIO(train.read(start, min(end, start + COPY_TOKENS)).tobytes()))
-        streams[split].sync()
+    for split in held_out:
+        end = begin + max(0, lengths[split] - totals.tokens[split])
+        _copy(train, begin, end, streams[split])
         begin = end
-    return lengths
-
-
-def too_much_held_out(settings: PrepareSettings, lengths: dict[str, int]) -> str | None:
-    """Return the problem of splits of such lengths, far from the shares that were asked, or None."""
-    tokens, asked = sum(lengths.values()), settings.held_out
-    for split, share in asked.items():
-        if lengths[split] > MOST_TIMES * share * tokens:
-            held_out = f"{lengths[split] / tokens:.1%} of the tokens, in whole documents"
-            return f"--{split}-fraction {share:g} would hold out {held_out}"
-    if MOST_TIMES * lengths["train"] < (1 - sum(asked.values())) * tokens:
-        fractions = " and ".join(f"--{split}-fraction {share:g}" for split, share in asked.items())
-        return f"{fractions} would leave {lengths['train']:,} of {tokens:,} tokens to train on"
-    return None
 
 
 class TokenWriter:
@@ -124,16 +125,19 @@ class TokenWriter:
     def finish(self) -> Manifest:
         """Fill missing splits from the tail, name the files, write the manifest. Raises BadInput for an empty one."""
         settings = self._plan.settings
-        from_tail = list(missing_splits(settings, self.totals)) if settings.split == HASH else []
         if self._bucket is None:
             if (lengths := self.totals.cut) is None:
-                lengths = copy_tail(self._streams, settings, self.totals)
+                lengths = final_lengths(self._streams["train"], settings, self.totals)
+                self._refuse_if_followed(lengths)
+                move_tokens(self._streams, self.totals, lengths)
                 reached("tail copied")
                 self._log.append(TailCut(lengths))
                 reached("cut noted")
-            self._streams["train"].truncate(lengths["train"])
+            for split, length in lengths.items():
+                if length < self._streams[split].length:
+                    self._streams[split].truncate(length)
         else:
-            _refuse_missing(from_tail, settings, self.totals)
+            _refuse_shares(settings, self.totals)
         reached("tail cut off")
         for stream in self._streams.values():
             stream.seal()
@@ -143,7 +147,7 @@ class TokenWriter:
             return self._publish(self._bucket, shards)
         with ThreadPoolExecutor() as threads:
             contents = list(threads.map(lambda shard: read_content(read_header(shard.path)), shards))
-        manifest = self._manifest(shards, contents, from_tail)
+        manifest = self._manifest(shards, contents)
         for shard in shards:
             shard.path.replace(self.directory / shard.name)
             reached("file named")
@@ -156,6 +160,18 @@ class TokenWriter:
     def close(self) -> None:
         for stream in self._streams.values():
             stream.close()
+
+    def _refuse_if_followed(self, lengths: dict[str, int]) -> None:
+        """Raise TooFewDocuments where tokens would leave the train stream that `train.py --follow` may have read."""
+        settings = self._plan.settings
+        if settings.split != HASH or lengths["train"] >= self.totals.tokens["train"]:
+            return
+        totals = Totals()
+        for entry, _ in entries_after(self._log.path, 0):
+            totals.add(entry)
+            if is_steady(settings, totals.tokens):
+                short = " and ".join(settings.short_splits(self.totals.tokens))
+                raise TooFewDocuments(f"less than half of the share that was asked for fell to {short}; {ADVICE}")
 
     def _move_full_shards(self, bucket: BucketOutput) -> None:
         """Upload full shards with a checkpoint that another disk can resume from; delete them here."""
@@ -176,13 +192,15 @@ class TokenWriter:
         for shard in shards:
             if shard.path.name not in uploaded:
                 self._upload(bucket, shard.path)
-        manifest = self._manifest(shards, [uploaded[shard.path.name] for shard in shards], [])
+        manifest = self._manifest(shards, [uploaded[shard.path.name] for shard in shards])
         names = {shard.path.name: shard.name for shard in shards}
         bucket.publish(names, self._ranks, manifest_text(manifest))
         return manifest
 
-    def _manifest(self, shards: list[Shard], contents: list[Content], from_tail: list[str]) -> Manifest:
+    def _manifest(self, shards: list[Shard], contents: list[Content]) -> Manifest:
         totals, plan, length = self.totals, self._plan, self._plan.settings.context_length
+        final = totals.cut or totals.tokens
+        hashed = plan.settings.held_out if plan.settings.split == HASH else {}
         return Manifest(
             files={
                 shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=plan.settings.dtype.name)
@@ -193,7 +211,12 @@ class TokenWriter:
             text_bytes=totals.text_bytes,
             tokenizer=plan.settings.tokenizer_record(self._ranks),
             sources=[source.record for source in plan.sources],
-            split=SplitRecord(kind=plan.settings.split, seed=plan.settings.split_seed, from_tail=from_tail),
+            split=SplitRecord(
+                kind=plan.settings.split,
+                seed=plan.settings.split_seed,
+                from_tail=[split for split in hashed if final[split] > totals.tokens[split]],
+                shortened=[split for split in hashed if final[split] < totals.tokens[split]],
+            ),
             units=totals.units,
             plan=plan.fingerprint(),
             problems=totals.problems,
@@ -204,29 +227,61 @@ class TokenWriter:
         )
 
 
-def _lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals, *, by_tokens: bool) -> dict[str, int]:
-    """Return the length of each split once the missing ones are cut from the tail. Raises TooFewDocuments."""
+def _whole_documents(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
+    """Return the length of each split once the missing ones got documents of the tail. Raises TooFewDocuments."""
     missing, end = missing_splits(settings, totals), totals.tokens["train"]
     documents = sum(totals.documents.values()) - totals.empty_documents
-    text, whole, room = end, documents, totals.documents["train"] - totals.empty_documents
-    size = settings.context_length or 1  # of packed conversations rows are cut off
-    if by_tokens:
-        whole = room = -(-_end_of_text(train, end, settings.end_of_text_id) // size)
-        text = whole * size
-    counts = {split: max(1, round(whole * share)) for split, share in missing.items()}
-    if missing and sum(counts.values()) >= room:
-        what = f"text of {text:,} tokens is" if by_tokens else f"{documents} documents are"
-        what = f"{room:,} rows of {size:,} tokens are" if size > 1 else what
-        wanted = " and ".join(f"{count} for {split}" for split, count in counts.items())
-        raise TooFewDocuments(f"{what} too few to hold out {wanted}{'' if by_tokens else f'; {ADVICE}'}")
+    counts = {split: max(1, round(documents * share)) for split, share in missing.items()}
+    if missing and sum(counts.values()) >= totals.documents["train"] - totals.empty_documents:
+        held_out = " and ".join(f"{count} for {split}" for split, count in counts.items())
+        raise TooFewDocuments(f"{documents} documents are too few to hold out {held_out}; {ADVICE}")
     lengths = dict(totals.tokens)
     for split in reversed(counts):  # the test split is the very end
-        text = text - counts[split] * size if by_tokens else _before_documents(train, counts[split], text, settings)
-        lengths[split], end = end - text, text
+        begin = _before_documents(train, counts[split], end, settings)
+        lengths[split], end = end - begin, begin
     lengths["train"] = end
-    if not by_tokens and (problem := too_much_held_out(settings, lengths)):
-        raise TooFewDocuments(f"{problem}; {ADVICE}")
     return lengths
+
+
+def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
+    """Return the length of each split, cut by tokens, or by rows of conversations. Raises TooFewDocuments."""
+    total, size = sum(totals.tokens.values()), settings.context_length or 1
+    missing, lengths = missing_splits(settings, totals), dict(totals.tokens)
+    changed = {*missing, *settings.short_splits(lengths), *settings.long_splits(lengths)}
+    text_end = _end_of_text(train, totals.tokens["train"], settings.end_of_text_id)
+    # Empty documents at the very end go to the last split, and are not counted where all splits come from there.
+    counted = text_end if len(missing) == len(settings.held_out) else total
+    wanted = {
+        split: max(1, round(-(-counted // size) * share)) * size
+        for split, share in settings.held_out.items()
+        if split in changed
+    }
+    for split in [split for split in wanted if split not in missing]:
+        lengths["train"] += lengths[split] - wanted[split]
+        lengths[split] = wanted.pop(split)
+    end, text_end = lengths["train"], -(-text_end // size) * size
+    if end != totals.tokens["train"]:  # another end of the stream than the one that was looked at
+        text_end = end
+    if wanted and sum(wanted.values()) >= text_end:
+        held_out = " and ".join(f"{count // size} for {split}" for split, count in wanted.items())
+        rows = f"{text_end // size:,} rows of {size:,} tokens are" if size > 1 else f"text of {text_end:,} tokens is"
+        raise TooFewDocuments(f"{rows} too few to hold out {held_out}")
+    for split in reversed(wanted):  # the test split is the very end
+        begin = text_end - wanted[split]
+        lengths[split], end, text_end = end - begin, begin, begin
+    lengths["train"] = end
+    _refuse_lengths(settings, lengths, size)
+    return lengths
+
+
+def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
+    """Raise TooFewDocuments for a text so short that not even a cut by tokens comes near the shares asked for."""
+    total = sum(lengths.values())
+    for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
+        least = math.ceil(1000 * size / total) / 1000
+        unit = f"row of {size:,} tokens" if size > 1 else "token"
+        got = f"--{split}-fraction {settings.held_out[split]:g}: of {total:,} tokens, a {unit} is {size / total:.1%}"
+        raise TooFewDocuments(f"{got}; pass --{split}-fraction {least:g} or more, or 0, or add documents")
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
@@ -253,10 +308,22 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
     return end
 
 
-def _refuse_missing(missing: list[str], settings: PrepareSettings, totals: Totals) -> None:
-    for split in missing:
-        raise BadInput(f"no document's hash fell to {split}; pass another --output and --{split}-fraction, larger or 0")
+def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
+    """Append the tokens begin .. end of one stream to another; they are on the disk when it returns."""
+    for start in range(begin, end, COPY_TOKENS):
+        target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))
+    if end > begin:
+        target.sync()
+
+
+def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
+    """Raise BadInput where splits in a bucket, which cannot be cut any more, are far from the shares asked for."""
+    advice = "begin anew in a folder with --split tail, or with more documents"
     if not totals.tokens["train"]:
         raise BadInput("every document's hash fell to a held-out split; pass another --output and lower fractions")
-    if problem := too_much_held_out(settings, totals.tokens):
-        raise BadInput(f"{problem}; begin anew in a folder with --split tail, or with more documents")
+    total = sum(totals.tokens.values())
+    for split in missing_splits(settings, totals):
+        raise BadInput(f"no document's hash fell to {split}; pass another --output and --{split}-fraction, larger or 0")
+    for split in [*settings.long_splits(totals.tokens), *settings.short_splits(totals.tokens)]:
+        share = f"--{split}-fraction {settings.held_out[split]:g}"
+        raise BadInput(f"{share} would hold out {totals.tokens[split] / total:.1%} of the tokens; {advice}")

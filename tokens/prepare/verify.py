@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import xxhash
 
@@ -19,9 +20,17 @@ from common.remote_files import REMOTE, THREADS, look_up_remote
 from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, check_file, check_sha256, read_manifest, split_of
 from tokens.prepare.bucket_output import BucketOutput
-from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
+from tokens.prepare.commit_log import COMMITS, SHOWN, Totals, entries_after, read_log
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import UnitPlan, read_plan
+
+
+class Slice(NamedTuple):
+    """Bytes begin .. end of the tokens of a file, or object."""
+
+    path: str
+    begin: int
+    end: int
 
 
 def status(where: str) -> list[str]:
@@ -117,10 +126,7 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
     if plan.settings.template is not None:  # a unit's digest is that of its growing words
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
-    sizes = {name: entry.tokens * item_bytes for name, entry in sorted(manifest.files.items())}
-    files = {split: [(f"{where}/{name}", sizes[name]) for name in sizes if split_of(name) == split] for split in SPLITS}
-    for split in SPLITS:  # one that was cut from the tail of train goes on where that ends
-        files["train"] += files[split] if log.cut is not None and not log.tokens[split] else []
+    files = _slices_by_split(where, log, manifest, item_bytes)
     begins = dict.fromkeys(SPLITS, 0)  # tokens
     for entry, _ in entries_after(directory / COMMITS, 0):
         if not isinstance(entry, Result):
@@ -129,26 +135,57 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
             begin, end = begins[split], begins[split] + part.tokens
             begins[split] = end
             digest = xxhash.xxh3_128()
-            for data in _read(files[split], begin * item_bytes, end * item_bytes):
+            for data in _read(_between(files[split], begin * item_bytes, end * item_bytes)):
                 digest.update(data)
             if digest.hexdigest() != part.digest:
                 yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, entry.index)}"
 
 
-def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]:
-    """Yield bytes begin .. end of the tokens in files of such paths and lengths; less where one is cut short."""
-    position = 0
-    for path, length in files:
-        first, last = max(begin, position), min(end, position + length)
+def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: int) -> dict[str, list[Slice]]:
+    """Return where the tokens that the units wrote for each split are now, in their order.
+
+    At the end a held-out split may have got tokens from the end of train, or have given its last ones to it.
+    """
+    files: dict[str, list[Slice]] = {}
+    for split in SPLITS:
+        names = sorted(name for name in manifest.files if split_of(name) == split)
+        files[split] = [Slice(f"{where}/{name}", 0, manifest.files[name].tokens * item_bytes) for name in names]
+    if log.cut is None:
+        return files
+    written = {split: count * item_bytes for split, count in log.tokens.items()}
+    after, given = [*files["train"]], dict[str, list[Slice]]()  # the end of train before the held-out splits were cut
+    for split in SPLITS[1:]:
+        after += _between(files[split], written[split], log.cut[split] * item_bytes)
+    begin = written["train"]
+    for split in SPLITS[1:]:
+        end = begin + max(0, written[split] - log.cut[split] * item_bytes)
+        given[split], begin = _between(after, begin, end), end
+    kept = {split: _between(files[split], 0, written[split]) + given[split] for split in SPLITS[1:]}
+    return {"train": _between(after, 0, written["train"]), **kept}
+
+
+def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
+    """Return bytes begin .. end of slices that follow each other."""
+    found, position = [], 0
+    for each in slices:
+        first, last = max(begin, position), min(end, position + each.end - each.begin)
         if first < last:
-            with suppress(OSError, BadInput):
-                opened = look_up_remote(path).open() if REMOTE in path else open_regular(Path(path))
-                with opened as file:
-                    file.seek(HEADER_BYTES + first - position)
-                    while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
-                        first += len(data)
-                        yield data
-        position += length
+            found.append(Slice(each.path, each.begin + first - position, each.begin + last - position))
+        position += each.end - each.begin
+    return found
+
+
+def _read(slices: list[Slice]) -> Iterator[bytes]:
+    """Yield the bytes of slices; less where a file is cut short."""
+    for path, begin, end in slices:
+        with suppress(OSError, BadInput):
+            opened = look_up_remote(path).open() if REMOTE in path else open_regular(Path(path))
+            with opened as file:
+                file.seek(HEADER_BYTES + begin)
+                missing = end - begin
+                while missing and (data := file.read(min(missing, BLOCK_BYTES))):
+                    missing -= len(data)
+                    yield data
 
 
 def _sources(plan: UnitPlan, index: int) -> str:
