@@ -13,7 +13,8 @@ from common.remote_files import REMOTE, RemoteFile, look_up_remote
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
-SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
+RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
+SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
 EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
 PROBLEM_CHARACTERS = 300
 

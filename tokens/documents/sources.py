@@ -16,10 +16,26 @@ from common.files import by_number
 from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
-from tokens.format.manifest import SourceRecord
+from tokens.documents.selection import (
+    OTHER_KINDS,
+    TOKEN_SUFFIXES,
+    TRAIN,
+    Selection,
+    are_mixed,
+    by_split,
+    counted,
+    first,
+    refuse_several_splits,
+    select,
+)
+from tokens.format.manifest import MANIFEST, PLAN, SourceRecord, split_of
 
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
+CARD_BYTES = 1 << 14  # of a README, in which its metadata are looked for
+CARD_KEYS = re.compile(
+    rb"^(dataset_info|configs|license|task_categories|size_categories|language|pretty_name)\s*:", re.M
+)
 COMMIT = re.compile("@([0-9a-f]{40})/")  # in the URL of a hub dataset's file
 
 
@@ -40,16 +56,21 @@ class Source:
 def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[Source]:
     """Return the files of each SOURCE, in the order of their names; of a hub dataset at the commit of `kept` sources.
 
-    Notes files left out or named twice. Raises BadInput for no files, unknown kinds and unreadable ones.
+    Notes files that are left out or named twice, and sources of several splits. Raises BadInput for no files, unknown
+    kinds, unreadable ones, and a folder or glob that holds several splits.
     """
     sources = [Source(name, tuple(_resolve(name, kept))) for name in names]
-    counts = Counter(item.path for source in sources for item in source.inputs)
-    for path in counts:
-        if not path.endswith(SUFFIXES):
-            raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
+    paths = [item.path for source in sources for item in source.inputs]
+    for path in paths:
+        _check_kind(path)
+    counts = Counter(path if REMOTE in path else os.path.realpath(path) for path in paths)
     twice = [path for path, count in counts.items() if count > 1]
     if twice:
-        say(f"NOTE: named twice, so prepared twice: {_first(twice)}")
+        say(f"NOTE: named twice, so prepared twice: {first(twice)}")
+    if STANDARD_LIBRARY not in names:  # which has modules of any name
+        splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
+        if are_mixed(splits):
+            say(f"NOTE: the sources hold several splits, and all are read: {counted(splits)}")
     return sources
 
 
@@ -62,41 +83,43 @@ def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
         return found
     if name == STANDARD_LIBRARY:
         return [look_up(str(path)) for path in _standard_library()]
-    if REMOTE in name:
-        found, others = _remote_files(name)
-    else:
-        files, others = _local_files(name)
-        found = [look_up(str(file.absolute())) for file in files]
-    if others:
-        say(f"NOTE: {name}: files of other kinds are left out: {_first(others)}")
+    found = _remote_files(name) if REMOTE in name else _local_files(name)
     return sorted(found, key=lambda item: by_number(item.path))
 
 
-def _local_files(name: str) -> tuple[list[Path], list[str]]:
-    """Return the files of a folder, glob or file name, and other files in the folder."""
+def _local_files(name: str) -> list[Input]:
+    """Return the documents of a folder or glob, or a file of that name."""
     path = Path(name)
     with readable(name):
         is_folder, is_file = path.is_dir(), path.is_file()
     if is_folder:
-        found, others = _folder(path)
-        if not found:
-            raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
-        return found, others
-    found = [path] if is_file else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
-    found = [file for file in found if file.is_file()]
-    if not found:
-        raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
-    return found, []
+        found, top = _folder(path), path
+    elif is_file:
+        return [look_up(str(path.absolute()))]
+    else:
+        matches = [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
+        top = Path(re.split(r"[^/]*[*?[]", name, maxsplit=1)[0])
+        names = [str(match.relative_to(top)) for match in matches if match.is_file()]
+        if not names:
+            raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
+        if all(one.endswith(SUFFIXES) for one in names):
+            refuse_several_splits(name, str(top), names)
+        found = Selection(names)
+    for note in found.notes(name, lambda one: str(top / one)):
+        say(note)
+    if not found.documents:
+        raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
+    return [look_up(str((top / one).absolute())) for one in found.documents]
 
 
-def _folder(top: Path) -> tuple[list[Path], list[str]]:
-    """Return the files of documents below a folder; and other files, and token directories as a whole."""
+def _folder(top: Path) -> Selection:
+    """Return which files below a folder are documents; token directories are left out as a whole."""
 
     def refuse(error: OSError) -> None:
         with readable(error.filename):
             raise error
 
-    found, others = [], []
+    names, others = list[str](), list[str]()
     seen = set()  # links may lead in circles
     for name, folders, files in os.walk(top, followlinks=True, onerror=refuse):
         folder = Path(name)
@@ -104,7 +127,7 @@ def _folder(top: Path) -> tuple[list[Path], list[str]]:
         if has_tokens and folder == top:
             raise BadInput(f"{top}: holds tokens; name a folder of documents")
         if has_tokens:
-            others.append(str(folder))
+            others.append(str(folder.relative_to(top)))
         if has_tokens or folder.resolve() in seen:
             folders.clear()
             continue
@@ -113,36 +136,55 @@ def _folder(top: Path) -> tuple[list[Path], list[str]]:
         for file in files:
             path = folder / file
             with readable(str(path)):
-                if not path.is_file() and path.exists():  # a link that leads nowhere will be refused by name
-                    continue
-            if file.endswith(SUFFIXES):
-                found.append(path)
-            elif not file.startswith("."):
-                others.append(str(path))
-    return found, others
+                is_other = not path.is_file() and path.exists()  # a link that leads nowhere will be refused by name
+            (others if is_other else names).append(str(path.relative_to(top)))
+    found = select(str(top), names, lambda name: _describes_dataset(top / name))
+    for name in others:
+        found.leave_out(OTHER_KINDS, name)
+    return found
+
+
+def _describes_dataset(path: Path) -> bool:
+    """Tell whether a README begins with the metadata of a dataset on the hub."""
+    with readable(str(path)), path.open("rb") as file:
+        head = file.read(CARD_BYTES)
+    metadata = re.match(rb"---\r?\n(.*?)\n---", head, re.DOTALL)
+    return metadata is not None and CARD_KEYS.search(metadata[1]) is not None
 
 
 def _has_tokens(names: Iterable[str]) -> bool:
     """Tell whether a folder with files of these names is a token directory, finished or not."""
     names = set(names)
     begun = any(name in {"ledger.jsonl", ".lock"} or name.startswith(".checkpoint-") for name in names)
-    return "plan.json" in names and begun
+    return (PLAN in names and begun) or (MANIFEST in names and any(map(split_of, names)))
 
 
-def _remote_files(name: str) -> tuple[list[Input], list[str]]:
-    """Return the files of a URL, and other files in the folder that it names."""
-    found, others = find_remote(name), []
-    if not glob.has_magic(name) and name not in found:
-        names: dict[str, list[str]] = {}  # by folder
-        for url in found:
-            names.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
-        tokens = tuple(f"{folder}/" for folder, files in names.items() if _has_tokens(files))
-        others = sorted(url for url in found if not url.endswith(SUFFIXES) or url.startswith(tokens))
-        for url in others:
-            del found[url]
-    if not found:
+def _remote_files(name: str) -> list[Input]:
+    """Return the documents of a URL: a file, a glob, or all below a folder."""
+    found = find_remote(name)
+    if name in found:
+        return [remote_input(found[name])]
+    top = f"{name.rstrip('/')}/"
+    if is_glob := glob.has_magic(name):
+        top = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0]
+    folders: dict[str, list[str]] = {}
+    for url in found:
+        folders.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
+    tokens = tuple(f"{folder}/" for folder, files in folders.items() if _has_tokens(files))
+    names = [url.removeprefix(top) for url in found if is_glob or not url.startswith(tokens)]
+    if is_glob:
+        chosen = Selection(names)
+        if all(one.endswith(SUFFIXES) for one in names):
+            refuse_several_splits(name, top, names)
+    else:
+        chosen = select(name, names)
+        for folder in [] if is_glob else tokens:
+            chosen.leave_out(OTHER_KINDS, folder.removeprefix(top))
+    for note in chosen.notes(name, lambda one: f"{top}{one}"):
+        say(note)
+    if not chosen.documents:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
-    return [remote_input(file) for file in found.values()], others
+    return [remote_input(found[f"{top}{one}"]) for one in chosen.documents]
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:
@@ -154,10 +196,14 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     repository, _, configuration = dataset.partition(":")
     with hub_errors(f"{name}: cannot be resolved on the hub", "read"):
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
-        urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
+        files = {str(split): [str(url) for url in found] for split, found in (builder.config.data_files or {}).items()}
+        urls = files.pop(TRAIN, [])
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
+    if files:
+        others = ", ".join(f"{len(found):,} of {split}" for split, found in files.items())
+        say(f"NOTE: {name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}")
     return inputs
 
 
@@ -169,5 +215,10 @@ def _standard_library() -> list[Path]:
     return sorted(files, key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest())
 
 
-def _first(paths: list[str]) -> str:
-    return min(paths) + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
+def _check_kind(path: str) -> None:
+    if path.endswith(SUFFIXES):
+        return
+    if path.endswith(TOKEN_SUFFIXES):
+        advice = 'name their text, or train on their folder: "dataset" in train.json, or train.py RUN --token-files DIR'
+        raise BadInput(f"{path}: holds token ids, no documents; {advice}")
+    raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")

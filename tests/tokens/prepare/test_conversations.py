@@ -317,8 +317,8 @@ def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Pa
     questions = {split: set(re.findall(r"Question \d+", text)) for split, text in held.items()}
     assert not questions["train"] & questions["validation"] and len(questions["train"] | questions["validation"]) == 50
     write(tmp_path / "all", source, **TURNS)
-    for split, seed in (("tail", 0), ("hash", 3)):  # no hash falls to it
-        manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.001, **TURNS)
+    for split, seed in (("tail", 0), ("hash", 4)):  # no hash falls to it
+        manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.01, **TURNS)
         assert rows_of(tmp_path / split) + rows_of(tmp_path / split, "validation") == rows_of(tmp_path / "all")
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
 

@@ -29,14 +29,13 @@ MANIFEST = Manifest(
 )
 
 
-def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) -> None:
     report(PrepareCommand(("a",), output="out\x1b"), MANIFEST, 2.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "out\\x1b: 100 documents, 1,000 tokens in 2.0 s",
         "  train in 2 files: 900 tokens (90.00%)",
         "  validation.safetensors: 100 tokens (10.00%)",
-        "NOTE: 10% are held out for 1% asked: whole documents, and some of them are long",
     ]
 
 

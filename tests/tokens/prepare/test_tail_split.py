@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.preparing import jsonl, texts_of, tokens_of, write
+from tests.tokens.preparing import files_of, jsonl, texts_of, tokens_of, write
+from tokens.format.manifest import read_manifest
+from tokens.prepare.verify import verify
 
 
 @pytest.mark.parametrize("unit_bytes", [30, 1 << 24])
@@ -25,17 +27,68 @@ def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
         assert lengths == [85, 10, 5]
 
 
-@pytest.mark.parametrize("texts", [["x" * 500, "y" * 500], ["x" * 500, "y"], ["x", "y" * 500]])
-def test_far_more_than_asked_is_held_out_by_no_split(tmp_path: Path, texts: list[str]) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["", *texts, ""])
+def shares_of(directory: Path) -> dict[str, float]:
+    """Return the share of the tokens that each split has."""
+    files = read_manifest(directory).files
+    return {
+        name.partition(".")[0]: entry.tokens / sum(each.tokens for each in files.values())
+        for name, entry in files.items()
+    }
+
+
+@pytest.mark.parametrize("split", ["tail", "hash"])
+@pytest.mark.parametrize(
+    "lengths",
+    [[300_000, 15], [15, 300_000], [5000, 5000], [100] * 30 + [9000], [9000] + [100] * 30, [50_000] + [9] * 400],
+)
+def test_a_held_out_share_is_near_the_one_requested(tmp_path: Path, lengths: list[int], split: str) -> None:
+    texts = ["", *(f"{number} ".ljust(length, "x") for number, length in enumerate(lengths)), ""]
+    source, wanted = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
     for seed in range(3):
-        with pytest.raises(BadInput, match=r"would hold out .* of the tokens, .*--split tail.*; nothing was written"):
-            write(tmp_path / "out", source, split="hash", split_seed=seed, validation_fraction=0.0005)
-    write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
-    train, held_out = (tokens_of(tmp_path / "out", split) for split in ("train", "validation"))
-    assert "".join(map(chr, train + held_out)) == "\u0100".join(["", *texts, "", ""])
-    assert len(held_out) in (round(0.01 * len(train)), round(0.01 * len(train)) + 1, len(texts[-1]) + 2)
-    assert chr(held_out[0]) in texts[-1]
+        out = tmp_path / str(seed)
+        fractions = {f"{name}_fraction": share for name, share in wanted.items()}
+        try:
+            manifest = write(out, source, split=split, split_seed=seed, unit_bytes=2000, **fractions)
+        except BadInput as error:  # documents whose hashes cannot be used are refused, with advice
+            assert split == "hash" and len(lengths) == 2 and "pass --split tail" in str(error)
+            continue
+        for name, share in wanted.items():
+            assert share / 2 <= shares_of(out)[name] <= share * 2
+        splits = ("train", "validation", "test")
+        assert sorted(token for name in splits for token in tokens_of(out, name)) == sorted(
+            token for text in texts for token in [*text.encode(), 256]
+        )
+        assert verify(str(out))
+        if split == "hash":
+            assert manifest.split.from_tail or manifest.split.shortened or tokens_of(out, "validation")[-1] == 256
+
+
+def test_tokens_too_few_for_the_share_are_refused(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
+    with pytest.raises(BadInput, match=r"a token is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"):
+        write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
+    write(tmp_path / "out", source, split="tail", validation_fraction=0.112)
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(0, "from_tail"), (21, "shortened")])
+def test_a_corrected_share_survives_an_interruption(
+    tmp_path: Path, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["x" * 9000, *(str(number) * 50 for number in range(20))])
+    options = {"split": "hash", "split_seed": seed, "validation_fraction": 0.1, "unit_bytes": 300}
+    manifest = write(tmp_path / "whole", source, **options)
+    assert getattr(manifest.split, kind) == ["validation"]
+    for point in ("tail copied", "cut noted", "tail cut off", "headers written", "file named"):
+
+        def interrupt(reached: str, point: str = point) -> None:
+            if reached == point:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("tokens.prepare.token_writer.reached", interrupt)
+            write(tmp_path / point, source, **options)
+        assert getattr(write(tmp_path / point, source, **options).split, kind) == ["validation"]
+        assert files_of(tmp_path / point) == files_of(tmp_path / "whole")
 
 
 def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:

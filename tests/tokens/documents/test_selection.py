@@ -1,0 +1,105 @@
+"""Of the files of a dataset only those to train on are documents; all others are named."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.documents.test_sources import resolve
+from tokens.documents.selection import select, split_of_source
+
+CARD = "---\nlicense: mit\n---\n# A dataset\n"
+
+
+def fill(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(CARD if name.endswith("README.md") else '{"text": "a"}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("train.jsonl", "test.jsonl", "README.md"), "train.jsonl,"),
+        (
+            ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test.parquet"),
+            "data/train-0000*.parquet',",
+        ),
+        (("train/a.jsonl", "validation/a.jsonl"), "train,"),
+        (("c4-train.0.json.gz", "c4-train.1.json.gz", "c4-validation.0.json.gz"), "c4-train.*.json.gz',"),
+        (("dev.json", "part.json"), "dev.json,"),
+        (("wiki.train.txt", "wiki.valid.txt"), "wiki.train.txt,"),
+        (("train/pos/1.txt", "test/pos/1.txt"), "train,"),
+        (("train/a.py", "eval/a.jsonl", "train/b.py"), "train,"),
+        (("text.jsonl", "eval/a.jsonl"), "eval,"),
+    ],
+)
+def test_several_splits_are_refused_with_a_path(tmp_path: Path, names: tuple[str, ...], advice: str) -> None:
+    folder = fill(tmp_path / "ds", *names)
+    with pytest.raises(BadInput) as refused:
+        resolve(folder)
+    said = str(refused.value)
+    assert said.startswith(f"{folder}: holds several splits: ") and advice in said
+    suggested = said.partition("such as ")[2].partition(", or ")[0].strip("'")
+    paths, _ = resolve(suggested)
+    assert paths[0] and len({split_of_source(str(Path(path).relative_to(folder))) for path in paths[0]}) == 1
+
+
+def test_a_glob_of_several_splits_is_refused(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "test", "train.jsonl", "test.jsonl")
+    with pytest.raises(BadInput, match=r"holds several splits: train in 1 file, test in 1; name one of them"):
+        resolve(f"{folder}/*.jsonl")
+    assert resolve(f"{folder}/tr*.jsonl") == ([[f"{folder}/train.jsonl"]], [])
+
+
+def test_splits_named_one_by_one_are_reported(tmp_path: Path) -> None:
+    folder = fill(tmp_path, "train.jsonl", "test.jsonl", "validation.jsonl")
+    paths, said = resolve(folder / "train.jsonl", folder / "test.jsonl")
+    assert paths == [[f"{folder}/train.jsonl"], [f"{folder}/test.jsonl"]]
+    assert said == ["NOTE: the sources hold several splits, and all are read: train in 1 file, test in 1"]
+
+
+def test_a_card_is_no_document_and_is_named(tmp_path: Path) -> None:
+    names = ("README.md", "ds.py", "dataset_infos.json", "data/train.jsonl", ".cache/x.json", "a.csv")
+    folder = fill(tmp_path / "ds", *names)
+    paths, said = resolve(folder)
+    assert paths == [[f"{folder}/data/train.jsonl"]]
+    for name in names:
+        assert (f"{folder}/{name}" in "\n".join(said)) == (name != "data/train.jsonl"), name
+    for other in ("data.csv", "data.zip", "tokens.bin"):
+        folder = fill(tmp_path / other, "README.md", other)
+        with pytest.raises(BadInput, match="a folder without documents"):
+            resolve(folder)
+
+
+def test_documentation_is_read_whole(tmp_path: Path) -> None:
+    names = ("README.md", "a.py", "docs/evaluation.md", "docs/training.md", "test/test_a.py", "tests/b.py", "train.py")
+    folder = tmp_path / "project"
+    fill(folder, *names)
+    (folder / "README.md").write_text("# A project\n")
+    assert resolve(folder) == ([sorted(f"{folder}/{name}" for name in names)], [])
+    assert resolve(folder / "README.md", folder / "docs")[1] == []
+
+
+def test_records_and_texts_together_are_reported(tmp_path: Path) -> None:
+    _, said = resolve(fill(tmp_path, "a.jsonl", "b.txt", "c.txt"))
+    kinds = f"1 with records and 2 with text ({tmp_path}/b.txt and 1 more)"
+    assert said == [f"NOTE: {tmp_path}: holds files of several kinds, and all are read: {kinds}"]
+
+
+def test_every_name_is_read_or_left_out() -> None:
+    names = ["a.txt", "b.TXT", ".c.txt", "d/.e/f.py", "g.bin", "h", "i.json.zst", "dataset_info.json", "LICENSE.md"]
+    found = select("x", names)
+    left_out = [name for kind in found.left_out.values() for name in kind]
+    assert sorted([*found.documents, *left_out]) == sorted(names)
+    assert found.documents == ["a.txt", "i.json.zst"]
+
+
+def test_token_ids_among_documents_are_recognized(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "mixed", "a.txt", "train.bin")
+    with pytest.raises(BadInput, match=r"train\.bin: holds token ids, no documents; name their text, or train on"):
+        resolve(folder / "train.bin")
+    paths, said = resolve(folder)
+    assert paths == [[f"{folder}/a.txt"]]
+    assert said == [f"NOTE: {folder}: files of token ids, which hold no text, are left out: {folder}/train.bin"]
