@@ -1,9 +1,14 @@
 """Line chart: one description, drawn as SVG with HTML labels for a page of any width, or by matplotlib as PNG."""
 
+import importlib.util
 import io
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -153,11 +158,18 @@ class Scale:
 
 
 def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
-    """Return charts below each other over one x axis."""
+    """Return charts below each other over one x axis, drawn by Agg in the default style on every machine."""
+    with _default_settings():
+        return _png(charts, title, heights)
+
+
+def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     height = 8 if len(charts) > 1 else 5
     figure = Figure(figsize=(9, height))
+    FigureCanvasAgg(figure)
     # A layout that finds its margins takes as long as the drawing.
     figure.subplots_adjust(left=0.11, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -185,6 +197,30 @@ def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png")
     return drawn.getvalue()
+
+
+@contextmanager
+def _default_settings() -> Iterator[None]:
+    """Keep a user's settings from matplotlib, such as a notebook's MPLBACKEND or the style of a matplotlibrc."""
+    if "matplotlib" not in sys.modules:  # it reads the settings, and refuses wrong ones, when it is imported
+        package = importlib.util.find_spec("matplotlib")
+        folder = next(iter((package and package.submodule_search_locations) or [""]))
+        ours = {"MPLBACKEND": "agg", "MATPLOTLIBRC": str(Path(folder, "mpl-data", "matplotlibrc"))}
+        theirs = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
+        try:
+            import matplotlib
+        finally:
+            for name, value in theirs.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
 
 
 def value_range(values: Sequence[np.ndarray], margin: float = 0.0) -> tuple[float, float]:

@@ -1,12 +1,17 @@
 """Line chart: every point and event is visible, or the title says what is not; labels are few and round."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from common.line_chart import Line, LineChart, Scale, png, value_range
+from tests.conftest import ROOT
 
 
 def chart(values: list[float], **changes: Any) -> str:
@@ -69,3 +74,22 @@ def test_a_logarithmic_axis_has_some_labels_and_not_too_many(low: float, high: f
 def test_the_last_label_of_an_x_axis_ends_at_its_place() -> None:
     labels = Scale(0.0, 41.0).labels("left")
     assert labels.count("<span") == 5 and '<span class=last style="left:97.56%">40' in labels
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "TkAgg"])
+def test_a_users_settings_do_not_reach_charts(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: black\nlines.linewidth: 9\n")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import numpy as np; from common.line_chart import *\n"
+        "line = Line(name='a', x=np.arange(9.0), y=np.arange(9.0), colour=0)\n"
+        "sys.stdout.buffer.write(png([LineChart(title='t', axis='x', lines=[line])], 'title'))"
+    )
+    settings = {"MPLBACKEND": backend, "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
+    environment = {name: value for name, value in os.environ.items() if name not in settings}
+    drawn = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(ROOT)], cwd=folder, env=environment | more, capture_output=True, check=True
+        ).stdout
+        for folder, more in ((tmp_path, settings), (ROOT, dict[str, str]()))
+    ]
+    assert drawn[0] == drawn[1] and drawn[0].startswith(b"\x89PNG")

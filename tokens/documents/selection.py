@@ -4,7 +4,7 @@ A published dataset has files for training next to files for validation and test
 data. Only documents to train on may be read, so several splits are refused, and everything that is left out is named.
 """
 
-import os
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
@@ -160,7 +160,8 @@ def _pattern(where: str, wanted: list[str], names: list[str]) -> str:
             name.startswith(f"{folder}/") for name in others
         ):
             return f"{top}/{folder}"
-    start, suffix = os.path.commonprefix(wanted), wanted[0].removeprefix(_stem(wanted[0]))
+    equal = itertools.takewhile(lambda characters: len({*characters}) == 1, zip(*wanted, strict=False))
+    start, suffix = "".join(characters[0] for characters in equal), wanted[0].removeprefix(_stem(wanted[0]))
     chosen = re.compile(rf"{re.escape(start)}[^/]*{re.escape(suffix)}")
     if len(wanted) > 1 and all(map(chosen.fullmatch, wanted)) and not any(map(chosen.fullmatch, others)):
         return f"'{top}/{start}*{suffix}'"

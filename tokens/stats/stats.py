@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from common.errors import BadInput, printable
-from common.files import replace_file
+from common.files import replace_file, write_problem
 from common.line_chart import Line, LineChart, VerticalMark, png
 from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
@@ -72,7 +72,7 @@ def stats(
         draw_chart(directory, values, counts, noun)
         lines.append(f"drawn in {directory / CHART}")
     except OSError as error:  # a directory without write permission can be read all the same
-        lines.append(f"not drawn: {error}")
+        lines.append(f"not drawn: {write_problem(directory / CHART, error)}")
     return lines
 
 
