@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import is_absent
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, quoted, refusing, say
 from common.json_files import read_json, read_regular
 from tokens.tokenizer.hugging_face_files import CHAT_TEMPLATE, SETTINGS, SPECIAL
 from tokens.tokenizer.rendering import TEMPLATE_CHARACTERS
@@ -24,7 +24,10 @@ def read_template(directory: Path) -> Template | None:
         text = next((each.get("template") for each in text if each.get("name") == "default"), None)
     if path.is_file():
         with refusing(path, kinds=(OSError, ValueError)):
-            text = read_regular(path, 4 * TEMPLATE_CHARACTERS).decode()
+            separate = read_regular(path, 4 * TEMPLATE_CHARACTERS).decode()
+        if isinstance(text, str) and text != separate:
+            say(f"NOTE: {path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers")
+        text = separate
     if not isinstance(text, str) and not is_absent(text):
         raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")
     # There are flags with such names, for example add_bos_token.
@@ -39,11 +42,14 @@ def read_template(directory: Path) -> Template | None:
 
 def end_ids(directory: Path) -> frozenset[int]:
     """Return the ids of `eos_token_id`: any of them ends an answer. Raises BadInput."""
-    found = (_values(directory / CONFIG) | _values(directory / GENERATION)).get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(each) is int for each in ids):
-        raise BadInput(f"{directory}: eos_token_id: got {quoted(found)}, wanted an id, or a list of ids")
-    return frozenset(ids)
+    ends: set[int] = set()
+    for path in (directory / CONFIG, directory / GENERATION):  # which may name different ones
+        found = _values(path).get("eos_token_id")
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(type(each) is int for each in ids):
+            raise BadInput(f"{path}: eos_token_id: got {quoted(found)}, wanted an id, or a list of ids")
+        ends.update(ids)
+    return frozenset(ends)
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from common.errors import BadInput, quoted, refusing, say
 from common.json_files import read_json
-from model.config import GPT2, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, rows
+from evaluation.shared.model_files import (
+    ACTIVATIONS,
+    CONFIG_FILES,
+    INDEX,
+    NANOGPT,
+    check_facts,
+    check_model_files,
+    inner_config,
+    weight_files,
+)
+from model.config import GPT2, ROTARY, UNGATED, ModelConfig, rows
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
@@ -18,10 +28,6 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank
 
-INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
-NANOGPT = "ckpt.pt"
-# Files with the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
-CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
 # Keys that are read, of ours; all other options of a network are not told by weights of these names.
 READ_KEYS = {
@@ -41,8 +47,7 @@ SHAPE_KEYS = {"block_size": "context_length", "n_inner": "hidden_width"} | {
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
     for key in (name, *rows(ModelConfig)[name].keys[GPT2])
 }
-GPT2_ACTIVATIONS = {STOCK_ACTIVATIONS[ours]: ours for ours in UNGATED} | {"gelu_pytorch_tanh": "gelu_tanh"}
-ACTIVATION_KEYS = {"activation_function": GPT2_ACTIVATIONS, "activation": {name: name for name in UNGATED}}
+ACTIVATION_KEYS = {"activation_function": ACTIVATIONS, "activation": {name: name for name in UNGATED}}
 NANOGPT_NOTE = (
     "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
@@ -58,6 +63,7 @@ def check_foreign(path: Path, run: Path | None) -> None:
     """Raise BadInput where a directory holds no model. `run`: its run directory."""
     if path.is_file():
         raise BadInput(f"{path}: is a file, wanted its folder: {path.parent}")
+    check_model_files(path, run)
     if not (path / NANOGPT).is_file():
         _read_config(path, run)
         if not _has_safetensors(path):
@@ -126,20 +132,12 @@ def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
     file = next((file for file in candidates if file.exists()), None)
     if file is None:
         raise BadInput(f"{path}: no model; wanted a run directory, a checkpoint, or weights with a {CONFIG_FILES[0]}")
-    values = read_json(file)
-    inside = values.get("cfg")  # in gpjt's published models
-    return file, inside if isinstance(inside, dict) else values
+    return file, inner_config(read_json(file))
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    names = [WEIGHTS]
-    if (path / INDEX).is_file():
-        places = read_json(path / INDEX).get("weight_map")
-        names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
-        if any(Path(name).name != name for name in names) or not names:
-            raise BadInput(f"{path / INDEX}: damaged: wanted weight_map with the names of files beside it")
     weights: dict[str, Tensor] = {}
-    for name in names:
+    for name in weight_files(path):
         try:
             with safe_open(path / name, framework="pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
@@ -154,7 +152,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """Return weights, configuration and its file; a config.json beside the checkpoint overrides its configuration."""
+    """Return weights, configuration and its file; a config.json next to the checkpoint adds to its configuration."""
     file = path / NANOGPT
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
@@ -170,4 +168,7 @@ def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
     if not all(isinstance(value, Tensor) for value in weights.values()):
         raise BadInput(f"{file}: model: wanted nothing but tensors")
     more = path / CONFIG_FILES[0]
-    return (weights, values | read_json(more), more) if more.exists() else (weights, values, file)
+    if not more.exists():
+        return weights, values, file
+    check_facts([(file, values), (more, read_json(more))])
+    return weights, values | read_json(more), more

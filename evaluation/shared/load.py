@@ -227,7 +227,12 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
     if wanted is not None:
         loaded: Tokenizer | None = load_tokenizer(wanted)
     else:
-        loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
+        loaded, recorded = read_tokenizer_files(place.path), place.tokenizer
+        known = None if recorded is None else recorded.fingerprint
+        if loaded is not None and known is not None and fingerprint(loaded) != known:
+            problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
+            raise BadInput(f"{place.path}: its tokenizer {problem}; move its files away, or pass --tokenizer")
+        loaded = loaded or _recorded_tokenizer(place, config)
     if loaded and loaded.surrounding_note is not None and environment_rank() == 0:
         say(loaded.surrounding_note)
     # nanoGPT's models lack an id for the end of text

@@ -110,6 +110,8 @@ def open_split(directory: Path, split: str) -> TokenStream:
         shards = sorted(directory.glob(f"{split}-[0-9]*-of-[0-9]*.safetensors"))
     if is_whole and shards:
         raise BadInput(f"{directory}: holds both {whole.name} and {shards[0].name}; keep one of them")
+    if is_whole or shards:
+        _refuse_second_format(directory, split, whole if is_whole else shards[0])
     if is_whole:
         return TokenStream([read_header(whole)])
     if not shards:
@@ -163,6 +165,16 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
     other = sorted(names.difference(wanted))
     if other:
         raise BadInput(f"{directory}: shards of several sets of {split}: {other[0]} is of another set; keep one set")
+
+
+def _refuse_second_format(directory: Path, split: str, ours: Path) -> None:
+    """Raise BadInput where files of another program hold the same split."""
+    from tokens.format.foreign_files import parse_name
+
+    names = sorted(path.name for suffix in ("bin", "npy") for path in directory.glob(f"*.{suffix}"))
+    for parsed in map(parse_name, names):
+        if parsed is not None and parsed.split == split:
+            raise BadInput(f"{directory}: holds both {ours.name} and {parsed.name}; keep files of one format")
 
 
 def _open_foreign(directory: Path, split: str) -> list[TokenFile]:

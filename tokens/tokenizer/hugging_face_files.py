@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, quoted, refusing, say
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
 from tokens.tokenizer.known import GPT2, PATTERNS, recognized
-from tokens.tokenizer.ranks import BYTE_LEVEL, library_values, merges, printable_letters
+from tokens.tokenizer.ranks import BYTE_LEVEL, library_values, merges, printable_letters, read_ranks
 from tokens.tokenizer.tokenizer import (
     END_OF_TEXT,
     Coder,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+RANKS_FILES = ("tokenizer.model", "tokenizer.tiktoken")  # which other programs read in the place of tokenizer.json
 CHAT_TEMPLATE = "chat_template.jinja"
 # The end of a text, if tokenizer_config.json names no eos_token
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
@@ -137,7 +138,9 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
     """Return the tokenizer of a Hugging Face model directory, or None without one. Raises BadInput as below."""
     path = directory / TOKENIZER
     if path.is_file():
-        return read_tokenizer_json(path)
+        tokenizer = read_tokenizer_json(path)
+        _check_second_files(directory, tokenizer)
+        return tokenizer
     path = directory / VOCABULARY
     if not path.is_file():
         return None
@@ -150,6 +153,31 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
         end_of_text = {"id": end, "content": END_OF_TEXT, "special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
         _check_settings(directory, [end_of_text])
     return tokenizer
+
+
+def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
+    """Raise BadInput where a second file of a model directory describes another tokenizer than tokenizer.json."""
+    advice = f"delete the one that is wrong, {TOKENIZER} or this one"
+    path, ranks, letters = directory / VOCABULARY, tokenizer.coder.ranks, printable_letters()
+    if path.is_file():
+        with _undamaged(path):
+            ids = parse_json(read_regular(path))
+        known = {token.decode("latin-1").translate(letters): rank for token, rank in ranks.items()}
+        added = {token.decode(errors="replace"): rank for token, rank in ranks.items() if len(token) > 1}
+        for word, number in ids.items():
+            ours = known.get(word, tokenizer.special_tokens.get(word, added.get(word)))
+            if ours != number:
+                raise BadInput(f"{path}: {quoted(word)}: got id {quoted(number)}, not {ours}; {advice}")
+    words = tokenizer.coder.words if isinstance(tokenizer.coder, LibraryCoder) else ranks
+    for path in (directory / name for name in RANKS_FILES):
+        if path.is_file():
+            try:
+                others = read_ranks(path)
+            except BadInput:  # SentencePiece's, for one
+                say(f"NOTE: {path}: is not read; the tokenizer is that of {TOKENIZER}")
+                continue
+            if others != words:
+                raise BadInput(f"{path}: has other ranks; {advice}")
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from tests.tokens.format.token_directory import check_flips, write_llm_c, write_nanogpt
 from tokens.format.foreign_files import foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import read_content
-from tokens.format.token_file import TokenStream
+from tokens.format.token_file import TokenStream, open_split
 
 FEW = np.arange(1000, dtype=np.uint16)
 
@@ -142,3 +143,10 @@ def test_files_are_in_the_order_of_their_numbers() -> None:
 def test_files_that_make_up_no_set_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         foreign_names("tokens", names)
+
+
+def test_two_formats_of_one_split_are_refused(tmp_path: Path) -> None:
+    save_file({"tokens": np.zeros(9, np.uint16)}, tmp_path / "train.safetensors")
+    np.zeros(9, np.uint16).tofile(tmp_path / "train.bin")
+    with pytest.raises(BadInput, match=r"holds both train\.safetensors and train\.bin; keep files of one format"):
+        open_split(tmp_path, "train")

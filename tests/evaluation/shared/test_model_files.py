@@ -1,0 +1,104 @@
+"""Two files that describe one network, or its tokenizer, agree, or neither is preferred."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from common.errors import BadInput
+from evaluation.shared.chat_template import end_ids, read_template
+from evaluation.shared.foreign import load_foreign
+from evaluation.shared.load import locate
+from tests.evaluation.shared.test_foreign import write
+from tests.model.test_gpt import SMALL
+from tests.model.test_naming import nanogpt, network, plain_of
+from tokens.tokenizer.hugging_face_files import read_tokenizer_files, write_tokenizer_files
+from tokens.tokenizer.loading import load_tokenizer
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", nanogpt(plain_of(network(SMALL)), SMALL))
+
+
+def write_index(model: Path, *names: str) -> None:
+    tensors = load_file(model / "model.safetensors")
+    for name in names:
+        save_file(tensors, model / name)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, names[0])}))
+
+
+@pytest.mark.parametrize(
+    ("add", "said"),
+    [
+        (
+            lambda model: write_index(model, "model-00001-of-00001.safetensors"),
+            "model.safetensors and the files of .* both",
+        ),
+        (
+            lambda model: write_index(model, "model.safetensors", "model-00002-of-00002.safetensors"),
+            "is not in .*index",
+        ),
+        (lambda model: (model / "adapter_config.json").write_text("{}"), "an adapter, which is not applied"),
+        (
+            lambda model: (model / "params.json").write_text('{"n_heads": 8, "vocab_size": -1}'),
+            "n_heads: got 8, but config",
+        ),
+        (lambda model: (model / "model.json").write_text('{"n_layers": 99}'), None),
+        (
+            lambda model: (model / "config.json").write_text('{"n_head": 4, "n_heads": 2}'),
+            "n_heads: got 2, but n_head: 4",
+        ),
+    ],
+)
+def test_a_second_description_of_a_network_is_refused(
+    model: Path, add: Callable[[Path], None], said: str | None
+) -> None:
+    locate(str(model), None)
+    add(model)
+    if said is None:
+        locate(str(model), None)  # the other file does not say how many layers there are
+    else:
+        with pytest.raises(BadInput, match=said):
+            locate(str(model), None)
+
+
+def test_weights_that_are_not_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("pytorch_model.bin", "ckpt.pt"):
+        (model / name).write_bytes(b"")
+    locate(str(model), None)
+    assert (
+        "reads model.safetensors; other weights next to it are not read: ckpt.pt and 1 more" in capsys.readouterr().err
+    )
+    load_foreign(model, None)
+
+
+def test_a_second_tokenizer_is_refused(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bytes")
+    write_tokenizer_files(tokenizer, tmp_path, 128)
+    assert read_tokenizer_files(tmp_path) is not None
+    (tmp_path / "tokenizer.model").write_text("".join(f"{code} {rank}\n" for rank, code in enumerate(["YQ=="] * 300)))
+    assert read_tokenizer_files(tmp_path) is not None  # no file of ranks, and it is noted
+    (tmp_path / "tokenizer.model").unlink()
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"a": vocabulary["b"], "b": vocabulary["a"]}))
+    with pytest.raises(BadInput, match=r"vocab\.json: 'a': got id .*; delete the one that is wrong"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_a_second_chat_template_is_refused(tmp_path: Path) -> None:
+    text = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": text}))
+    assert read_template(tmp_path) is not None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": text + "x"}))
+    with pytest.raises(BadInput, match=r"differs from chat_template in tokenizer_config\.json; delete the one"):
+        read_template(tmp_path)
+
+
+def test_every_file_may_name_ends_of_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    assert end_ids(tmp_path) == {1, 2, 3}
