@@ -43,7 +43,9 @@ def run(command: "PrepareCommand | Lines") -> int:
         refuse_losses(manifest, sum(source.bytes for source in manifest.sources), "the token files are")
         return EXIT_DONE
     except OSError as error:  # a full disk, above all
-        raise BadInput(f"{error}{kept(command)}") from error
+        from common.files import system_error
+
+        raise BadInput(f"{system_error(error)}{kept(command) or '; fix this, then rerun the same command'}") from error
 
 
 def kept(command: "PrepareCommand | Lines") -> str:

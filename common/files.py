@@ -45,11 +45,23 @@ def by_number(name: str) -> tuple[str, str]:
     return re.sub("[0-9]+", lambda digits: f"{len(digits[0].lstrip('0')):04}{digits[0].lstrip('0')}", name), name
 
 
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Give an OSError of the block the name of the file that it writes: the system names none when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = os.fspath(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Sync a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -63,7 +75,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
     if path.name in ("", ".."):  # a folder by its name, such as "." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".partial-{path.name}")
-    with locked_partial(partial) as file:
+    with naming(path), locked_partial(partial) as file:
         try:
             if keep and path.exists():
                 partial.unlink()

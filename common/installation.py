@@ -19,6 +19,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, dro
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a write, for which the user has to make room
 READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a paused terminal
 
 
@@ -150,6 +151,10 @@ def run_command(
             left = interrupted if isinstance(interrupted, str) else interrupted()
             print(f"{script}: interrupted{left}", file=sys.stderr, flush=True)
             return EXIT_INTERRUPTED
+        if isinstance(error, OSError) and error.filename is not None and error.errno in DISK_FULL:
+            from common.files import write_error
+
+            error = write_error(os.fsdecode(error.filename), error)
         if not isinstance(error, BadInput):
             raise
         if error.alone or not follows:

@@ -185,8 +185,12 @@ class JsonLog:
 
     def flush(self) -> None:
         """Write pending lines. Raises OSError."""
-        while self._pending:
-            self._pending = self._pending[self.file.write(self._pending) :]
+        try:
+            while self._pending:
+                self._pending = self._pending[self.file.write(self._pending) :]
+        except OSError as error:
+            error.filename = os.fspath(self.path)  # the system names none when a disk is full
+            raise
 
     @property
     def unwritten(self) -> int:

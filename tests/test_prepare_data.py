@@ -64,6 +64,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     for executor in (("--executor", "inline"), ("--workers", "2")):  # a worker may be the first, then
         full = run(["prlimit", "--fsize=300000", *PREPARE], *options, *executor)
         assert full.returncode == 1 and "Traceback" not in full.stderr
+        assert re.search(r"prepare_data.py: \S+/out/\S+: File too large; ", full.stderr.splitlines()[-1]), full.stderr
         assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
         assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
     done = succeed(PREPARE, *options)

@@ -4,15 +4,24 @@ import errno
 import fcntl
 import hashlib
 import os
+import pickle
+import resource
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common import files
 from common.errors import BadInput
 from common.files import is_folder, lock, mounted_as, open_locked, replace_file, sha256, system_error, writing
+from common.json_files import JsonLog
+from tokens.format.header import write_weighted
+from tokens.format.manifest import Content
+from tokens.prepare.commit_log import CommitLog, Uploaded
+from training.checkpoints.atomic_commit import create_partial
 
 
 def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> None:
@@ -126,3 +135,25 @@ def test_a_pipe_or_device_in_the_place_of_a_lock_file_is_refused_at_once(tmp_pat
         path.rmdir() if path.is_dir() else path.unlink()
     with open_locked(path, "taken"), pytest.raises(BadInput, match=r"^taken$"):
         open_locked(path, "taken")
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    log, lines = CommitLog(tmp_path, "x"), JsonLog(tmp_path / "lines")
+    entry = Uploaded("a" * 9000, Content(size_bytes=1, sha256="", max_id=0))
+    writers: dict[str, Callable[[], object]] = {
+        "replaced": lambda: replace_file(tmp_path / "replaced", bytes(9000)),
+        "lines": lambda: lines.append({"a": "x" * 9000}),
+        "ledger.jsonl": lambda: log.append(entry),
+        "weights": lambda: write_weighted(tmp_path / "weights", np.zeros(9000, "<u2"), np.zeros(9000, "u1"), 9),
+        ".partial-step/a": lambda: create_partial(tmp_path / "step", {"a": 9000}),
+    }
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in writers.items():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as full:
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert full.value.filename == str(tmp_path / name)
+        assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # from a worker

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput, quoted, refusing
+from common.files import naming
 from common.json_files import FILE_BYTES, open_regular, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
@@ -81,7 +82,7 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: i
 def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_length: int) -> None:
     """Write a token file with weights: 1-D arrays of one length, ids of the file's type and 0 or 1 for each."""
     assert tokens.shape == weights.shape, (tokens.shape, weights.shape)
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         write_header(file, tokens.dtype, len(tokens), context_length)
         file.write(tokens.tobytes() + weights.astype(WEIGHT).tobytes())
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from common.bucket import Bucket, StoredObject, Taken
 from common.errors import BadInput, refusing
+from common.files import naming, replace_file
 from common.remote_files import THREADS
 from tokens.format.header import HEADER_BYTES, read_header
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Content, Manifest, parse_manifest, read_content
@@ -46,7 +47,7 @@ class BucketOutput:
         self._empty_scratch()
         names = self._objects()
         if PLAN in names:
-            (self._scratch / PLAN).write_bytes(self._read(PLAN))
+            replace_file(self._scratch / PLAN, self._read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
         if MANIFEST not in names:
@@ -62,7 +63,7 @@ class BucketOutput:
         """Copy plan, commit log, manifest and ranks, as far as they exist, into the scratch folder."""
         names = self._objects()
         for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
-            (self._scratch / name).write_bytes(self._read(name))
+            replace_file(self._scratch / name, self._read(name))
         plan = read_plan(self._scratch)
         if plan is None or COMMITS in names or plan.settings.shard_tokens is None:
             return
@@ -81,7 +82,8 @@ class BucketOutput:
         names = sorted(name for name in self._objects() if name.startswith(CHECKPOINT))
         if lost := {*map(_checkpoint, range(len(names)))} - {*names}:
             raise BadInput(f"{self.url}/{min(lost)}: missing, and later ones are there; begin anew in another --output")
-        with (self._scratch / COMMITS).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
+        log_path = self._scratch / COMMITS
+        with naming(log_path), log_path.open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
             for data in threads.map(self._read, names):
                 tensors = load(data)
                 log.write(tensors.pop("ledger").tobytes())
@@ -89,7 +91,10 @@ class BucketOutput:
                 for split, tokens in tensors.items():
                     shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
                     path = partial_path(self._scratch, split, shard, plan.settings)
-                    with path.open("ab" if inside else "wb") as file:  # a shard may be begun several times, empty
+                    with (
+                        naming(path),
+                        path.open("ab" if inside else "wb") as file,
+                    ):  # a shard may be begun several times, empty
                         file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
                     self._lengths[split] = int(begins[split][0]) + len(tokens)
             self._log_bytes = log.tell()

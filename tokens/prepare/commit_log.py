@@ -14,7 +14,7 @@ import attrs
 
 from common.checks import structured
 from common.errors import BadInput
-from common.files import sync
+from common.files import naming, sync
 from common.json_files import open_regular, parse_json
 from tokens.format.header import readable_tokens
 from tokens.format.manifest import SPLITS, Content
@@ -110,7 +110,8 @@ class CommitLog:
                 raise BadInput(f"{self.path}: belongs to another plan; pass another --output")
             self.totals.add(entry)
         self._file = self.path.open("r+b" if self.path.exists() else "w+b")
-        self._file.truncate(known_bytes)
+        with naming(self.path):
+            self._file.truncate(known_bytes)
         self._file.seek(known_bytes)
         if known_bytes == 0:
             self.append(head)
@@ -118,15 +119,17 @@ class CommitLog:
 
     def append(self, *entries: Entry) -> None:
         """Append entries; they are on the disk when it returns."""
-        for entry in entries:
-            self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            for entry in entries:
+                self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
         for entry in entries:
             self.totals.add(entry)
 
     def close(self) -> None:
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
 
 
 def read_log(directory: Path) -> Totals:

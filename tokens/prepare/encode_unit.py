@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
+from common.files import naming
 from tokens.documents.conversations import ConversationReader
 from tokens.documents.inputs import Extent, Input, Problems
 from tokens.documents.reader import Piece, Reader
@@ -146,7 +147,8 @@ class _PartWriter:
             self._partial.unlink(missing_ok=True)  # never through a link of that name
             self._file = self._partial.open("xb")
         data = ids.astype(self._settings.growing_dtype, copy=False).data.cast("B")
-        self._file.write(data)
+        with naming(self._partial):
+            self._file.write(data)
         self._digest.update(data)
         self._counts.update(tokens=len(ids), **counts)
         plain = ids if self._packer is None else ids & LARGEST_ID
@@ -158,14 +160,16 @@ class _PartWriter:
             self._packer.flush()
         if self._file is None:
             return None
-        self._file.close()
+        with naming(self._partial):
+            self._file.close()
         self._partial.replace(self._path)
         return UnitPart(**self._counts, max_id=self._max_id, digest=self._digest.hexdigest())
 
     def close(self) -> None:
         """Delete the file if it is incomplete."""
         if self._file is not None:
-            self._file.close()
+            with naming(self._partial):
+                self._file.close()
             self._partial.unlink(missing_ok=True)
 
 

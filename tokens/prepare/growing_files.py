@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.files import sync
+from common.files import naming, sync
 from tokens.format.header import HEADER_BYTES, WEIGHT, write_header
 from tokens.format.manifest import SPLITS, split_of
 from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettings
@@ -72,13 +72,14 @@ class GrowingStream:
             data = source.read(min(COPY_BYTES, room * self._dtype.itemsize))
             if not data:
                 return
-            if self._file is None:
-                path = self._partial(self.length // self._shard_tokens)
-                path.unlink(missing_ok=True)  # never through a link of that name
-                self._file = path.open("x+b")
-                self._file.write(bytes(HEADER_BYTES))
-                sync(self._directory)
-            self._file.write(data)
+            path = self._partial(self.length // self._shard_tokens)
+            with naming(path):
+                if self._file is None:
+                    path.unlink(missing_ok=True)  # never through a link of that name
+                    self._file = path.open("x+b")
+                    self._file.write(bytes(HEADER_BYTES))
+                    sync(self._directory)
+                self._file.write(data)
             self.length += len(data) // self._dtype.itemsize
             if self.length % self._shard_tokens == 0:
                 self.seal()
@@ -86,8 +87,9 @@ class GrowingStream:
     def sync(self) -> None:
         """Wait until everything is on the disk."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with naming(self._file.name):
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Return tokens begin .. end, which must be synced."""
@@ -116,7 +118,8 @@ class GrowingStream:
     def seal(self) -> None:
         """Write the header of the last file; then all files are complete except for their names."""
         if self._file is not None:
-            write_header(self._file, self._dtype, self.length % self._shard_tokens or self._shard_tokens)
+            with naming(self._file.name):
+                write_header(self._file, self._dtype, self.length % self._shard_tokens or self._shard_tokens)
             self.sync()
             self.close()
 
@@ -150,7 +153,8 @@ class GrowingStream:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with naming(self._file.name):
+                self._file.close()
             self._file = None
 
     def _weighted_file(self, growing: Path, length: int, *, ends: bool) -> Path:
@@ -158,7 +162,7 @@ class GrowingStream:
         path, settings = growing.with_name(f"{growing.stem}{WEIGHTED}"), self._settings
         words = np.memmap(growing, GROWING_WORD, mode="r", offset=HEADER_BYTES, shape=length)
         path.unlink(missing_ok=True)  # never through a link of that name
-        with path.open("xb") as file:
+        with naming(path), path.open("xb") as file:
             write_header(file, settings.dtype, length + ends, settings.context_length)
             last = np.array([settings.end_of_text_id] * ends, GROWING_WORD)
             blocks = [*(words[begin : begin + COPY_BYTES] for begin in range(0, length, COPY_BYTES)), last]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from common.files import replace_file
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.hugging_face_files import tokenizer_text
 from tokens.tokenizer.known import GPT2, PATTERNS
@@ -57,7 +58,7 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
     if importlib.util.find_spec("fastokens") is None:
         return None
     ordinary = attrs.evolve(tokenizer, special_tokens={})  # in a text they are
-    path.write_text(tokenizer_text(ordinary), encoding="utf-8")
+    replace_file(path, tokenizer_text(ordinary))
     return path.absolute()
 
 

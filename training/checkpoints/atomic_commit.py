@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput, say
-from common.files import BLOCK_BYTES, is_folder, sync, write_error
+from common.files import BLOCK_BYTES, is_folder, naming, sync, write_error
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
@@ -60,13 +60,13 @@ def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
     _remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
     for file, size_bytes in sizes.items():
-        with (partial_of(path) / file).open("wb") as opened:
+        with naming(partial_of(path) / file), (partial_of(path) / file).open("wb") as opened:
             opened.truncate(size_bytes)
 
 
 def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
     """Write (offset in bytes, content) pairs into a file of a hidden checkpoint and wait until they are durable."""
-    with (partial_of(path) / file).open("r+b") as opened:
+    with naming(partial_of(path) / file), (partial_of(path) / file).open("r+b") as opened:
         for offset_bytes, content in rows:
             opened.seek(offset_bytes)
             opened.write(content)
@@ -179,7 +179,8 @@ def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object]
 
 
 def _put(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
+    with naming(file):
+        file.write_bytes(content)
     sync(file)
     sync(file.parent)
 
