@@ -53,7 +53,7 @@ def main() -> int:
             supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
-            initial = InitialWeights(source, partial(load_model, source))
+            initial = InitialWeights(source.removeprefix("hf:"), partial(load_model, source))
         if command.look is None:
             status = prepare(run, command, initial)
         else:

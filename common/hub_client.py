@@ -1,25 +1,82 @@
 """Hugging Face hub client: names, login, upload, and explained errors."""
 
+import difflib
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import BadInput, printable
+from common.errors import QUOTED_CHARACTERS, BadInput, printable
+from common.files import is_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
+HUB = "hf:"  # may begin a name on the hub
+DATASET = "dataset directory"
+MODEL = "model directory"
+REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # of a model: old ones have no owner
+CLOSE = 0.84  # likeness of two names, by difflib, from which one may be a typing error of the other
+LONGEST_CHAIN = 20  # of errors that caused each other
 DETAIL_CHARACTERS = 500  # shown of the hub's message in an error
+
+
+def hub_name(reference: str, what: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> str:
+    """Return the name on the hub of a model or dataset that is no local folder: OWNER/NAME, a model's also NAME alone.
+
+    With hf: in front a name is always one of the hub. Without it, a name that is close to a local one is refused with
+    that one, so that a typing error does not begin a download.
+
+    Arguments:
+        reference: as on the command line or in a file
+        what: DATASET or MODEL
+        folders: where local ones are
+        is_one: tells whether a folder is one of these
+
+    Raises BadInput.
+    """
+    name, pattern = reference.removeprefix(HUB), REPOSITORY if what == DATASET else NAME_PATTERN
+    if reference.startswith(HUB) and re.fullmatch(pattern, name, re.ASCII):
+        return name
+    near = nearest_folder(reference, folders, is_one)
+    on_hub = re.fullmatch(pattern, name, re.ASCII) is not None
+    is_local = "/" in reference and is_folder(Path(reference).parent)
+    if near is None and on_hub and not is_local:
+        return name
+    meant = "" if near is None else f"did you mean {near}? "
+    advice = f"for a {what.rpartition(' ')[0]} of the hub write {HUB}{name}"
+    if not on_hub:
+        advice = f"wanted a {what}, or OWNER/NAME on the hub"
+    raise BadInput(f"{reference}: no such directory; {meant}{advice}")
+
+
+def nearest_folder(reference: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> Path | None:
+    """Return the local folder that a name is close to: the same name elsewhere, or a typing error; None without one."""
+    wanted = Path(reference)
+    places = dict.fromkeys([Path(), *folders, wanted.parent])
+    likeness: dict[Path, float] = {}
+    for path in (path for place in places for path in _folders_in(place)):
+        spelled = str(path) if "/" in reference else path.name
+        likeness[path] = difflib.SequenceMatcher(None, spelled, reference[:QUOTED_CHARACTERS]).ratio()
+    close = sorted((path for path in likeness if likeness[path] >= CLOSE), key=lambda path: -likeness[path])
+    return next(filter(is_one, close), None)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if is_folder(path) and not path.name.startswith("."))
+    except OSError:
+        return []
 
 
 def check_names(repository: str, license_name: str | None) -> None:
     """Raise BadInput for a repository name or a license that the hub would refuse."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repository, re.ASCII):
+    if not re.fullmatch(REPOSITORY, repository, re.ASCII):
         raise BadInput(f"{repository}: not a repository name; wanted OWNER/NAME, as in its URL on the hub")
     if license_name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license_name):
         raise BadInput(f"--license: got '{license_name}', wanted a license of the hub, such as mit or cc-by-4.0")
@@ -81,9 +138,8 @@ def explained(error: BaseException, wanted: str = "write to") -> str:
     """Return an error of the hub client as one line with advice. `wanted`: what the access token must allow."""
     from huggingface_hub import constants
 
-    while type(error) is RuntimeError and error.__cause__ is not None:  # "Error while uploading"
-        error = error.__cause__
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    error = _origin(error)
+    status = _status(error)
     said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
     detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
     if status is None and constants.HF_HUB_OFFLINE and not isinstance(error, ValueError):
@@ -91,6 +147,24 @@ def explained(error: BaseException, wanted: str = "write to") -> str:
     if status in (401, 403):
         name = "check the name, or " if wanted == "read" else ""
         return f"{detail}; {name}run `hf auth login` with a token that may {wanted} it"
-    if status == 404 or isinstance(error, ValueError):
+    # The client raises ValueError itself for an impossible name, and for each answer 400 of a server.
+    if status == 404 or (status is None and isinstance(error, ValueError)):
         return f"{detail}; check the name"
     return f"{detail}; rerun the same command to resume"
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return the answer of the server, or of the network, in the place of an error that the client made of it."""
+    causes = [error]
+    while causes[-1].__cause__ is not None and len(causes) < LONGEST_CHAIN:
+        causes.append(causes[-1].__cause__)
+    answered = next((cause for cause in causes if _status(cause) is not None), None)
+    if answered is not None:
+        return answered
+    # These say only that something failed: "Dry run cannot be performed", "Error while uploading".
+    is_wrapper = type(error) is RuntimeError or type(error).__name__ in ("DryRunError", "LocalEntryNotFoundError")
+    return causes[1] if is_wrapper and len(causes) > 1 else error
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)

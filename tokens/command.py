@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from common.arguments import option, parse
+from common.arguments import option, parse, refuse
 from common.checks import integer
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
@@ -56,6 +56,7 @@ def _local_folder(text: str) -> str:
 
 BucketOrDirectory = Annotated[str, option("token directory, or s3://...", name="DIR")]
 Directory = Annotated[str, option("token directory", name="DIR", check=_local_folder)]
+OUTPUTS = {"--output"[:length] for length in range(len("--o"), len("--output") + 1)}  # and what abbreviates it
 Lines = Callable[[], list[str]]  # does the work of a command; returns lines to print
 
 
@@ -116,6 +117,10 @@ def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
     script = "prepare_data.py"
     if not words or words[0] not in COMMANDS:
         return cast(PrepareCommand, parse(script, PrepareCommand, words, epilog=EPILOG))
+    takes_output = words[0] == "tokenizer"
+    if not takes_output and any(word.partition("=")[0] in OUTPUTS for word in words):
+        advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
+        refuse(script, f"'{words[0]}' is a command, which takes no --output; {advice}")
     command = parse(script, COMMANDS, words)
     if isinstance(command, TokenizerCommand):
         return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)

@@ -10,7 +10,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, advisor
 from common.files import is_folder
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
-from training.checkpoints.directory import checkpoints_of, name_of
+from training.checkpoints.directory import check_wanted, checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options, TrainCommand
@@ -20,7 +20,14 @@ from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
-from training.launch import check_launcher, environment_local_world_size, environment_rank, environment_world_size
+from training.launch import (
+    check_launcher,
+    environment_local_world_size,
+    environment_nodes,
+    environment_rank,
+    environment_world_size,
+    restarts,
+)
 from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.precision import Numerics
@@ -57,7 +64,9 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         return report(needs)
     if command.trains:
         check_launcher()
+    alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
     check_all(  # before anything is downloaded, the same on every rank
+        lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
         lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
         lambda: enforce(needs, quiet=environment_rank() != 0),
         lambda: check_tokens(run, command.options.token_files, environment_world_size()),

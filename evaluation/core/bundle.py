@@ -6,6 +6,7 @@ import io
 import random
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ from common.remote_files import look_up_remote
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")
+LABELS = (  # of the tasks in that archive, to check a name before it is downloaded
+    *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa", "commonsense_qa"),
+    *("piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande", "bigbench_dyck_languages"),
+    *("agi_eval_lsat_ar", "bigbench_cs_algorithms", "bigbench_operators", "bigbench_repeat_copy_logic", "squad"),
+    *("coqa", "boolq", "bigbench_language_identification"),
+)
 ORDER_SEED, EXAMPLES_SEED = 1337, 1234  # nanochat's: of a task's items; of an item's examples, plus its number
 KINDS = {  # of tasks: the keys of an item's contexts and continuations, one of which is a list, or each one text
     "multiple_choice": ("query", "choices"),
@@ -79,22 +86,15 @@ def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tup
     path, digest, tasks = path or _downloaded(), hashlib.sha256(), []  # of all content that is read
 
     def read(name: str) -> bytes:
-        with refusing(f"{path}: {name}: cannot be read", "wanted nanochat's eval_bundle.zip, or its folder", DAMAGED):
-            if path.is_dir():
-                content = read_regular(path / name, LINES_BYTES)
-            else:
-                with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-                    content = archive.read(f"eval_bundle/{name}")
+        content = _content(path, name)
         digest.update(content)
         return content
 
-    listed, described = read("core.yaml"), read("eval_meta_data.csv").decode(errors="replace")
-    with refusing(f"{path}: core.yaml", kinds=DAMAGED):
-        rows = yaml.safe_load(listed)["icl_tasks"]
-        known = {entry.label: entry for entry in (structured(row, TaskEntry, unknown_keys=True) for row in rows)}
+    known = _entries(path, read("core.yaml"))
+    described = read("eval_meta_data.csv").decode(errors="replace")
     for label in known if wanted is None else dict.fromkeys(wanted.split(",")):
-        if (entry := known.get(label)) is None:
-            raise BadInput(f"--tasks: got {quoted(label)}{nearest(label, known)}")
+        _check_label(label, known)
+        entry = known[label]
         with refusing(f"{path}: {label}: wanted a kind, of {', '.join(KINDS)}, and a baseline", kinds=DAMAGED):
             table = csv.DictReader(io.StringIO(described))
             baseline = [float(row["Random baseline"]) for row in table if row["Eval Task"] == label][-1] / 100
@@ -109,6 +109,37 @@ def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tup
             raise BadInput(f"{path}: {label}: got {got}; wanted more items than examples: pass a larger --count")
         tasks.append(CoreTask(entry=entry, baseline=baseline, questions=questions))
     return tasks, {"file": str(path), "sha256": digest.hexdigest(), "count": count}
+
+
+def check_tasks(path: Path | None, wanted: str | None) -> None:
+    """Raise BadInput for a task that does not exist, before a model or the bundle is downloaded."""
+    if wanted is None:
+        return
+    path = path or DOWNLOADED
+    known = _entries(path, _content(path, "core.yaml")) if path.exists() or path != DOWNLOADED else LABELS
+    for label in wanted.split(","):
+        _check_label(label, known)
+
+
+def _check_label(label: str, known: Collection[str]) -> None:
+    if label not in known:
+        raise BadInput(f"--tasks: got {quoted(label)}{nearest(label, known)}")
+
+
+def _content(path: Path, name: str) -> bytes:
+    """Return the content of a file of the bundle."""
+    with refusing(f"{path}: {name}: cannot be read", "wanted nanochat's eval_bundle.zip, or its folder", DAMAGED):
+        if path.is_dir():
+            return read_regular(path / name, LINES_BYTES)
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            return archive.read(f"eval_bundle/{name}")
+
+
+def _entries(path: Path, listed: bytes) -> dict[str, TaskEntry]:
+    """Return the tasks of core.yaml by label."""
+    with refusing(f"{path}: core.yaml", kinds=DAMAGED):
+        rows = yaml.safe_load(listed)["icl_tasks"]
+        return {entry.label: entry for entry in (structured(row, TaskEntry, unknown_keys=True) for row in rows)}
 
 
 def _downloaded() -> Path:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.errors import BadInput, printable
 from evaluation.command_line import CoreCommand
-from evaluation.core.bundle import CoreTask, read_bundle
+from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
 from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
 from evaluation.loss.held_out_loss import BATCH_TOKENS, NOT_FINITE, byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
@@ -42,6 +42,7 @@ class Choice:
 
 
 def run(command: CoreCommand) -> None:
+    check_tasks(command.bundle, command.tasks)
     measure_each(command, "core", partial(_read, command), partial(measure, against=command.against))
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from common.errors import BadInput, printable, refusing
 from common.files import replace_file, writing
-from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
+from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, SampleCommand
 from evaluation.export.model_card import model_card
@@ -48,14 +48,15 @@ def run(command: ExportCommand) -> None:
     keep_logs_only()
     if command.private and command.push is None:
         raise BadInput("--private: applies to --push, which is missing")
-    check_names(command.push or "owner/name", command.license)
-    if command.push is not None:
+    repository = None if command.push is None else command.push.removeprefix(HUB)
+    check_names(repository or "owner/name", command.license)
+    if repository is not None:
         check_logged_in()
     trained = load(locate(command.model, command.checkpoint), command.tokenizer, torch.device("cpu"))
-    export(trained, command.directory, command.push, command.license, command.dtype)
+    export(trained, command.directory, repository, command.license, command.dtype)
     print(printable(f"{command.directory}: AutoModelForCausalLM.from_pretrained loads it"))
-    if command.push is not None:
-        print(push(command.directory, command.push, private=command.private))
+    if repository is not None:
+        print(push(command.directory, repository, private=command.private))
 
 
 def export(

@@ -1,7 +1,6 @@
 """Loading of a model and its tokenizer from a run, a checkpoint, a model directory, or the Hugging Face hub."""
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +12,12 @@ from safetensors.torch import load_file
 
 from common.checks import structured
 from common.errors import BadInput, refusing, say
-from common.hub_client import download_snapshot
+from common.hub_client import MODEL, download_snapshot, hub_name
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
-from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign, with_parameters
+from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
+from evaluation.shared.model_files import CONFIG_FILES, INDEX
+from evaluation.shared.model_files import NANOGPT as NANOGPT_MODEL
 from model.config import ModelConfig
 from model.generate import Sampling, generate
 from model.gpt import GPT
@@ -32,6 +33,7 @@ from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257
+RUNS = Path("runs")
 HUB_FILES = [*CONFIG_FILES, INDEX, VOCABULARY, SPECIAL, ADDED, CHAT_TEMPLATE, GENERATION]
 HUB_FILES += ["*.safetensors", "tokenizer*.json"]
 
@@ -137,10 +139,8 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     home = home_of(reference)
     path = Path(reference)
     if not path.exists():
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
-            raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME on the hub")
         absent = "no such directory, and no model available on the hub"
-        path = Path(download_snapshot(reference, "model", HUB_FILES, absent))
+        path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
     run = path if (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file() else None
     if run is not None:
         path = _checkpoint(run, name)
@@ -163,9 +163,18 @@ def home_of(reference: str) -> Path:
     path = Path(reference)
     with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
-    if not is_folder:
-        return Path("runs") / reference.replace("/", "--")  # of the hub
-    return _run_of(path) or path
+    if is_folder:
+        return _run_of(path) or path
+    return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")
+
+
+def is_model(path: Path) -> bool:
+    """Tell whether a folder is a run or a model, not only the place of the results of a model of the hub."""
+    return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
+
+
+def _hub_name(reference: str) -> str:
+    return hub_name(reference, MODEL, [RUNS], is_model)
 
 
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:

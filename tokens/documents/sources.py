@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import BadInput, say
 from common.files import by_number
-from common.hub_client import hub_errors, quiet
+from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, quiet
 from common.remote_files import REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 from tokens.documents.selection import (
@@ -31,7 +31,6 @@ from tokens.documents.selection import (
 from tokens.format.manifest import MANIFEST, PLAN, SourceRecord, split_of
 
 STANDARD_LIBRARY = "stdlib"
-HUB = "hf:"
 CARD_BYTES = 1 << 14  # of a README, in which its metadata are looked for
 CARD_KEYS = re.compile(
     rb"^(dataset_info|configs|license|task_categories|size_categories|language|pretty_name)\s*:", re.M
@@ -75,7 +74,7 @@ def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[S
 
 
 def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
-    if name.startswith(HUB):
+    if name.startswith(HUB) or _is_on_hub(name):
         paths = [item.path for source in kept if source.name == name for item in source.inputs]
         found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
         if found == sorted(found, key=lambda item: item.path):  # else its card gives the order
@@ -85,6 +84,18 @@ def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
         return [look_up(str(path)) for path in _standard_library()]
     found = _remote_files(name) if REMOTE in name else _local_files(name)
     return sorted(found, key=lambda item: by_number(item.path))
+
+
+def _is_on_hub(name: str) -> bool:
+    """Tell whether OWNER/NAME is a dataset of the hub: there is no such file. Raises BadInput for a typing error."""
+    if (
+        not re.fullmatch(REPOSITORY, name, re.ASCII)
+        or os.path.lexists(name)
+        or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
+    ):
+        return False
+    hub_name(name, DATASET, [], lambda path: True)
+    return True
 
 
 def _local_files(name: str) -> list[Input]:
@@ -101,7 +112,11 @@ def _local_files(name: str) -> list[Input]:
         top = Path(re.split(r"[^/]*[*?[]", name, maxsplit=1)[0])
         names = [str(match.relative_to(top)) for match in matches if match.is_file()]
         if not names:
-            raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
+            near = None if glob.has_magic(name) else nearest_folder(name, [], lambda path: True)
+            meant = "" if near is None else f"; did you mean {near}?"
+            raise BadInput(
+                f"{name}: no such file, folder or glob{meant}; quote a glob so that the shell leaves it alone"
+            )
         if all(one.endswith(SUFFIXES) for one in names):
             refuse_several_splits(name, str(top), names)
         found = Selection(names)

@@ -12,7 +12,7 @@ import attrs
 from common.bucket import Bucket, StoredObject
 from common.errors import BadInput, say
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
-from common.hub_client import download_snapshot
+from common.hub_client import HUB, download_snapshot
 from common.json_files import read_json
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import has_split, split_of
@@ -25,7 +25,7 @@ CLOCK_TICK = 2.0  # seconds, of the coarsest file system
 
 
 def download_dataset(dataset: str, directory: Path, train_tokens: int | None = None) -> None:
-    """Download the token files of a hub dataset, "OWNER/NAME", or under a bucket's URL, unless the directory has them.
+    """Download the token files of a hub dataset, or under a bucket's URL, unless the directory has them.
 
     `train_tokens`: how many train tokens are wanted, None for all; of our own format there are all or, for 0, none.
     Raises BadInput when the server cannot be reached, refuses, has no token files, or the disk is too small.
@@ -33,6 +33,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     if is_bucket(dataset):
         _download_bucket(dataset, directory)
         return
+    dataset = dataset.removeprefix(HUB)
     if is_complete(directory, train_tokens):
         return
     commit = _read_receipt(directory).get("commit")

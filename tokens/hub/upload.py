@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import attrs
 
 from common.errors import BadInput
-from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
+from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.json_files import read_every_line
 from common.remote_files import REMOTE
-from tokens.documents.sources import HUB, STANDARD_LIBRARY
+from tokens.documents.sources import STANDARD_LIBRARY
 from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, manifest_text, read_manifest, split_of
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.plan import HASH
@@ -27,6 +27,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
 
     Raises BadInput, also for a repository that is public against --private, or has other tokens.
     """
+    repository = repository.removeprefix(HUB)
     check_names(repository, license_name)
     manifest = read_manifest(directory)
     if manifest is None:

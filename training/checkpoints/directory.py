@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from common.errors import BadInput
 from common.files import sync
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
@@ -52,6 +53,19 @@ def names_in(directory: Path) -> list[str]:
 def steps_in(directory: Path) -> list[str]:
     """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
     return [name for name in names_in(directory) if STEP_NAME.fullmatch(name)]
+
+
+def check_wanted(run_directory: Path, wanted: str, *, is_here: bool) -> None:
+    """Raise BadInput where --resume names no checkpoint; `is_here`: if it can only be on this disk, it must be there."""
+    if wanted in ("auto", "never"):
+        return
+    directory = checkpoints_of(run_directory)
+    if "/" in wanted:
+        got = f"--resume {wanted}: wanted the name of a checkpoint in {directory}"
+        raise BadInput(f"{got}, not a path; pass --resume {Path(wanted).name or 'latest'}")
+    if is_here and not os.path.lexists(directory / wanted):
+        there = ", ".join(names_in(directory)) or "none"
+        raise BadInput(f"{directory / wanted}: no such checkpoint; there are {there}")
 
 
 def link_target(path: Path) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.files import is_bucket, is_folder
+from common.hub_client import DATASET, HUB, hub_name, nearest_folder
 from tokens.format.manifest import has_split
 from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
@@ -17,6 +18,7 @@ from training.parallel.process_group import Ranks, together
 
 ROOT = Path(__file__).parents[2]
 DOWNLOADS = ROOT / "token_files"
+TOKEN_FOLDERS = (Path("token_files"), DOWNLOADS)  # where token directories usually are
 
 
 @attrs.frozen
@@ -88,6 +90,8 @@ def _is_begun(directory: Path) -> bool:
 def _candidates(dataset: str) -> list[Path]:
     if is_bucket(dataset):
         return [DOWNLOADS / dataset.replace("://", "/")]
+    if dataset.startswith(HUB):
+        return [DOWNLOADS / dataset.removeprefix(HUB)]
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 
@@ -96,11 +100,15 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     for directory in local:
         if is_folder(directory):
             return TokenLocation(dataset, directory)
-    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/")
-    if on_hub or is_bucket(dataset):
+    if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
-    raise BadInput(
-        f"{train.file}: dataset: {dataset:.200} is no directory here; prepare it with prepare_data.py SOURCE... "
-        f"--output {dataset:.200}"
-        + (", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else "")
-    )
+    absent = f"{train.file}: dataset: {dataset:.200} is no directory here"
+    if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
+        near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
+        meant = "" if near is None else f"; did you mean {near}?"
+        given = ", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else ""
+        prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
+        raise BadInput(f"{absent}{meant}; {prepare}{given}")
+    with refusing(f"{train.file}: dataset", kinds=(BadInput,)):
+        hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
+    return TokenLocation(dataset, download, remote=True)

@@ -7,8 +7,10 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, printable, quoted
+from common.errors import BadInput, printable, quoted, refusing
 from common.files import is_folder, replace_file, writing
+from common.hub_client import HUB as MODEL
+from common.hub_client import hub_name
 from common.json_files import read_json
 from model.config import ModelConfig
 from tokens.batches.sampling import Layout, window_count
@@ -21,7 +23,6 @@ from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.launch import environment_rank, environment_world_size, is_first_on_machine
 
-MODEL = "hf:"  # begins the name of a model
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
 
@@ -33,12 +34,15 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     named = RECIPE if model else Path(like)
     source = named if is_folder(named) else ROOT / named
     if not is_folder(source):
-        wanted = f"wanted a run directory, such as runs/quickstart, or {MODEL}DIR or {MODEL}OWNER/NAME of a model"
-        raise BadInput(f"--like {like}: no such folder; {wanted}")
+        with refusing("--like", kinds=(BadInput,)):
+            hub_name(like, "run directory", [Path("runs")], lambda path: (path / "train.json").exists())
+        model, named = True, RECIPE
+        source = named if is_folder(named) else ROOT / named
     lines = [f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"]
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
-        keys = attrs.asdict(network(like.removeprefix(MODEL)))
+        local = like.removeprefix(MODEL)  # hf:DIR has the network of the model in a folder
+        keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
     values["train"].pop("checkpoints", None)  # the bucket of another run
     values["train"] |= {} if given is None else {"dataset": str(given)}

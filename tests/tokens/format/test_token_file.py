@@ -119,13 +119,11 @@ def test_files_of_no_stream_are_refused(
         open_split(tmp_path, "train")
 
 
-def test_nothing_but_the_token_files_is_read_and_converted_ones_go_before(tmp_path: Path) -> None:
+def test_nothing_but_the_token_files_is_read(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
         os.mkfifo(tmp_path / name)  # to open one would wait forever
     assert open_split(tmp_path, "train").length == 9
-    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
-    assert open_split(tmp_path, "train").read(10, 5).tolist() == [10, 11, 12, 13, 14]
 
 
 def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_path: Path) -> None:
