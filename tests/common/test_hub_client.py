@@ -1,11 +1,13 @@
 """Names that the hub would refuse are refused before an upload, and errors of its client are one line."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import BadInput
-from common.hub_client import DETAIL_CHARACTERS, check_names, explained
+from common.hub_client import DATASET, DETAIL_CHARACTERS, MODEL, check_names, explained, hub_name
 
 
 class HubError(Exception):
@@ -44,3 +46,60 @@ def test_without_the_network_by_choice_the_variable_is_named(monkeypatch: pytest
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert explained(ConnectionError("check your connection")) == "HF_HUB_OFFLINE is set: unset it to reach the hub"
     assert explained(HubError(403, "no")).startswith("no; run `hf auth login`")
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (
+            "quickstart",
+            "quickstart: no such directory; did you mean runs/quickstart? for a model of the hub write hf:quick",
+        ),
+        ("runs/quikstart", "did you mean runs/quickstart?"),
+        ("run/quickstart", "did you mean runs/quickstart?"),
+        ("runs/other", "runs/other: no such directory; for a model of the hub write hf:runs/other"),
+        ("runs/quickstart/checkpoint", "no such directory; did you mean runs/quickstart/checkpoints?"),
+        ("a b", "a b: no such directory; wanted a model directory, or OWNER/NAME on the hub"),
+    ],
+)
+def test_a_close_local_name_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, said: str
+) -> None:
+    (tmp_path / "runs" / "quickstart" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt2").mkdir()  # results of a model of the hub
+    monkeypatch.chdir(tmp_path)
+
+    def ask(name: str) -> str:
+        return hub_name(name, MODEL, [Path("runs")], lambda path: path.name != "gpt2")
+
+    with pytest.raises(BadInput) as refused:
+        ask(reference)
+    assert said in str(refused.value)
+    assert (ask("hf:quickstart"), ask("gpt2"), ask("hf:owner/name"), ask("owner/quickstart")) == (
+        *("quickstart", "gpt2", "owner/name", "owner/quickstart"),
+    )
+    with pytest.raises(BadInput, match="wanted a dataset directory, or OWNER/NAME on the hub"):
+        hub_name("name", DATASET, [], os.path.isdir)
+
+
+def test_a_failed_download_is_explained_by_its_cause() -> None:
+    class DryRunError(OSError):
+        pass
+
+    failed = DryRunError("Dry run cannot be performed as the repository cannot be accessed.")
+    for cause, said in (
+        (ConnectionError("connection refused"), "connection refused; rerun the same command to resume"),
+        (HubError(404, "Repository not found"), "Repository not found; check the name"),
+        (HubError(401), "client error; check the name, or run `hf auth login` with a token that may read it"),
+    ):
+        failed.__cause__ = cause
+        assert explained(failed, "read") == said
+
+
+def test_a_hub_out_of_order_says_to_repeat_the_command() -> None:
+    class BadRequestError(HubError, ValueError):
+        pass
+
+    for status in (400, 429, 500, 503):
+        assert explained(BadRequestError(status, "Out of order")) == "Out of order; rerun the same command to resume"
+    assert explained(ValueError("impossible name")) == "impossible name; check the name"

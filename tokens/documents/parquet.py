@@ -1,5 +1,6 @@
 """Columns of a Parquet file: a text, or the fields of a conversation."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -54,6 +55,8 @@ def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
     """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
     fields = {field.name: field.type for field in table.schema_arrow}
+    if twice := [each for each, count in Counter(table.schema_arrow.names).items() if count > 1]:
+        raise BadInput(f"{path}: has the column '{twice[0]}' twice; write it again with one of them")
     wanted = [field for form in FORMS for field in form]
     if name is None and not fields.keys() & {*wanted}:
         raise BadInput(f"{path}: no column of {', '.join(wanted)}; it has {', '.join(fields)}")

@@ -71,7 +71,11 @@ class Reader:
     _separator: str | None = None
     _pattern: str | None = None  # of the tokenizer, whose tokens no cut changes
     problems: Problems = attrs.field(init=False, factory=Problems)
+    _quoted_field: bytes = attrs.field(init=False)  # as a record spells the key
     longest_line: ClassVar[int] = text_file.LONGEST_LINE  # bytes
+
+    def __attrs_post_init__(self) -> None:
+        self._quoted_field = json.dumps(self._text_field, ensure_ascii=False).encode(errors="surrogateescape")
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
         """Yield the documents of a unit; add what is left out to `problems`. Raises BadInput as `Input.open`."""
@@ -180,6 +184,9 @@ class Reader:
             has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
             self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
+        if line.count(self._quoted_field) > 1 and _is_given_twice(line, str(self._text_field)):
+            self.problems.add("field given twice", where, f"'{self._text_field}' is twice in the record; wanted one")
+            return
         text = record[self._text_field]
         if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped, or raw
             text = self._without_lone_surrogates(text, where)
@@ -272,3 +279,14 @@ def _parse(line: str) -> Any:
         raise
     except ValueError:
         return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits
+
+
+def _is_given_twice(line: bytes, field: str) -> bool:
+    """Tell whether a record has a field twice, of which `json.loads` keeps the last."""
+    counts = list[int]()
+
+    def count(pairs: list[tuple[str, Any]]) -> None:
+        counts.append(sum(key == field for key, _ in pairs))
+
+    json.loads(line.decode("utf-8-sig", "replace"), object_pairs_hook=count, parse_int=float)
+    return counts[-1] > 1  # of the outermost object, which is complete last

@@ -87,14 +87,15 @@ def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Tell whether OWNER/NAME is a dataset of the hub: there is no such file. Raises BadInput for a typing error."""
-    if (
-        not re.fullmatch(REPOSITORY, name, re.ASCII)
-        or os.path.lexists(name)
-        or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
-    ):
+    """Tell whether OWNER/NAME[:CONFIG][@REVISION] is a dataset of the hub, as there is no such file.
+
+    Raises BadInput for a name that is close to a local one.
+    """
+    repository = name.partition("@")[0].partition(":")[0]
+    is_file = os.path.lexists(name) or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
+    if is_file or REMOTE in name or not re.fullmatch(REPOSITORY, repository, re.ASCII):
         return False
-    hub_name(name, DATASET, [], lambda path: True)
+    hub_name(repository, DATASET, [], lambda path: True)
     return True
 
 

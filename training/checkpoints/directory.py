@@ -56,7 +56,7 @@ def steps_in(directory: Path) -> list[str]:
 
 
 def check_wanted(run_directory: Path, wanted: str, *, is_here: bool) -> None:
-    """Raise BadInput where --resume names no checkpoint; `is_here`: if it can only be on this disk, it must be there."""
+    """Raise BadInput where --resume names no checkpoint; `is_here`: it can only be on this disk."""
     if wanted in ("auto", "never"):
         return
     directory = checkpoints_of(run_directory)

@@ -12,10 +12,11 @@ import torch
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from evaluation.command_line import CoreCommand
 from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import CoreTask, read_bundle
-from evaluation.core.core import answers, measure
+from evaluation.core.core import answers, measure, run
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
@@ -235,3 +236,13 @@ def test_files_that_are_no_bundle_and_too_few_items_are_refused(tmp_path: Path) 
         with pytest.raises(BadInput) as raised:
             read_bundle(path, None, count)
         assert message in str(raised.value)
+
+
+def test_tasks_are_checked_before_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bundle, "URL", "http://127.0.0.1:9/eval_bundle.zip")
+    monkeypatch.setattr("evaluation.core.core.measure_each", lambda *_: pytest.fail("a model would be loaded"))
+    folder = write_bundle(tmp_path / "bundle")
+    for at_hand, name, meant in ((None, "hellaswagg", "hellaswag"), (folder, "choice_00", "choice_0")):
+        with pytest.raises(BadInput, match=f"--tasks: got '{name}'; did you mean '{meant}'"):
+            run(CoreCommand(("owner/model",), tasks=name, bundle=at_hand))

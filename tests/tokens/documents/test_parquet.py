@@ -58,3 +58,10 @@ def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_
             documents(tmp_path / "t.parquet", text_field=name)
     for name in ("large", "view", "few"):
         assert documents(tmp_path / "t.parquet", text_field=name) == ["x"]
+
+
+def test_a_column_given_twice_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match="has the column 'text' twice"):
+        read(tmp_path / "a.parquet")

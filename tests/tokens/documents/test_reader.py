@@ -238,3 +238,11 @@ def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path:
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
         assert damage.detail.endswith("lines before it may be garbled")
+
+
+def test_a_field_given_twice_is_counted(tmp_path: Path) -> None:
+    lines = ['{"text": "a", "text": "b"}', '{"a": {"text": "x"}, "text": "\\"text\\""}', '{"text": "c", "b": "text"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found, reader = read(tmp_path / "a.jsonl")
+    assert [piece.text for piece in found] == ['"text"', "c"]
+    assert [problem.kind for problem in reader.problems.first] == ["field given twice"]

@@ -7,9 +7,19 @@ from types import ModuleType
 
 import pytest
 
+from common.errors import BadInput
 from training.checkpoints import atomic_commit, directory
 from training.checkpoints.atomic_commit import discard, partial_of, point, prune_checkpoints, publish, recover
-from training.checkpoints.directory import MANIFEST, archive, link_target, names_in, remove, rename, stale_partials
+from training.checkpoints.directory import (
+    MANIFEST,
+    archive,
+    check_wanted,
+    link_target,
+    names_in,
+    remove,
+    rename,
+    stale_partials,
+)
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
@@ -106,3 +116,14 @@ def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path
         assert names_in(folder) == ["kept"] and stale_partials(folder) == []
     finally:
         subprocess.run(["umount", run], check=True)
+
+
+def test_a_checkpoint_is_named_before_a_download(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    for wanted in ("auto", "never", "step-00000004"):
+        check_wanted(tmp_path, wanted, is_here=True)
+    check_wanted(tmp_path, "elsewhere", is_here=False)  # on another node, or in a bucket
+    with pytest.raises(BadInput, match=r"latest: wanted the name of .*, not a path; pass --resume latest"):
+        check_wanted(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
+    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; there are step-00000004"):
+        check_wanted(tmp_path, "step-00000005", is_here=True)
