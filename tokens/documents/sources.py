@@ -187,20 +187,21 @@ def _remote_files(name: str) -> list[Input]:
     for url in found:
         folders.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
     tokens = tuple(f"{folder}/" for folder, files in folders.items() if _has_tokens(files))
-    names = [url.removeprefix(top) for url in found if is_glob or not url.startswith(tokens)]
+    urls = {url.removeprefix(top): url for url in found if is_glob or not url.startswith(tokens)}
     if is_glob:
-        chosen = Selection(names)
-        if all(one.endswith(SUFFIXES) for one in names):
-            refuse_several_splits(name, top, names)
+        chosen = Selection([*urls])
+        if all(one.endswith(SUFFIXES) for one in urls):
+            refuse_several_splits(name, top, [*urls])
     else:
-        chosen = select(name, names)
-        for folder in [] if is_glob else tokens:
+        chosen = select(name, urls)
+        for folder in tokens:
+            urls[folder.removeprefix(top)] = folder
             chosen.leave_out(OTHER_KINDS, folder.removeprefix(top))
-    for note in chosen.notes(name, lambda one: f"{top}{one}"):
+    for note in chosen.notes(name, lambda one: urls[one]):
         say(note)
     if not chosen.documents:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
-    return [remote_input(found[f"{top}{one}"]) for one in chosen.documents]
+    return [remote_input(found[urls[one]]) for one in chosen.documents]
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:

@@ -9,8 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable, quoted, refusing
 from common.files import is_folder, replace_file, writing
-from common.hub_client import HUB as MODEL
-from common.hub_client import hub_name
+from common.hub_client import HUB, MODEL, hub_name, nearest_folder
 from common.json_files import read_json
 from model.config import ModelConfig
 from tokens.batches.sampling import Layout, window_count
@@ -30,18 +29,23 @@ MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennig
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
     """Return the run of --like, written unless planned; `network` reads a model's configuration. Raises BadInput."""
     directory, like, given = command.run, command.like or "", command.options.token_files
-    writes, model = not (command.dry_run or command.plan), like.startswith(MODEL)
+    writes, model = not (command.dry_run or command.plan), like.startswith(HUB)
     named = RECIPE if model else Path(like)
     source = named if is_folder(named) else ROOT / named
     if not is_folder(source):
+        if "/" not in like:
+            near = nearest_folder(like, [Path("runs")], _is_run)
+            meant = "" if near is None else f"did you mean {near}? "
+            wanted = f"wanted a run directory, such as runs/quickstart, or {HUB}DIR or {HUB}OWNER/NAME of a model"
+            raise BadInput(f"--like {like}: no such folder; {meant}{wanted}")
         with refusing("--like", kinds=(BadInput,)):
-            hub_name(like, "run directory", [Path("runs")], lambda path: (path / "train.json").exists())
+            hub_name(like, MODEL, [Path("runs")], _is_run)
         model, named = True, RECIPE
         source = named if is_folder(named) else ROOT / named
     lines = [f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"]
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
-        local = like.removeprefix(MODEL)  # hf:DIR has the network of the model in a folder
+        local = like.removeprefix(HUB)  # hf:DIR has the network of the model in a folder
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
     values["train"].pop("checkpoints", None)  # the bucket of another run
@@ -67,6 +71,10 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     if begins and environment_rank() == 0:
         print("\n".join(map(printable, lines)), flush=True)
     return run
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "train.json").exists()
 
 
 def _fit(
