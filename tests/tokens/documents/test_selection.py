@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from common.remote_files import RemoteFile
 from tests.tokens.documents.test_sources import resolve
 from tokens.documents.selection import select, split_of_source
 
@@ -103,3 +104,23 @@ def test_token_ids_among_documents_are_recognized(tmp_path: Path) -> None:
     paths, said = resolve(folder)
     assert paths == [[f"{folder}/a.txt"]]
     assert said == [f"NOTE: {folder}: files of token ids, which hold no text, are left out: {folder}/train.bin"]
+
+
+def test_a_prefix_of_a_bucket_is_selected_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["README.md", "data/train-0.jsonl", "data/train-1.jsonl", "t/plan.json", "t/ledger.jsonl", "x.png"]
+
+    def find(name: str) -> dict[str, RemoteFile]:
+        return {f"s3://b/ds/{each}": RemoteFile(f"s3://b/ds/{each}", 1, "tag") for each in listed}
+
+    monkeypatch.setattr("tokens.documents.sources.find_remote", find)
+    paths, said = resolve("s3://b/ds")
+    assert paths == [["s3://b/ds/data/train-0.jsonl", "s3://b/ds/data/train-1.jsonl"]]
+    assert said == [
+        "NOTE: s3://b/ds: cards and licenses are left out: s3://b/ds/README.md",
+        "NOTE: s3://b/ds: files of other kinds are left out: s3://b/ds/t/ and 1 more",
+    ]
+    listed.append("data/test.jsonl")
+    with pytest.raises(
+        BadInput, match=r"train in 2 files, test in 1; name one of them, such as 's3://b/ds/data/train-\*"
+    ):
+        resolve("s3://b/ds/")
