@@ -96,6 +96,7 @@ class JsonLines(NamedTuple):
     records: list[Any]  # as parsed
     damaged: list[int]  # numbers of the lines left out; the first line is 1
     ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
+    ends_damaged: bool = False  # the last line is damaged
 
     def notes(self, *, growing: bool = False) -> list[str]:
         """Return a line on the lines left out, if there are any; `growing`: the last one may be unfinished."""
@@ -131,7 +132,9 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *
             damaged.append(number)
         else:
             records.append(record)
-    return JsonLines(path, records, damaged, ends_torn=last in damaged[-1:] and not content.endswith(b"\n"))
+    ends_damaged = last in damaged[-1:]
+    ends_torn = ends_damaged and not content.endswith(b"\n")
+    return JsonLines(path, records, damaged, ends_torn=ends_torn, ends_damaged=ends_damaged)
 
 
 def is_number(value: Any) -> bool:

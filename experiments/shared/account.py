@@ -9,12 +9,14 @@ results, or that finds the budget spent.
 
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import attrs
 
 from common.checks import ValueCheck, number, optional, structured
+from common.errors import BadInput
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from experiments.shared.training_jobs import PoolOptions
@@ -44,11 +46,11 @@ class Account(Spending):
     """The account of one call, and of those before it. Only the call that has locked the experiment opens it."""
 
     def __init__(self, directory: Path, options: PoolOptions):
-        """Count the earlier calls. Raises BadInput where the account cannot be read."""
-        lines = read_json_lines(directory / ACCOUNT, partial(structured, kind=AccountLine)).noted()
+        """Count the earlier calls. Raises BadInput where the account cannot be read, or not up to its end."""
+        lines = _read_lines(directory / ACCOUNT)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         last = lines[-1] if lines else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
-        self.after_kill, earlier = not last.ended, last.spent
+        self.after_kill, earlier = not last.ended, _largest([line.spent for line in lines])
         if self.after_kill:
             most = math.inf if self._job_left() else ORPHAN_SECONDS
             seconds = min(max(0.0, time.time() - age - last.time), most)
@@ -94,6 +96,27 @@ class Account(Spending):
         with writing(self._directory / ACCOUNT):
             self._log = self._log or JsonLog(self._directory / ACCOUNT)
             self._log.append(attrs.asdict(line), durable=True)
+
+
+def _read_lines(path: Path) -> list[AccountLine]:
+    """Return the lines of an account. Damaged ones between others are left out: a later line has their totals.
+
+    Raises BadInput for a whole damaged line at the end. The totals before it would count less than was spent.
+    """
+    found = read_json_lines(path, partial(structured, kind=AccountLine))
+    if found.ends_damaged and not found.ends_torn:
+        raise BadInput(
+            f"{path}: line {found.damaged[-1]:,} cannot be read, so the time and money spent until then are not known; "
+            "correct the line, or remove it to count only the lines before it"
+        )
+    lines: list[AccountLine] = found.noted()
+    return lines
+
+
+def _largest(totals: Sequence[Spent]) -> Spent:
+    """Return the largest totals: they never fall, so a line with smaller ones was edited or is out of order."""
+    rows = [attrs.asdict(spent) for spent in totals]
+    return Spent(**{key: max(row[key] for row in rows) for key in rows[0]}) if rows else Spent()
 
 
 def _with(spent: Spent, seconds: float, price_per_hour: float | None) -> Spent:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import BadInput
 from experiments.shared.account import ACCOUNT, ORPHAN_SECONDS, Account
 from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds
@@ -62,11 +63,22 @@ def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_p
     ],
 )
 def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
-    with call_before(tmp_path, seconds_ago=4000, ended=True).open("a") as file:
-        file.write(f"{{torn\n{line}\n")
+    path = call_before(tmp_path, seconds_ago=4000, ended=True)
+    first, last = path.read_text().splitlines()
+    path.write_text(f"{first}\n{{torn\n{line}\n{last}\n")
     assert earlier(tmp_path) == 1000
-    note = f"NOTE: {tmp_path / ACCOUNT}: left out as damaged: 2 lines, from line 3 on\n"
+    note = f"NOTE: {tmp_path / ACCOUNT}: left out as damaged: 2 lines, from line 2 on\n"
     assert capsys.readouterr().err == note
+    path.write_text(f"{first}\n{last}\n{line}\n")
+    with pytest.raises(BadInput, match="line 3 cannot be read, so the time and money spent until then are not known; "):
+        earlier(tmp_path)
+
+
+def test_no_edited_line_makes_the_totals_smaller(tmp_path: Path) -> None:
+    path = call_before(tmp_path, seconds_ago=4000, ended=True)
+    first, last = path.read_text().splitlines()
+    path.write_text(f"{first}\n{last}\n{last.replace('1000', '5')}\n")
+    assert earlier(tmp_path) == 1000
 
 
 def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
