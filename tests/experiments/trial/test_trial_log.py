@@ -33,13 +33,48 @@ def test_other_pairs_than_those_begun_with_are_refused(tmp_path: Path) -> None:
         begin(tmp_path, "one", 6, {})
 
 
-def test_a_damaged_line_is_named_and_counted_by_those_after_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+LINE = {"trial": "two", "number": 2, "level": 0.001, "looks": [4]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"level": level} for level in (5, 0, -0.01, 0.06, float("nan"), float("inf"), True, "0.01", None)),
+        *({"number": number} for number in (0, -1, 1.5, True, "2", None, 10**7)),
+        *({"looks": looks} for looks in ([], [4, 4], [7, 4], [0], [4.0], [True], 4, None)),
+        *({"trial": trial} for trial in ("", 3, None)),
+        *({"verdict": verdict} for verdict in ("better", "good", 3)),
+        {"level": None, "number": None, "looks": None, "verdict": "good"},
+        {"level": None, "number": None, "looks": None},
+    ],
+)
+def test_a_bad_line_is_left_out_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
 ) -> None:
+    begin(tmp_path, "one", 4, {})
+    bad = {key: value for key, value in (LINE | change).items() if value is not None}
+    with (tmp_path / TRIALS).open("a") as file:
+        file.write(json.dumps(bad) + "\n")
+    number, rule = begin(tmp_path, "two", 4, {})
+    assert (number, rule.level) == (3, keep_level(3, 0))  # the line may have begun a trial
+    path = tmp_path / TRIALS
+    assert f"{path}: left out as damaged: 1 line, from line 2 on; each counts as a trial" in capsys.readouterr().err
+    assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
+
+
+def test_no_bad_line_makes_a_level_larger(tmp_path: Path) -> None:
     for name in ("one", "two"):
         begin(tmp_path, name, 4, {})
     path = tmp_path / TRIALS
     path.write_text(path.read_text().replace('"one"', "3", 1) + '{"trial": "thr')
-    assert begin(tmp_path, "four", 4, {})[0] == 3
-    assert "left out as damaged: 2 lines, from line 1 on" in capsys.readouterr().err
-    assert [line.number for line in read_trials(tmp_path)] == [2, 3]
+    assert begin(tmp_path, "four", 4, {})[0] == 4
+    assert [line.number for line in read_trials(tmp_path).lines] == [2, 4]
+
+
+def test_only_the_first_verdict_on_a_begun_trial_counts_as_kept(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        begin(tmp_path, name, 4, {})
+    lines = [("one", "worse"), ("one", "better"), ("two", "better"), ("two", "better"), ("never begun", "better")]
+    with (tmp_path / TRIALS).open("a") as file:
+        file.writelines(json.dumps({"trial": name, "verdict": verdict}) + "\n" for name, verdict in lines)
+    assert read_trials(tmp_path).kept == 1
