@@ -90,7 +90,8 @@ class SweepCommand(FileCommand):
             variant_runs.show_sweep(sweep, runs, output, choose_device(self.pool.device))
             return None
         variant_runs.check_rungs(sweep, runs)
-        variant_runs.check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
+        trains_here = not (self.print_commands or self.dry_run)
+        variant_runs.check_variants(sweep, runs, choose_device(self.pool.device) if trains_here else None)
         if sweep.measure is not None and missing is None and not self.dry_run:
             check_unseen(sweep.measure, [variant.run.train for variant in sweep.variants])
         if self.print_commands:

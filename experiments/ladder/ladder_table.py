@@ -14,6 +14,12 @@ from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_r
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points, size_trunks, train_trunks, tune_rate
 from experiments.shared.experiment_files import show_results
+from experiments.shared.run_comparison import (
+    check_same_measure,
+    check_same_tokens,
+    describe_conditions,
+    read_recorded,
+)
 from experiments.shared.run_pool import RunPool
 from model.counts import matmul_parameter_count
 from training.planning.estimate_table import FORECAST
@@ -30,6 +36,7 @@ class LadderTable:
     forecast: Forecast
     refused: str | None  # why the forecast is not given
     budget: Sequence[str] = ()  # best sizes for a budget, in words
+    warnings: Sequence[str] = ()  # on what the runs' records say
 
     def text(self, form: str = "simple") -> str:
         """Return all as text; `form`: of tabulate."""
@@ -64,7 +71,7 @@ class LadderTable:
         if target.optimization.decay != SCHEDULE:
             named = target.optimization.decay or "constant"
             lines.append(f'{warning} schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"')
-        return lines
+        return [*lines, *self.warnings]
 
     def _rate_table(self, form: str) -> str:
         best = best_rate(self.rates)
@@ -115,11 +122,23 @@ def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callab
 
 def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> None:
     """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
-    target, table = ladder.target.directory, conclude(ladder, rates, trunks, usd)
+    warnings = check_records(trunks)
+    target, table = ladder.target.directory, attrs.evolve(conclude(ladder, rates, trunks, usd), warnings=warnings)
     table.show()
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")
     print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
+
+
+def check_records(trunks: Sequence[Trunk]) -> list[str]:
+    """Return warnings on conditions in which the runs were trained otherwise, by their own records.
+
+    Raises BadInput where their losses were not measured on the same tokens: no law holds for those.
+    """
+    recorded, warnings = read_recorded(horizon.directory for trunk in trunks for horizon in trunk.horizons)
+    check_same_tokens(recorded)
+    check_same_measure(recorded)
+    return [*warnings, *describe_conditions(recorded)]
 
 
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:

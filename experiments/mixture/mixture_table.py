@@ -32,6 +32,7 @@ class MixtureTable:
     verdict: str = ""
     best: Sequence[Interval] = ()  # weights, by source
     gains: Sequence[Interval] = ()  # over equal weights, and over the best source alone
+    warnings: Sequence[str] = ()  # on what the runs' records say
 
     def judged(self) -> "MixtureTable":
         """Return the table with verdict and, where the law holds, optimum and gains."""
@@ -62,6 +63,7 @@ class MixtureTable:
                 *(self.verdict, "", *table),
                 f"Loss: {loss}, {self.unit}; {len(self.losses)} mixtures, {held_out(len(self.losses))} predicted.",
                 f"Intervals: {CONFIDENCE:.0%}, of the weights all together, by the mixing law L = c + (q . w) ^ -b.",
+                *self.warnings,
             ]
         )
 
@@ -69,6 +71,7 @@ class MixtureTable:
         """Return weights and losses of the runs, the verdict, and the best weights with intervals."""
         return {
             "verdict": self.verdict,
+            "warnings": list(self.warnings),
             "domains": list(self.domains),
             "unit": self.unit,
             "sources": list(self.mixture.sources),

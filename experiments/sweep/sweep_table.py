@@ -108,13 +108,14 @@ class SweepTable:
     sweep: Sweep
     results: Sequence[VariantResult]
     verdicts: Sequence[SweepVerdict]
+    warnings: Sequence[str] = ()  # on what the runs' records say
 
     @classmethod
-    def of(cls, sweep: Sweep, results: Sequence[VariantResult]) -> "SweepTable":
+    def of(cls, sweep: Sweep, results: Sequence[VariantResult], warnings: Sequence[str] = ()) -> "SweepTable":
         base, *variants = results
         diverged = f", diverged in {base.diverged} of {len(sweep.seeds)} seeds" if base.diverged else ""
         verdicts = [SweepVerdict(text=f"the base{diverged}"), *judge_variants(base, variants, sweep.seeds)]
-        return cls(sweep=sweep, results=results, verdicts=verdicts)
+        return cls(sweep=sweep, results=results, verdicts=verdicts, warnings=warnings)
 
     def text(self, form: str = "simple") -> str:
         """Return the table and its basis; `form`: of tabulate."""
@@ -185,7 +186,7 @@ class SweepTable:
             lines.append("Their means look too good, for they were chosen by them: a gain is stated by its bound.")
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
-        return lines
+        return [*lines, *self.warnings]
 
     def record(self) -> dict[str, Any]:
         """Return losses, verdicts and intervals by variant, and the seed deviation."""
@@ -207,6 +208,7 @@ class SweepTable:
             "seeds": list(self.sweep.seeds),
             "halving": attrs.asdict(self.sweep.halving) if self.sweep.halving.rungs else None,
             "seed_deviation": None if found is None else found[0],
+            "warnings": list(self.warnings),
             "variants": variants,
         }
 

@@ -25,6 +25,12 @@ from experiments.shared.experiment_files import (
     show_results,
     write_run_directory,
 )
+from experiments.shared.run_comparison import (
+    check_same_measure,
+    check_same_tokens,
+    describe_conditions,
+    read_recorded,
+)
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions, train_command
@@ -37,6 +43,7 @@ from training.data.locate_tokens import lengths_at_hand
 from training.precision import resolve
 from training.schedule import learning_rate
 from training.telemetry.budget import Budget
+from training.telemetry.metrics_log import METRICS
 
 # Keys of train.json that a plan resolves to steps, sequences of a batch, and learning rates
 RESOLVED_KEYS = (
@@ -108,22 +115,36 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
 def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:
     """Raise BadInput where two variants train the same: they would count as a comparison, and find luck alone.
 
-    `device`: "cpu" or "cuda", for precision auto; None: of other machines.
+    `device`: "cpu" or "cuda", on which this machine is about to train them. None: other machines may train them, and
+    nothing here knows what the precision "auto" is there, so it is no other precision.
     """
+    for resolved_on in dict.fromkeys([None, device]):
+        if (same := _same_variants(runs, resolved_on)) is None:
+            continue
+        variant, other = same
+        plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in PLUMBING_KEYS)
+        advice = f"{plumbing}: no lever, it may stand in 'set', for all runs" if plumbing else "leave one out"
+        where = ""
+        if resolved_on is not None:
+            where = f' on this machine, where the precision "auto" is "{resolve("auto", torch.device(resolved_on))}"'
+            advice += ", or train on other machines: --print-commands"
+        raise BadInput(
+            f"{sweep.file}: levers: {quoted(variant.name)} trains the same as {quoted(other.name)}{where}; {advice}"
+        )
+
+
+def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Variant, Variant] | None:
+    """Return a variant that trains the same as an earlier one, and that one; None if there is none."""
     seen: dict[str, Variant] = {}
     for run in runs:
-        variant = run.variant
-        other = seen.setdefault(_trained(run, device), variant)
-        if other is not variant:
-            plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in PLUMBING_KEYS)
-            advice = f"{plumbing}: no lever, it may stand in 'set', for all runs" if plumbing else "leave one out"
-            raise BadInput(
-                f"{sweep.file}: levers: {quoted(variant.name)} trains the same as {quoted(other.name)}; {advice}"
-            )
+        other = seen.setdefault(_trained(run, device), run.variant)
+        if other is not run.variant:
+            return run.variant, other
+    return None
 
 
 def _trained(run: VariantRun, device: str | None) -> str:
-    """Return all that decides on a run's result but its seed, resolved: the same for two that train the same."""
+    """Return all that decides on a run's result except its seed, resolved: the same for two that train the same."""
     train, plan = run.variant.run.train, run.plan
     keys = recipe(attrs.asdict(run.variant.run.model), train.flat())
     for key in RESOLVED_KEYS:
@@ -159,13 +180,27 @@ def train_sweep(
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
     """Write the table of the runs that are there, and print it. `device`: to measure on; None: show what is known."""
+    warnings = check_records(sweep, runs)
     bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
     losses = [final_losses(sweep, run, device) for run in bar]
     if sweep.mixture is not None:
-        mixture = mixture_table(sweep, losses)
+        mixture = attrs.evolve(mixture_table(sweep, losses), warnings=warnings)
         show_results(mixture.text, mixture.record, output, "mixture", str(sweep.base))
     else:
-        SweepTable.of(sweep, results_of(sweep, runs, losses)).show(output)
+        SweepTable.of(sweep, results_of(sweep, runs, losses), warnings).show(output)
+
+
+def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
+    """Return warnings on conditions in which the runs were trained otherwise, by their own records.
+
+    Raises BadInput where their losses were not measured on the same tokens.
+    """
+    recorded, warnings = read_recorded(run.directory for run in runs if (run.directory / METRICS).exists())
+    check_same_tokens(recorded)
+    if sweep.measure is None:
+        check_same_measure(recorded)
+    levers = {key.partition(".")[2] for variant in sweep.variants for key in variant.changes}
+    return [*warnings, *describe_conditions(recorded, levers)]
 
 
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
@@ -222,8 +257,13 @@ def results_of(sweep: Sweep, runs: Sequence[VariantRun], final: Sequence[list[fl
     return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]
 
 
-def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None) -> list[str]:
-    """Return the runs, their tokens, time and cost where known, and the difference that their number can find."""
+def describe_runs(
+    sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None, device: str | None
+) -> list[str]:
+    """Return the runs, their tokens, time and cost where known, and the difference that their number can find.
+
+    `device`: that this machine would train on; None where it cannot be used.
+    """
     tokens = sum(run.plan.train_tokens for run in runs)
     speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
     return [
@@ -232,7 +272,17 @@ def describe_runs(sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: floa
         + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         *([describe_power(sweep)] if sweep.mixture is None else []),
+        *_describe_same_here(sweep, runs, device),
     ]
+
+
+def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> list[str]:
+    """Return a note on variants that this machine would not tell apart, as `check_variants` says it."""
+    try:
+        check_variants(sweep, runs, device)
+    except BadInput as error:
+        return [f"NOTE: {error}"]
+    return []
 
 
 def shell_commands(sweep: Sweep, runs: Sequence[VariantRun], options: PoolOptions) -> list[str]:

@@ -8,7 +8,16 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import check_rungs, check_variants, final_losses, results_of, runs_of, write_runs
+from experiments.sweep.variant_runs import (
+    check_records,
+    check_rungs,
+    check_variants,
+    describe_runs,
+    final_losses,
+    results_of,
+    runs_of,
+    write_runs,
+)
 from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.directory import CHECKPOINTS, name_of
@@ -55,7 +64,6 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay", "train.decay_perio
         ({"train.min_train_tokens": [2047]}, "min_train_tokens=2047", "base"),
         ({"train.warmup_period_percent": [30]}, "warmup_period_percent=30", "base"),
         ({"train.matrix_learning_rate": [0.01]}, "matrix_learning_rate=0.01", "base"),
-        ({"train.precision": ["fp32"]}, "precision=fp32", "base"),
         (LINEAR | {"late": WSD}, "late", "schedule_learning_rate=linear"),
     ],
 )
@@ -68,6 +76,79 @@ def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
     place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{other}'; ")
     plumbing = "train.log_interval: no lever, it may stand in 'set', for all runs"
     assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "leave one out")
+
+
+def test_auto_is_resolved_for_the_machine_that_trains(make_sweep: MakeSweep) -> None:
+    sweep = read_sweep(file := make_sweep(levers={"train.precision": ["fp32", "bf16"]}))
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    check_variants(sweep, runs, None)  # of other machines: nothing here knows what auto is there
+    with pytest.raises(BadInput) as error:
+        check_variants(sweep, runs, "cpu")
+    assert str(error.value) == (
+        f"{file}: levers: 'precision=fp32' trains the same as 'base' on this machine, where the precision \"auto\" is "
+        '"fp32"; leave one out, or train on other machines: --print-commands'
+    )
+    assert describe_runs(sweep, runs, None, None)[-1].startswith("with 90% probability")
+    assert describe_runs(sweep, runs, None, "cpu")[-1] == f"NOTE: {error.value}"
+
+
+def record_of(run: Path, **changes: object) -> None:
+    """Write what a run of a sweep would have recorded, with changes of its train.json or of the whole record."""
+    train = load_run(run, ()).train.flat()
+    stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
+    record = {
+        "model": read_json(run / "model.json"),
+        "train": train | {key: value for key, value in changes.items() if key in train},
+        "numerics": {"precision": "fp32", "torch": "2"},
+        "train_stream": stream,
+        "validation_stream": stream,
+        **{key: value for key, value in changes.items() if key not in train},
+    }
+    (run / "resolved.json").write_text(json.dumps(record))
+    (run / "metrics.jsonl").touch()
+
+
+OTHER_STREAM = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["2" * 64]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: their losses cannot be compared"),
+        ({"validation_sequences": 9}, "train.validation_sequences: 9, but base-seed-42 has 10"),
+        ({"validation_stream": OTHER_STREAM}, "validation tokens: '100 tokens, sha256 222222222222', but base-seed-42"),
+        ({"train_stream": OTHER_STREAM}, "train tokens: '100 tokens, sha256 222222222222', but base-seed-42 has"),
+        ({"tokenizer": {"fingerprint": "b"}}, "tokenizer: 'b', but base-seed-42 has 'absent'"),
+    ],
+)
+def test_a_sweep_compares_what_its_runs_recorded(
+    make_sweep: MakeSweep, changes: dict[str, object], problem: str
+) -> None:
+    sweep = read_sweep(file := make_sweep())
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    write_runs(runs)
+    assert check_records(sweep, runs) == []  # nothing has begun
+    for run in runs:
+        record_of(run.directory)
+    assert check_records(sweep, runs) == []
+    record_of(runs[-1].directory, **changes)
+    with pytest.raises(BadInput) as error:
+        check_records(sweep, runs)
+    assert "learning_rate=0.05-seed-43/resolved.json: " in str(error.value) and problem in str(error.value)
+
+
+def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) -> None:
+    sweep = read_sweep(file := make_sweep())
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    write_runs(runs)
+    for run in runs:
+        record_of(run.directory)
+    record_of(runs[1].directory, numerics={"precision": "bf16", "torch": "2"})
+    (runs[0].directory / "resolved.json").unlink()
+    assert check_records(sweep, runs) == [
+        "WARNING: 1 run has no resolved.json, so what was measured there is not known: base-seed-42.",
+        "WARNING: the runs differ in precision: bf16 in base-seed-43, fp32 in learning_rate=0.05-seed-43.",
+    ]
 
 
 @pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
