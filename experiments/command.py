@@ -99,8 +99,8 @@ class SweepCommand(FileCommand):
             variant_runs.write_runs(runs)
             print("\n".join(commands))
             return None
-        plan = variant_runs.describe_runs(sweep, runs, self.pool.price_per_hour) if self.dry_run else []
-        device = choose_device(self.pool.device)
+        device, price = choose_device(self.pool.device), self.pool.price_per_hour
+        plan = variant_runs.describe_runs(sweep, runs, price, device) if self.dry_run else []
         train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output, device=device)
         return self.execute(output, plan, missing, train)
 
@@ -161,10 +161,14 @@ class TrialCommand(ExperimentCommand):
     def run(self) -> int | None:
         """Train until the rule ends it, and print the verdict; return its exit status."""
         from experiments.shared.experiment_files import check_results
+        from experiments.trial.checkout import Snapshots
         from experiments.trial.trial import Trial
         from experiments.trial.trial_runs import describe_trial, train_trial
 
-        trial = Trial.of(self.base, self.candidate, self.run_directory)
-        check_results(trial.output, "trial")
-        plan = describe_trial(trial, self.pairs, self.pool) if self.dry_run else []
+        with Snapshots() as snapshots:
+            trial = Trial.of(snapshots, self.base, self.candidate, self.run_directory)
+            check_results(trial.output, "trial")
+            plan = describe_trial(trial, self.pairs, self.pool) if self.dry_run else []
+            if not self.dry_run:
+                trial.check_out(snapshots)
         return self.execute(trial.output, plan, None, partial(train_trial, trial=trial, pairs=self.pairs))

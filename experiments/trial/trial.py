@@ -2,17 +2,17 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted
-from common.files import is_folder
+from common.errors import BadInput, quoted, say
 from common.json_files import read_json
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
 from experiments.shared.training_jobs import ROOT
-from experiments.trial.checkout import changed_files, check_out, tree_of
+from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size
 from training.config.train_config import KEYS, load_run, one_form
 
 FOLDER = ROOT / "trials"
@@ -30,28 +30,49 @@ class Trial:
     trees: dict[str, str]  # hashes of their files
     run: Path
     sections: dict[str, Sections]  # of each side
+    changed_files: tuple[str, ...] = ()  # paths in which the trees differ
+    left_out: tuple[str, ...] = ()  # new files of the working tree that belong to no side
+    sizes: Mapping[str, str] = attrs.field(factory=dict)  # of each side's files, as text
+    uncommitted: str = ""  # number and size of the files of a side that are not committed, as text
 
     @classmethod
-    def of(cls, base: str, candidate: str, run: Path) -> "Trial":
-        """Check out two git revisions. Raises BadInput for unknown ones, and where final losses cannot be compared."""
+    def of(cls, snapshots: Snapshots, base: str, candidate: str, run: Path) -> "Trial":
+        """Read two git revisions. Raises BadInput for unknown ones, and where final losses cannot be compared.
+
+        Nothing is written: `check_out` does that.
+        """
         load_run(run, ())
-        revisions, path = dict(zip(SIDES, (base, candidate), strict=True)), run.resolve()
-        trees, sections = {side: tree_of(name) for side, name in revisions.items()}, {}
-        for side, tree in trees.items():
-            check_out(tree, code := CODE / tree)
-            own = code / path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            # As on the disk where a commit does not have it
-            sections[side] = {key: read_json((own if is_folder(own) else path) / f"{key}.json") for key in KEYS}
-            sections[side]["train"].pop(BUCKET, None)
+        revisions = dict(zip(SIDES, (base, candidate), strict=True))
+        trees = {side: snapshots.tree_of(name) for side, name in revisions.items()}
+        sections = {side: _read_sections(snapshots, tree, run) for side, tree in trees.items()}
+        for side in SIDES:
             train = form_of("train", sections[side])
             if train["validation_interval"] is None or train["patience"] is not None:
-                raise BadInput(f"{path}/train.json: wanted a validation_interval and no patience: final losses decide")
+                path = run.resolve() / "train.json"
+                raise BadInput(f"{path}: wanted a validation_interval and no patience: final losses decide")
         if fixed := [key for key in differing_keys(sections) if key in FIXED]:
             section, _, key = fixed[0].partition(".")
             got, was = (quoted(sections[side][section].get(key)) for side in reversed(SIDES))
             why = "it changes the tokens that the final loss is measured on"
-            raise BadInput(f"{path / section}.json: {key}: got {got}, wanted {was}, as the base has it: {why}")
-        return cls(revisions=revisions, trees=trees, run=run, sections=sections)
+            path = run.resolve() / f"{section}.json"
+            raise BadInput(f"{path}: {key}: got {got}, wanted {was}, as the base has it: {why}")
+        return cls(
+            revisions=revisions,
+            trees=trees,
+            run=run,
+            sections=sections,
+            changed_files=tuple(snapshots.changed_files(*trees.values())),
+            left_out=tuple(snapshots.left_out),
+            sizes={side: snapshots.size_of(tree) for side, tree in trees.items()},
+            uncommitted=uncommitted_size(snapshots.copied),
+        )
+
+    def check_out(self, snapshots: Snapshots) -> None:
+        """Write the files of both sides into folders of their own, unless they are there, and say how much that is."""
+        for side, tree in self.trees.items():
+            if not (folder := CODE / tree).exists():
+                say(f"{folder}: {self.sizes[side]}, the {side}")
+                snapshots.check_out(tree, folder)
 
     @property
     def name(self) -> str:
@@ -69,7 +90,7 @@ class Trial:
 
     def notes(self) -> list[str]:
         """Return notes on the change: keys, requirements, and files of the measure."""
-        files, notes = changed_files(*self.trees.values()), []
+        files, notes = self.changed_files, [*describe_left_out(self.left_out)]
         if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")
         if requirements := [path for path in files if path.rpartition("/")[2].startswith("requirements")]:
@@ -93,3 +114,15 @@ def differing_keys(sections: dict[str, Sections]) -> list[str]:
 def form_of(section: str, sections: Sections) -> dict[str, Any]:
     """Return keys in one form, with defaults; as they are where only the commit's own code can read them."""
     return {key: field.default for key, field in KEYS[section].items()} | one_form(section, sections[section])
+
+
+def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
+    """Return the keys of a run directory as a tree has them, or as they are on the disk if it has no such directory."""
+    path, sections = run.resolve(), {}
+    for key in KEYS:
+        own = None
+        if path.is_relative_to(ROOT):
+            own = snapshots.read_json(tree, f"{path.relative_to(ROOT).as_posix()}/{key}.json")
+        sections[key] = read_json(path / f"{key}.json") if own is None else own
+    sections["train"].pop(BUCKET, None)
+    return sections

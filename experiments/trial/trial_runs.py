@@ -1,13 +1,13 @@
 """Runs of a trial: the first step and a short whole run of both commits, then pairs over seeds, until the rule ends it.
 
-A `probe` takes one step, which shows a change that breaks training, and how many steps the commit plans. Where these
-bits are equal, a `short` run takes a few steps to its end, through the whole schedule.
+A `probe` takes one step. It shows a change that breaks training, how many steps the commit plans, and on which tokens
+it measures its loss. Where these bits are equal, a `short` run takes a few steps to its end: the whole schedule.
 """
 
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,10 @@ import attrs
 
 from common.json_files import read_json
 from experiments.shared.experiment_files import show_results, write_run_directory
+from experiments.shared.run_comparison import RecordedRun, check_same_measure, check_same_tokens
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import Target, describe_cost, measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions
-from experiments.trial.checkout import changed_files
 from experiments.trial.trial import CODE, FOLDER, SIDES, Trial, differing_keys
 from experiments.trial.trial_log import begin, finish, read_trials, rule_of
 from experiments.trial.trial_rule import VERDICTS, TrialVerdict, seeds_of
@@ -40,8 +40,9 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
     tokens, speed = most * plan.train_tokens, measured_speed(trial.run)
     return [
-        f"{trial.output}: {len(changed_files(*trial.trees.values())):,} files differ",
-        f"first 1 and {SHORT_STEPS} steps of each; equal bits end the trial",
+        f"{trial.output}: {len(trial.changed_files):,} files differ",
+        f"copies: base {trial.sizes['base']}, candidate {trial.sizes['candidate']}; not committed: {trial.uncommitted}",
+        f"first 1 and {short_steps(plan.steps)} steps of each; equal bits end the trial",
         rule.describe(number),
         f"at most {most} runs, {tokens:,} tokens",
         describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
@@ -54,23 +55,28 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
         pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
+        check_measured(trial, ["probe"])
         base, candidate = (read_json(trial.directory(side, "probe") / RESOLVED) for side in SIDES)
-        plumbing = {key.partition(".")[2] for key in differing_keys(trial.sections)} <= PLUMBING_KEYS
-        if plumbing and _same_state(trial, "probe", 1):
-            few = {"min_train_tokens": SHORT_STEPS * base["global_batch_size"] * base["model"]["context_length"]}
-            pool.reach(_targets(trial, "short", dict.fromkeys(SIDES, SHORT_STEPS), few))
-            if _same_state(trial, "short", SHORT_STEPS):
-                text = f"same bits: equal weights and moments after a whole run of {SHORT_STEPS} steps"
-                return _end(trial, attrs.evolve(table, judgement=TrialVerdict("same bits", text)))
-        number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
         steps = dict(zip(SIDES, (base["steps"], candidate["steps"]), strict=True))
-        planned = f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
-        notes = [*table.notes, *([planned] if steps["base"] != steps["candidate"] else [])]
+        plumbing = {key.partition(".")[2] for key in differing_keys(trial.sections)} <= PLUMBING_KEYS
+        if plumbing and steps["base"] == steps["candidate"] and _same_state(trial, "probe", 1):
+            short = short_steps(steps["base"])
+            few = {"min_train_tokens": short * base["global_batch_size"] * base["model"]["context_length"]}
+            changes = few if short < steps["base"] else {}
+            pool.reach(_targets(trial, "short", dict.fromkeys(SIDES, short), changes))
+            check_measured(trial, ["probe", "short"])
+            if _same_state(trial, "short", short):
+                same = TrialVerdict("same bits", describe_same_bits(short, steps["base"]))
+                return _end(trial, attrs.evolve(table, judgement=same, compared_steps=short, steps=steps["base"]))
+        number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
+        notes = [*table.notes, *describe_lengths(trial, steps)]
         table = attrs.evolve(table, number=number, rule=rule, notes=notes)
         for look in rule.looks:
-            seeds = seeds_of(trial.name)[:look]
-            targets = [_targets(trial, f"seed-{seed}", steps, {"random_seed": seed}) for seed in seeds]
+            names = [f"seed-{seed}" for seed in seeds_of(trial.name)[:look]]
+            seeds = zip(names, seeds_of(trial.name), strict=False)
+            targets = [_targets(trial, name, steps, {"random_seed": seed}) for name, seed in seeds]
             pool.reach([target for pair in targets for target in pair])
+            check_measured(trial, ["probe", *names])
             table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])
             if (judgement := table.judge()) is not None:
                 return _end(trial, attrs.evolve(table, judgement=judgement))
@@ -78,6 +84,43 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
         judgement = TrialVerdict("cannot tell yet", f"cannot tell yet: {stopped}")
         return partial(_show, trial, attrs.evolve(table, judgement=judgement))
     raise AssertionError("the last look has a verdict")
+
+
+def short_steps(steps: int) -> int:
+    """Return the steps of the run that shows equal bits: all of a run that has so few, else of a shortened one."""
+    return min(SHORT_STEPS, steps)
+
+
+def describe_same_bits(short: int, steps: int) -> str:
+    """Return a verdict that claims what was compared: a run of `short` steps, of a run that has `steps`."""
+    equal = "same bits: equal weights, moments and validation losses"
+    if short == steps:
+        return f"{equal} after the whole run of {steps:,} steps"
+    return (
+        f"{equal} in a run shortened to {short:,} steps; this run has {steps:,}, and what a program does only after "
+        f"step {short:,} was not compared"
+    )
+
+
+def check_measured(trial: Trial, names: Sequence[str]) -> None:
+    """Raise BadInput where the records of the runs show that their losses were measured on different tokens."""
+    directories = [trial.directory(side, name) for name in names for side in SIDES]
+    runs = [RecordedRun.read(directory) for directory in directories]
+    check_same_tokens(runs)
+    check_same_measure(runs)
+
+
+def describe_lengths(trial: Trial, steps: Mapping[str, int]) -> Iterator[str]:
+    """Yield notes on sides that train another number of steps or tokens, or that measure in another precision."""
+    base, candidate = (RecordedRun.read(trial.directory(side, "probe")) for side in SIDES)
+    if steps["base"] != steps["candidate"]:
+        yield f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
+    if base.train_tokens != candidate.train_tokens:
+        counts = ("unknown" if one is None else f"{one:,}" for one in (base.train_tokens, candidate.train_tokens))
+        yield "Training tokens: base {}, candidate {}.".format(*counts)
+    if base.conditions["precision"] != candidate.conditions["precision"]:
+        precisions = base.conditions["precision"], candidate.conditions["precision"]
+        yield "The loss of the base is measured in {}, that of the candidate in {}.".format(*precisions)
 
 
 def _targets(

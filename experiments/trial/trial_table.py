@@ -34,6 +34,8 @@ class TrialTable:
     number: int = 0  # among the project's; 0: no pair is needed
     rule: TrialRule | None = None
     pairs: Sequence[Sequence[SideRun]] = ()  # of base and candidate
+    compared_steps: int | None = None  # of the runs that had the same bits
+    steps: int | None = None  # of the run that the trial is about, next to those
     judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:
@@ -72,6 +74,8 @@ class TrialTable:
             "number": self.number,
             "level": None if self.rule is None else self.rule.level,
             "pairs": len(self.pairs),
+            "compared_steps": self.compared_steps,
+            "steps": self.steps,
             **intervals,
             "notes": list(self.notes),
             "variants": [

@@ -1,13 +1,14 @@
-"""Checkouts: commits, the working tree with what is new in it, and what git says of neither."""
+"""Checkouts: commits, the working tree with the new files that it needs, and what git says of neither."""
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
 from experiments.trial import checkout
-from experiments.trial.checkout import changed_files, check_out, tree_of
+from experiments.trial.checkout import Snapshots
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -17,53 +18,108 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit and two changes in its working tree, one of them a new file."""
+    """A repository with one commit and two changes in its working tree, one of them a new file that the other needs."""
     project = tmp_path / "project"
     (project / "token_files").mkdir(parents=True)
     (project / "train.py").write_text("first")
-    (project / ".gitignore").write_text("/token_files/\n/trials/\n")
+    (project / ".gitignore").write_text("/token_files\n/trials\n")
     git(project, "init", "-q")
     git(project, "add", "--all")
     git(project, "commit", "-qm", "first")
-    (project / "train.py").write_text("second")
-    (project / "new ü.py").write_text("new")
+    (project / "train.py").write_text("import neü")
+    (project / "neü.py").write_text("new")
     monkeypatch.setattr(checkout, "ROOT", project)
     return project
 
 
-def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(project: Path, tmp_path: Path) -> None:
-    base, candidate = tree_of("HEAD"), tree_of(".")
-    assert base == git(project, "rev-parse", "HEAD^{tree}") != candidate == tree_of(".")
-    assert changed_files(base, candidate) == ["new ü.py", "train.py"]
+@pytest.fixture
+def snapshots(project: Path) -> Iterator[Snapshots]:
+    with Snapshots() as opened:
+        yield opened
+
+
+def objects_of(project: Path) -> list[Path]:
+    return sorted((project / ".git" / "objects").rglob("*"))
+
+
+def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
+    project: Path, snapshots: Snapshots
+) -> None:
+    base, candidate = snapshots.tree_of("HEAD"), snapshots.tree_of(".")
+    assert base == git(project, "rev-parse", "HEAD^{tree}") != candidate == snapshots.tree_of(".")
+    assert snapshots.changed_files(base, candidate) == ["neü.py", "train.py"]
     for name, tree in (("base", base), ("candidate", candidate)):
-        check_out(tree, project / "trials" / "code" / name)
+        snapshots.check_out(tree, project / "trials" / "code" / name)
     code = project / "trials" / "code"
-    assert [(code / name / "train.py").read_text() for name in ("base", "candidate")] == ["first", "second"]
+    assert [(code / name / "train.py").read_text() for name in ("base", "candidate")] == ["first", "import neü"]
     assert (code / "candidate" / "token_files").resolve() == project / "token_files"
-    assert tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
-        *("M train.py", '?? "new \\303\\274.py"')
+    assert snapshots.tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
+        *("M train.py", '?? "ne\\303\\274.py"')
     ]  # what a trial writes is ignored, and nothing is staged
 
 
-def test_a_checkout_that_was_killed_is_made_again(project: Path) -> None:
+def test_a_trial_adds_no_object_to_the_repository(project: Path) -> None:
+    before = objects_of(project)
+    with Snapshots() as snapshots:
+        tree = snapshots.tree_of(".")
+        snapshots.check_out(tree, project / "trials" / "code" / tree)
+    assert objects_of(project) == before and (project / "trials" / "code" / tree / "neü.py").exists()
+
+
+def test_an_unrelated_new_file_changes_no_candidate(project: Path, snapshots: Snapshots) -> None:
+    candidate = snapshots.tree_of(".")
+    (project / "runs" / "mine").mkdir(parents=True)
+    for name in ("runs/mine/train.json", "notes.txt", "scratch.py", "large.bin"):
+        (project / name).write_text("other")
+    with (project / "large.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    assert snapshots.tree_of(".") == candidate
+    assert snapshots.left_out == ["large.bin", "notes.txt", "runs/mine/train.json", "scratch.py"]
+    (note,) = checkout.describe_left_out(snapshots.left_out)
+    assert note.startswith("4 new files of the working tree are not part of it") and "and 1 more. To include" in note
+    git(project, "add", "notes.txt")  # a staged file is part of it, whoever names it
+    assert "notes.txt" in snapshots.changed_files(candidate, snapshots.tree_of("."))
+
+
+def test_large_files_are_refused_by_name_and_size(project: Path, snapshots: Snapshots) -> None:
+    (project / "train.py").write_text("import neü; open('weights.bin')")
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(40_000_000)
+    before = objects_of(project)
+    with pytest.raises(BadInput) as error:
+        snapshots.tree_of(".")
+    assert "3 files of 40.0 MB that are not committed; wanted at most 32 MB" in str(error.value)
+    assert "the largest: weights.bin (40.0 MB), train.py (0.0 MB), neü.py (0.0 MB); move" in str(error.value)
+    assert objects_of(project) == before
+
+
+def test_a_checkout_that_was_killed_is_made_again(project: Path, snapshots: Snapshots) -> None:
     (left := project / "code" / ".left" / "files").mkdir(parents=True)
     (left / "left.py").write_text("by a kill")
     for _ in range(2):
-        check_out(tree_of("HEAD"), project / "code" / "base")
+        snapshots.check_out(snapshots.tree_of("HEAD"), project / "code" / "base")
         assert sorted(path.name for path in (project / "code" / "base").iterdir()) == [
             *(".gitignore", "token_files", "train.py")
         ]
 
 
+def test_json_of_a_tree_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:
+    (project / "train.py").write_text('{"a": 1}')
+    assert snapshots.read_json(snapshots.tree_of("."), "train.py") == {"a": 1}
+    assert snapshots.read_json(snapshots.tree_of("HEAD"), "nowhere/train.json") is None
+    with pytest.raises(BadInput, match=r"train.py of \w{8}: not JSON"):
+        snapshots.read_json(snapshots.tree_of("HEAD"), "train.py")
+
+
 def test_unknown_revisions_and_a_folder_outside_git_are_refused(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for revision in ("nowhere", "--help", "", "HEAD:train.py"):
         with pytest.raises(BadInput, match="no such git revision; wanted a commit, branch or tag, or"):
-            tree_of(revision)
+            snapshots.tree_of(revision)
     monkeypatch.setattr(checkout, "ROOT", tmp_path)
-    with pytest.raises(BadInput, match="not a git repository"):
-        tree_of("HEAD")
+    with pytest.raises(BadInput, match="not a git repository"), Snapshots():
+        pass
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInput, match="git: not installed"):
-        tree_of("HEAD")
+    with pytest.raises(BadInput, match="git: not installed"), Snapshots():
+        pass

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments.trial.checkout import check_out, tree_of
+from experiments.trial.checkout import Snapshots
 from tests import launch
 from tests.conftest import write_run
 from tests.experiments.trial.test_checkout import git
@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 def project(tmp_path: Path, token_files: Path) -> Path:
     """This repository's files as they are, in a repository with one commit that has a tiny run."""
     project = tmp_path / "project"
-    check_out(tree_of("."), project)
+    with Snapshots() as snapshots:
+        snapshots.check_out(snapshots.tree_of("."), project)
     (project / "token_files").unlink()
     write_run(project / "runs" / "tiny", token_files, validation_interval=4)
     git(project, "init", "-q")
