@@ -96,10 +96,14 @@ class ReportCommand:
         return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
     def _found(self) -> list[Path]:
-        """Return the runs that have begun in each sweep, ladder or archive; of any other path, itself."""
-        found = ([] if (path / METRICS).exists() else sorted(path.glob(f"*/{METRICS}")) for path in self.runs)
-        runs = zip(self.runs, found, strict=True)
-        return list(dict.fromkeys(run for path, logs in runs for run in [log.parent for log in logs] or [path]))
+        """Return the runs that have begun in each sweep, ladder, trial or archive; of any other path, itself."""
+        from reporting.report_page import is_experiment
+
+        runs: list[Path] = []
+        for path in self.runs:
+            begun = [] if (path / METRICS).exists() else runs_in(path)
+            runs += begun or ([] if is_experiment(path) else [path])
+        return list(dict.fromkeys(runs))
 
     def _send(self, name: str) -> None:
         from reporting.trackers.tracker_sync import TrackerSync
@@ -141,6 +145,12 @@ class ReportCommand:
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs of an experiment or archive that have begun; a trial that needed no pair has its probes alone."""
+    logs = sorted(folder.glob(f"*/{METRICS}")) or sorted(folder.glob(f"probes/*/{METRICS}"))
+    return [log.parent for log in logs]
 
 
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import numpy as np
+from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from common.errors import BadInput
+from common.errors import BadInput, refusing
 from common.json_files import read_json, utc_now
 from common.line_chart import PALETTE, Line, LineChart
 from common.web_page import render
@@ -27,21 +28,23 @@ from training.telemetry.progress_bar import duration
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
+EXPERIMENTS = ("sweep", "mixture", "trial", "ladder")  # whose results a directory may hold
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
+NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)  # of a damaged record
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
     """Return the page of runs and their histories. `sections`: by title; "Results", a list, comes first."""
-    compared, advice = _evaluations(runs)
+    compared, advice = _evaluations(runs) if runs else (None, "No run has begun.")
     groups = grouped(histories)
     return render(
         "reporting/templates/report_page.html",
-        title=" / ".join(name for name, _ in groups),
+        title=" / ".join(name for name, _ in groups) or "Results",
         groups=groups,
         written=utc_now(),
         headlines=[(history.name, headline(history)) for history in histories],
-        axes=charted_axes(histories),
+        axes=charted_axes(histories) if histories else [],
         legend=legend(histories),
         marked=sorted({mark.kind for mark in histories[0].marks}) if len(histories) == 1 else [],
         sections=sections,
@@ -132,14 +135,22 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def is_experiment(directory: Path) -> bool:
+    """Tell whether experiment.py has worked in a directory."""
+    return any((directory / name).exists() for name in ("account.jsonl", *(f"{kind}.json" for kind in EXPERIMENTS)))
+
+
 def experiment_results(directory: Path) -> str | None:
     """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
     template = "reporting/templates/experiment_results.html"
-    for name in ("sweep", "mixture", "trial", "ladder"):
+    for name in EXPERIMENTS:
         if (directory / f"{name}.json").exists():
-            record, text = read_json(directory / f"{name}.json"), (directory / f"{name}.md").read_text(errors="replace")
-            chart = law_chart(record).svg() if name == "ladder" else None
-            return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
+            path = directory / f"{name}.json"
+            record = read_json(path)
+            with refusing(path, "damaged or edited; run the experiment again, which writes it", kinds=NOT_A_RESULT):
+                text = (directory / f"{name}.md").read_text(errors="replace")
+                chart = law_chart(record).svg() if name == "ladder" else None
+                return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
     text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
     return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
 

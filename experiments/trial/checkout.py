@@ -92,7 +92,7 @@ class Snapshots:
                     files.extraction_filter = getattr(tarfile, "tar_filter", None)  # since Python 3.11.4
                     files.extractall(made := Path(partial) / "files")
                 if not (made / tokens.name).exists():
-                    (made / tokens.name).symlink_to(tokens)
+                    (made / tokens.name).symlink_to(tokens.resolve())  # that of another folder, in a worktree
                 if not folder.exists():  # by another trial
                     made.rename(folder)
 

@@ -1,6 +1,7 @@
 """report.py: odd options are usage errors; a watch writes the report as runs grow, and ends with them."""
 
 import itertools
+import json
 import signal
 from pathlib import Path
 
@@ -103,3 +104,19 @@ def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: MakeRun) -> 
     assert watching.returncode == 130 and "interrupted" in errors and (run / REPORT).stat().st_size > 0
     training.send_signal(signal.SIGKILL)
     training.communicate(30)
+
+
+def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"text": "same bits", "variants": [{"name": "HEAD", "mean": None, "verdict": "base", "difference": None}]}
+    for number, folder in enumerate((tmp_path / "probed", tmp_path / "bare")):  # with its short runs, and without any
+        folder.mkdir()
+        (folder / "trial.json").write_text(json.dumps(record))
+        (folder / "trial.md").write_text("# Trial of HEAD\n\nSame bits in a run shortened to 16 steps.")
+        if number == 0:
+            (folder / "probes").mkdir()
+            for side in ("base", "candidate"):
+                write_run(folder / "probes" / f"{side}-short", training(5))
+        ReportCommand(runs=(folder,), no_samples=True).run()
+        page = (folder / REPORT).read_text()
+        assert "Same bits in a run shortened to 16 steps." in page and ("base-short" in page) == (number == 0)
+        assert f"report {folder / REPORT}" in capsys.readouterr().out

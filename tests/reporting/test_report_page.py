@@ -201,3 +201,12 @@ def test_a_sweep_without_its_table_names_the_command_that_writes_it(tmp_path: Pa
     (tmp_path / "account.jsonl").touch()
     assert "--collect" in (experiment_results(tmp_path) or "")
     assert experiment_results(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize("record", [{}, {"variants": 3}, {"variants": [{"name": "a"}]}, {"variants": [VARIANTS[0], 3]}])
+def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; run the experiment again"):
+        written(tmp_path, "sweep", record)
+    with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; run the experiment again"):
+        (tmp_path / "sweep.json").unlink()
+        written(tmp_path, "ladder", record)
