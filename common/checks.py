@@ -19,9 +19,20 @@ _SCALARS = {bool: "true or false", int: "an integer of 64 bits", float: "a numbe
 _WANTED: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
 
 
+KEY = "key"  # in a field's metadata: its key in a file, where Python does not allow that as a name
+
+
+def key_of(field: "attrs.Attribute[Any]") -> str:
+    """Return the key by which users give a field."""
+    return str(field.metadata.get(KEY, field.alias))
+
+
 @attrs.frozen
 class ValueCheck:
-    """A condition on a value. As a validator of an attrs field it raises ValueError, "FIELD: got ..., wanted ..."."""
+    """A condition on a value. As a validator of an attrs field it raises ValueError, "KEY: got ..., wanted ...".
+
+    The key is the name by which a user gives the field.
+    """
 
     holds: Callable[[Any], bool]
     wanted: str
@@ -29,7 +40,7 @@ class ValueCheck:
 
     def __call__(self, _: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if not self.holds(value):
-            raise ValueError(f"{attribute.name}: {self._problem(value, value)}")
+            raise ValueError(f"{key_of(attribute)}: {self._problem(value, value)}")
 
     def parse(self, text: str) -> Any:
         """Return the value that an option's text means. Raises ValueError, "got ..., wanted ..."."""
@@ -128,15 +139,15 @@ def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
     if not isinstance(values, dict):
         raise ValueError(f"got {quoted(values)}, wanted an object of keys and values")
     fields: Any = attrs.fields(kind)  # type: ignore[arg-type]  # kinds are attrs classes
-    keys = {field.alias: field.default is attrs.NOTHING for field in fields if field.name not in given}
-    required = [key for key, needed in keys.items() if needed]
+    keys = {key_of(field): field for field in fields if field.name not in given}
+    required = [key for key, field in keys.items() if field.default is attrs.NOTHING]
     for key in values:
         if key not in keys:
             raise ValueError(f"unknown key {quoted(key)}{nearest(key, keys)}")
     for key in required:
         if key not in values:
             raise ValueError(f"key '{key}' is missing; wanted {', '.join(required)}")
-    return kind(**values, **given)
+    return kind(**{keys[key].alias: value for key, value in values.items()}, **given)
 
 
 @cache

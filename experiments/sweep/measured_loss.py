@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from common.checks import checked, integer, number, optional, text
-from common.errors import BadInput, refusing
+from common.checks import KEY, checked, integer, number, optional, text
+from common.errors import BadInput, quoted, refusing
 from common.files import replace_file, writing
 from evaluation.loss.held_out_loss import measure as held_out_loss
 from evaluation.loss.token_range import Range, choose_range
@@ -31,6 +31,7 @@ from training.checkpoints.directory import name_of
 from training.config.train_config import TrainConfig
 from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
+from training.telemetry.metrics_log import EVALUATIONS
 
 MEASURED = "measured"  # folder beside the runs: texts of the ranges in tokens of other tokenizers
 SEQUENCE_BYTES = 56  # of text that is searched for in training tokens: 13 of GPT-2's tokens of English
@@ -43,7 +44,7 @@ class MeasuredRange:
 
     dataset: str = attrs.field(validator=text())
     split: str = attrs.field(default="validation", validator=text())
-    start: int = attrs.field(default=0, validator=integer(0))  # "from"
+    start: int = attrs.field(default=0, validator=integer(0), metadata={KEY: "from"})
     count: int | None = attrs.field(default=None, validator=optional(integer(1)))
     weight: float = attrs.field(default=1.0, validator=number(0, above=True))  # in the loss of a run
 
@@ -70,7 +71,7 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Share
     if value is None:
         return None
     with refusing(f"{file}: measure"):
-        entries = [checked(MeasuredRange, _named(entry)) for entry in (value if isinstance(value, list) else [value])]
+        entries = [checked(MeasuredRange, entry) for entry in (value if isinstance(value, list) else [value])]
     if not entries:
         raise BadInput(f"{file}: measure: got no range, wanted one, or a list")
     ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
@@ -112,7 +113,7 @@ def measure_run(
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
         identity = span.identity()
-        stored = [one for one in results_of(run, title, "loss") if one["range"] == identity]
+        stored = [one for one in results_of(run, title, "loss") if one.get("range") == identity]
         if not stored and device is None:
             return None
         if not stored:
@@ -120,8 +121,19 @@ def measure_run(
             trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
             stored = [held_out_loss(trained, (span, identity), alone)[0]]
             append_result(run, title, "loss", stored[0])
-        losses.append(stored[-1]["nats_per_token" if measure.own_tokens else "bits_per_byte"])
+        losses.append(_loss_of(stored[-1], "nats_per_token" if measure.own_tokens else "bits_per_byte", run))
     return losses
+
+
+def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
+    """Return the loss of a stored result. Raises BadInput where it is none: a verdict would follow from it."""
+    loss = result.get(key)
+    if not number(0).holds(loss):
+        raise BadInput(
+            f"{run / EVALUATIONS}: {key}: got {quoted(loss)}, wanted a number from 0 in the last result on "
+            f"{result['range']['tokens']}; remove that line to measure it again"
+        )
+    return float(loss)  # type: ignore[arg-type]  # a number, as the check has found
 
 
 def sources_of(trains: Iterable[TrainConfig]) -> list[Path]:
@@ -143,11 +155,6 @@ def texts_of(span: Range) -> list[str]:
     tokenizer, stream = tokenizer_of(span.directory), open_split(span.directory, span.split)
     found = documents(stream, tokenizer.end_of_text_id, span.start, span.count + 1)
     return [tokenizer.decode(tokens.tolist()) for (tokens,) in found]
-
-
-def _named(entry: Any) -> Any:
-    """Return an entry with "start" for "from", which Python cannot name a field."""
-    return {"start" if key == "from" else key: value for key, value in entry.items()} if type(entry) is dict else entry
 
 
 def _own_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> list[Range]:

@@ -80,7 +80,7 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
     [
         ({"dataset": "nowhere"}, "nowhere: no "),
         ({"split": "validation"}, "measure: key 'dataset' is missing"),
-        ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; known: count, dataset, split, start, weight"),
+        ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; did you mean 'from'?"),
         ([3], "measure: got 3, wanted an object"),
         ([], "measure: got no range, wanted one"),
         ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
@@ -126,3 +126,31 @@ def test_a_mixture_draws_weights_and_wants_a_measure_alone(
     ):
         with pytest.raises(BadInput, match=problem):
             read_sweep(make_sweep(base, **keys | change))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"from": -1}, "measure: from: got -1, wanted an integer of at least 0, at most 2^53"),
+        ({"from": "x"}, "measure: from: got 'x', wanted an integer of at least 0, at most 2^53"),
+        ({"count": 0}, "measure: count: got 0, wanted an integer of at least 1, at most 2^53"),
+        ({"start": 5}, "measure: unknown key 'start'"),
+    ],
+)
+def test_errors_of_measure_name_the_keys_of_the_file(token_files: Path, keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput) as error:
+        read_measure(FILE, entry(token_files, **keys), [])
+    assert str(error.value).startswith(f"{FILE}: {problem}")
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, "3", True, None])
+def test_a_stored_loss_that_is_none_is_refused(tmp_path: Path, token_files: Path, loss: object) -> None:
+    train = load_run(ROOT / "runs" / "quickstart", ()).train
+    measure = read_measure(FILE, [entry(token_files)], [trained_on(train, token_files)])
+    assert measure is not None
+    line = {"evaluation": "loss", "model": f"{tmp_path.name} step-00000008", "range": measure.ranges[0].identity()}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(line | {"nats_per_token": loss}) + "\n")
+    with pytest.raises(
+        BadInput, match=r"evaluations.jsonl: nats_per_token: got .*, wanted a number from 0 in the last"
+    ):
+        measure_run(measure, tmp_path, 8, train, None)
