@@ -16,9 +16,19 @@ can_compile() {
   printf '#include <stdlib.h>\n#include <Python.h>\n' | "${CC:-gcc}" -fsyntax-only "-I$headers" -xc - 2>/dev/null
 }
 
+# An interpreter that the user has chosen must run as it is: no package of the system would change it.
+venv_package=python3-venv
+if [ -n "${PYTHON:-}" ]; then
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2], int(sys.version_info >= (3, 10)))' 2>/dev/null) ||
+    fail "PYTHON=$python: does not run; pass the path of Python 3.10 or newer, or leave PYTHON out to use python3"
+  [ "${version#* }" = 1 ] ||
+    fail "PYTHON=$python: got Python ${version% *}, wanted 3.10 or newer; pass another, or leave PYTHON out to use python3"
+  venv_package="python${version% *}-venv"
+fi
+
 packages=()
 command -v make >/dev/null || packages+=(make)
-"$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+"$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=("$venv_package")
 if command -v nvidia-smi >/dev/null && ! can_compile; then packages+=(build-essential python3-dev); fi
 if [ ${#packages[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || fail "there is no apt-get to install ${packages[*]}; install them"

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, MakeRun, complete, metrics
+from tests.launch import execute
 from tests.machines import Machine, Machines
 from tests.training.supervision.runs import wait_for_step
 from tests.walks import children, end, kill, starts
@@ -178,3 +179,22 @@ def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: MakeRun, 
     assert metrics(run, "train_loss") and not list(ROOT.glob("executed"))
     absent = subprocess.run([*command[:1], str(tmp_path / "absent"), "node"], cwd=ROOT, env=environment, check=False)
     assert absent.returncode == 78
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [("exit 1", "does not run; pass the path of Python 3.10 or newer"), ("echo 3.9 0", "got Python 3.9, wanted 3.10")],
+)
+def test_a_wrong_interpreter_asks_for_no_package(tmp_path: Path, program: str, problem: str) -> None:
+    for name, text in (
+        ("python", program),
+        ("apt-get", f"touch {tmp_path}/asked"),
+        ("sudo", f"touch {tmp_path}/asked"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for python in (f"{tmp_path}/python", *([f"{tmp_path}/nowhere"] if program == "exit 1" else [])):
+        done = execute("bash", ROOT / "setup_lambda.sh", PYTHON=python, **path)
+        assert done.returncode == 1 and done.stderr.startswith(f"setup_lambda.sh: PYTHON={python}: {problem}")
+    assert not (tmp_path / "asked").exists()

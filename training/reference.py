@@ -42,6 +42,8 @@ class Reference:
     def __attrs_post_init__(self) -> None:
         if len(self.band) != 2 or any(len(each) != MARKS for each in (*self.band, *self.losses)):
             raise ValueError(f"band, losses: wanted {MARKS} numbers each, and two bounds")
+        if any(low > high for low, high in zip(*self.band, strict=True)):
+            raise ValueError("band: wanted the lowest losses first, then the highest")
 
 
 class ComparedLog(MetricsLog):

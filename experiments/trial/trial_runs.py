@@ -9,10 +9,13 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from common.checks import integer
+from common.errors import BadInput, quoted
 from common.json_files import read_json
 from experiments.shared.experiment_files import show_results, write_run_directory
 from experiments.shared.run_comparison import RecordedRun, check_same_measure, check_same_tokens
@@ -56,12 +59,13 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
     try:
         pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
         check_measured(trial, ["probe"])
-        base, candidate = (read_json(trial.directory(side, "probe") / RESOLVED) for side in SIDES)
-        steps = dict(zip(SIDES, (base["steps"], candidate["steps"]), strict=True))
+        base = trial.directory("base", "probe") / RESOLVED
+        steps = {side: recorded_number(trial.directory(side, "probe") / RESOLVED, "steps") for side in SIDES}
         plumbing = {key.partition(".")[2] for key in differing_keys(trial.sections)} <= PLUMBING_KEYS
         if plumbing and steps["base"] == steps["candidate"] and _same_state(trial, "probe", 1):
             short = short_steps(steps["base"])
-            few = {"min_train_tokens": short * base["global_batch_size"] * base["model"]["context_length"]}
+            sequences, context = (recorded_number(base, key) for key in ("global_batch_size", "model.context_length"))
+            few = {"min_train_tokens": short * sequences * context}
             changes = few if short < steps["base"] else {}
             pool.reach(_targets(trial, "short", dict.fromkeys(SIDES, short), changes))
             check_measured(trial, ["probe", "short"])
@@ -84,6 +88,17 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
         judgement = TrialVerdict("cannot tell yet", f"cannot tell yet: {stopped}")
         return partial(_show, trial, attrs.evolve(table, judgement=judgement))
     raise AssertionError("the last look has a verdict")
+
+
+def recorded_number(path: Path, name: str) -> int:
+    """Return a whole number above 0 that a run has recorded as KEY or SECTION.KEY. Raises BadInput for others."""
+    section, _, key = name.rpartition(".")
+    record = read_json(path)
+    holder = record.get(section) if section else record
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if not integer(1).holds(value):
+        raise BadInput(f"{path}: {name}: got {quoted(value)}, wanted a whole number above 0: this commit wrote it")
+    return int(value)  # type: ignore[arg-type]  # as the check has found
 
 
 def short_steps(steps: int) -> int:
@@ -141,8 +156,12 @@ def _same_state(trial: Trial, name: str, step: int) -> bool:
     runs = [trial.directory(side, name) for side in SIDES]
     if any(read_progress(run).diverged for run in runs):
         return False
-    states = [read_json(checkpoints_of(run) / name_of(step) / STATE)["state_sha256"] for run in runs]
-    return states[0] == states[1] and read_progress(runs[0]).losses == read_progress(runs[1]).losses
+    states = [read_json(checkpoints_of(run) / name_of(step) / STATE).get("state_sha256") for run in runs]
+    return (
+        isinstance(states[0], str)
+        and states[0] == states[1]
+        and read_progress(runs[0]).losses == read_progress(runs[1]).losses
+    )
 
 
 def _side_run(target: Target) -> SideRun:

@@ -90,6 +90,7 @@ def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged
     [
         ({"band": [[1.0] * MARKS]}, "wanted 40 numbers"),
         ({"losses": [[1.0]]}, "wanted 40 numbers"),
+        ({"band": [[2.0] * MARKS, [1.0] * MARKS]}, "wanted the lowest losses first"),
         ({"band": [[float("nan")] * MARKS] * 2}, "got nan"),
         ({"recipe": {}}, "emb_dim is 128, there null; and 16 more"),
         ({"tokens": []}, "no reference for these tokens"),

@@ -129,7 +129,8 @@ def _sound(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_loss(value: Any) -> bool:
-    return is_number(value) or (type(value) is float and not math.isfinite(value))
+    """Tell whether a value is a mean cross-entropy, which is never below zero, or that of a run that diverged."""
+    return (is_number(value) and value >= 0) or (type(value) is float and not math.isfinite(value))
 
 
 def _is_ledger(value: Any) -> bool:

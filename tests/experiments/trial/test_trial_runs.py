@@ -6,18 +6,33 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.errors import BadInput
+from experiments.trial import trial as trial_module
 from experiments.trial.checkout import Snapshots
+from experiments.trial.trial import Trial
+from experiments.trial.trial_runs import (
+    check_measured,
+    describe_lengths,
+    describe_same_bits,
+    recorded_number,
+    short_steps,
+)
 from tests import launch
 from tests.conftest import write_run
 from tests.experiments.trial.test_checkout import git
 
 SECONDS = 600
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
+
+
+def slow(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that runs trials."""
+    return pytest.mark.slow(pytest.mark.timeout(2 * SECONDS)(test))
 
 
 @pytest.fixture
@@ -52,6 +67,7 @@ def change(project: Path, **train: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | train))
 
 
+@slow
 def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -> None:
     with (project / "training" / "step.py").open("a") as file:
         file.write("\n\ndef unused() -> None:\n    pass\n")
@@ -59,10 +75,13 @@ def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -
     status, record, said = trial(project, "HEAD", ".")
     assert status == record["exit_status"] == 10 and record["verdict"] == "same bits", said
     assert record["pairs"] == 0 and record["notes"] == ["The run directories differ in train.log_interval."]
+    assert "same bits: equal weights, moments and validation losses after the whole run of 8 steps" in said
+    assert (record["compared_steps"], record["steps"]) == (8, 8)
     (output,) = (project / "trials").glob("tiny-*")
     assert json.loads((output / "trial.json").read_text()) == record and not list(output.glob("*-seed-*"))
 
 
+@slow
 def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table(project: Path) -> None:
     change(project, learning_rate=1e-6)
     (project / "requirements.txt").write_text("torch==0\n")
@@ -86,6 +105,21 @@ def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table
     assert len((folder / "trials.jsonl").read_text().splitlines()) == 2
 
 
+@slow
+def test_a_candidate_that_measures_other_tokens_is_refused(project: Path) -> None:
+    keys = project / "training" / "config" / "key_groups.py"
+    text = keys.read_text()
+    changed = text.replace(
+        "start_val_token: int = define(integer(0), 0", "start_val_token: int = define(integer(0), 320"
+    )
+    assert changed != text
+    keys.write_text(changed)
+    status, _, said = trial(project, "HEAD", ".")
+    assert status == 1 and "candidate-probe/resolved.json: train.start_val_token: 320, but base-probe has 0: " in said
+    assert not (project / "trials" / "trials.jsonl").exists()  # nothing is paid for
+
+
+@slow
 def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_refused(project: Path) -> None:
     change(project, validation_sequences=8)
     status, _, said = trial(project, "HEAD", ".")
@@ -95,3 +129,51 @@ def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_r
     status, _, said = trial(project, "HEAD", ".")
     assert status == 1 and "candidate-probe: training failed: RuntimeError: broken; its output: " in said
     assert trial(project, "nowhere", ".")[0] == 1 and not (project / "trials" / "trials.jsonl").exists()
+
+
+@pytest.mark.parametrize(("steps", "short"), [(1, 1), (16, 16), (17, 16), (40_000, 16)])
+def test_same_bits_claims_no_step_that_was_not_compared(steps: int, short: int) -> None:
+    text = describe_same_bits(short_steps(steps), steps)
+    assert short_steps(steps) == short and text.startswith("same bits: equal weights, moments and validation losses ")
+    if short == steps:
+        assert text.endswith(f" after the whole run of {steps} steps")
+    else:
+        assert (
+            f"in a run shortened to {short} steps; this run has {steps:,}, and what a program does only after" in text
+        )
+
+
+@pytest.mark.parametrize("name", ["probe", "seed-7"])
+def test_both_sides_of_a_trial_recorded_one_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(trial_module, "FOLDER", tmp_path)
+    keys = {"base": "b" * 40, "candidate": "c" * 40}
+    one = Trial(revisions=keys, trees=keys, run=Path("runs/x"), sections={side: {"train": {}} for side in keys})
+    for run in ("probe", "seed-7"):
+        for side in keys:
+            (directory := one.directory(side, run)).mkdir(parents=True)
+            start = 320 if (side, run) == ("candidate", name) else 0
+            (directory / "resolved.json").write_text(json.dumps({"train": {"start_val_token": start}}))
+    if name != "probe":
+        check_measured(one, ["probe"])
+    with pytest.raises(
+        BadInput, match=rf"candidate-{name}/resolved.json: train.start_val_token: 320, but base-probe has 0"
+    ):
+        check_measured(one, ["probe", "seed-7"])
+
+
+def test_notes_name_other_tokens_and_another_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "FOLDER", tmp_path)
+    keys = {"base": "b" * 40, "candidate": "c" * 40}
+    one = Trial(revisions=keys, trees=keys, run=Path("runs/x"), sections={side: {"train": {}} for side in keys})
+    for side, tokens, precision in (("base", 1000, "fp32"), ("candidate", 2000, "bf16")):
+        (directory := one.directory(side, "probe")).mkdir(parents=True)
+        record = {"sources": [{"tokens": tokens}], "numerics": {"precision": precision}, "steps": 9}
+        (directory / "resolved.json").write_text(json.dumps(record))
+    assert list(describe_lengths(one, {"base": 9, "candidate": 9})) == [
+        "Training tokens: base 1,000, candidate 2,000.",
+        "The loss of the base is measured in fp32, that of the candidate in bf16.",
+    ]
+    assert recorded_number(directory / "resolved.json", "steps") == 9
+    for name in ("accumulation", "model.context_length", "numerics.precision"):
+        with pytest.raises(BadInput, match=rf"resolved.json: {name}: got .*, wanted a whole number above 0"):
+            recorded_number(directory / "resolved.json", name)
