@@ -40,7 +40,11 @@ def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> di
 def replay(
     state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: dict[int, Numbers]
 ) -> bool:
-    """Train on; print the recorded steps beside their record; False where one differs, or none is there. Collective."""
+    """Train on; print the recorded steps next to their record, and how many have one. Collective.
+
+    Return False where a number differs from its record, where there is none, or where the replay ends before a step
+    that has one.
+    """
     same = any(recorded.values())
     if not same:
         line = f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them"
@@ -61,7 +65,20 @@ def replay(
                 print(f"        {problem}")
         if problem is not None:
             break
+    reached = {step: numbers for step, numbers in recorded.items() if step <= state.position.step and numbers}
+    same = same and not any(numbers for step, numbers in recorded.items() if step > state.position.step)
+    print_lines(ranks, [describe_comparison(len(reached), len(recorded), same=same)])
     return same
+
+
+def describe_comparison(compared: int, steps: int, *, same: bool) -> str:
+    """Return what a replay has shown: how many steps it compared with their record, and whether they are the same."""
+    if not compared:
+        return f"compared with their record: none of {steps:,} steps"
+    outcome = "all of them are the same" if same else "not all of them are the same"
+    if compared < steps:
+        outcome += "; the other steps were not compared"
+    return f"compared with their record: {compared:,} of {steps:,} steps, {outcome}"
 
 
 def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> None:

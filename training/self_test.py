@@ -1,7 +1,7 @@
 """Determinism self-test: whether the gradients of one step repeat bit for bit on this machine.
 
 The test suite answers it for CPUs. On a GPU it depends on the kernels that cuBLAS, attention and torch.compile choose
-for this model on this card, so a run tests it before its first step and promises what it has seen.
+for this model on this card, so a run tests it before its first step and says what it has seen.
 """
 
 import hashlib
@@ -55,7 +55,9 @@ def describe(outcome: SelfTest, numerics: Numerics) -> str:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
         compiled = "compiled" if numerics.compiled else "not compiled"
         how = f"deterministic attention, cuBLAS workspace {workspace}, {compiled}"
-        return f"self-test: one step's gradients repeat to the bit ({how}): {level} holds here"
+        return (
+            f"self-test: the gradients of one step repeat to the bit ({how}), as {level} needs; only this was compared"
+        )
     first, count, tensors = outcome.differing[0], len(outcome.differing), outcome.tensors
     advice = "try --set compile=false; " if numerics.compiled else ""
     return (

@@ -45,9 +45,27 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
     assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
     same = [(step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")]
-    assert [(row[0], row[1], row[-1]) for row in rows] == same
+    assert [(row[0], row[1], row[-1]) for row in rows] == [*same, ("compared", "with", "same")]
+    assert "compared with their record: 2 of 2 steps, all of them are the same" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
     assert other.returncode == 1
     assert "replaying from the start" in other.stdout
     assert "DIFFERENT" in other.stdout
+
+
+@pytest.mark.parametrize(
+    ("compared", "same", "text"),
+    [
+        (9, True, "compared with their record: 9 of 9 steps, all of them are the same"),
+        (
+            2,
+            True,
+            "compared with their record: 2 of 9 steps, all of them are the same; the other steps were not compared",
+        ),
+        (9, False, "compared with their record: 9 of 9 steps, not all of them are the same"),
+        (0, False, "compared with their record: none of 9 steps"),
+    ],
+)
+def test_a_replay_claims_only_what_it_compared(compared: int, same: bool, text: str) -> None:
+    assert replay.describe_comparison(compared, 9, same=same) == text
