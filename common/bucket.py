@@ -1,10 +1,15 @@
-"""Objects under a prefix of S3, Google Cloud Storage or Azure, by obstore. Credentials never come from a URL."""
+"""Objects under a prefix of S3, Google Cloud Storage or Azure, and files on the web, all read by obstore.
+
+`store_of` alone decides which protocol and which credentials a URL gets. The scheme decides, never the host: a URL of
+http or https is fetched by plain HTTP without any credentials, even if its host belongs to Amazon, Google or Microsoft.
+"""
 
 import configparser
 import functools
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import attrs
 
 from common.errors import BadInput
-from common.files import is_bucket
+from common.files import BUCKET_SCHEMES, WEB_SCHEMES, is_bucket
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 60.0  # after which a request is not tried again
 REQUEST_SECONDS = 60.0  # of one request; it moves a piece at most
 PIECE_BYTES = 1 << 24  # of an upload in parts, and of a download
+SMALL_BYTES = 1 << 26  # most of an object that is read at once
 PIECES_AT_ONCE = 8  # held in memory
 ATTEMPTS = 4  # to read a range whose answer breaks off
 UPLOADS = 3  # attempts with a file that arrives damaged
@@ -36,6 +42,13 @@ PROFILE_KEYS = {  # option of obstore: key of a profile, variables that go befor
     "region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"]),
     "endpoint": ("endpoint_url", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"]),
 }
+METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0  # of Amazon, Google and Microsoft alike
+CREDENTIALS = {  # by scheme of a bucket: variables that name credentials
+    "s3": re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|TOKEN|WEB_IDENTITY.*|CONTAINER.*)"),
+    "gs": re.compile("GOOGLE_(SERVICE_ACCOUNT.*|APPLICATION_CREDENTIALS|BEARER_TOKEN)"),
+    "az": re.compile("(AZURE|MSI|IDENTITY)_.*(KEY|SECRET|TOKEN|CLI|ENDPOINT|CLIENT_ID|EMULATOR).*"),
+}
+GOOGLE_FILE = Path("~/.config/gcloud/application_default_credentials.json")
 
 Answer = TypeVar("Answer")
 
@@ -68,23 +81,12 @@ class Bucket:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None):
         """`headers`: of each request to a web server."""
         try:
-            import obstore.store
+            import obstore
         except ImportError as error:
             raise BadInput(f"{url}: needs obstore: pip install obstore") from error
         self._client = obstore
         self.url = url.rstrip("/") if is_bucket(url.rstrip("/")) else url
-        profile: Any = _aws_profile() if url.startswith("s3://") else {}
-        endpoint = profile.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
-        options: Any = {
-            "client_options": {
-                "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "connect_timeout": timedelta(seconds=10),
-                "default_headers": dict(headers or {}),
-                "allow_http": endpoint.startswith("http://") or url.startswith("http://"),
-            },
-            "retry_config": {"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
-        }
-        self._store = self._ask("", "opened", lambda: obstore.store.from_url(self.url, **profile, **options))
+        self._store = self._ask("", "opened", lambda: store_of(self.url, headers or {}))
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
         """Return each object whose name begins with a prefix of whole folders."""
@@ -108,6 +110,8 @@ class Bucket:
         """Return a small object; None where there is none."""
         try:
             got = self._ask(name, "read", lambda: self._client.get(self._store, name))
+            if got.meta["size"] > SMALL_BYTES:
+                raise BadInput(f"{self._where(name)}: got {got.meta['size']:,} bytes, wanted at most {SMALL_BYTES:,}")
             content = self._ask(name, "read", lambda: bytes(got.bytes()))
         except BadInput as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -208,6 +212,53 @@ class Bucket:
 
     def _where(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
+
+
+def store_of(url: str, headers: Mapping[str, str]) -> Any:
+    """Return obstore's client of a URL: plain HTTP for the web, and the provider's own protocol for a bucket.
+
+    `headers` are sent with each request to a web server; a redirect to another host removes those with a token.
+    Credentials of the environment and of profiles are used for s3://, gs:// and az:// only. If this machine has none at
+    all, requests are not signed, so that public buckets can be read. Raises BadInput for a scheme that is not known.
+    """
+    from obstore.store import HTTPStore, from_url
+
+    scheme = url.partition("://")[0]
+    client: Any = {
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
+        "connect_timeout": timedelta(seconds=10),
+        "allow_http": scheme == "http",
+    }
+    retries: Any = {"retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    if scheme in WEB_SCHEMES:
+        return HTTPStore.from_url(
+            url, client_options={**client, "default_headers": dict(headers)}, retry_config=retries
+        )
+    if scheme not in BUCKET_SCHEMES:
+        raise BadInput(f"{url}: unknown kind of URL; wanted s3://, gs://, az://, https:// or hf://")
+    options: Any = _aws_profile() if scheme == "s3" else {}
+    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+    client["allow_http"] = endpoint.startswith("http://")
+    if not _has_credentials(scheme, options):
+        options["skip_signature"] = True
+    return from_url(url, **options, client_options=client, retry_config=retries)
+
+
+def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
+    """Tell whether requests to a bucket may be signed; True also if the machine's own account may have access."""
+    named = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
+    has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()
+    return named or has_file or "access_key_id" in profile or _has_metadata_service()
+
+
+@functools.cache
+def _has_metadata_service() -> bool:
+    """Tell whether this machine has a cloud's metadata service, which gives credentials to its virtual machines."""
+    try:
+        socket.create_connection(METADATA_SERVICE, timeout=METADATA_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _as_stored(entry: Mapping[str, Any]) -> StoredObject:

@@ -34,6 +34,7 @@ _ADVICE = {
     errno.ENOENT: "its folder does not exist: create it",
 }
 BUCKET_SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")
 
 
 class Locked(BadInput):

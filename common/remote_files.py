@@ -22,6 +22,7 @@ REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
 READ_AHEAD_BYTES = 1 << 22  # a unit of documents is some 16 MB
+MOST_LINKS = 100_000  # files and folders of a web server's listing
 THREADS = 16  # requests at once, each mostly waiting
 
 
@@ -72,6 +73,14 @@ def look_up_remote(url: str) -> RemoteFile:
     return _remote_file(url, bucket.look_up(name))
 
 
+def read_web_file(url: str) -> bytes:
+    """Return the content of a small file on the web. Raises BadInput."""
+    found = Bucket(url).read("")
+    if found is None:
+        raise BadInput(f"{url}: cannot be read: not found")
+    return found.content
+
+
 class _Ranges(io.RawIOBase):
     """A remote file whose errors cannot be taken for those of a damaged file."""
 
@@ -111,8 +120,6 @@ def _locate(url: str) -> tuple[Bucket, str]:
 
         token = get_token()
         return Bucket(_hub().url(url), {} if token is None else {"authorization": f"Bearer {token}"}), ""
-    if not url.startswith(HTTP):
-        raise BadInput(f"{url}: unknown kind of URL; wanted s3://, gs://, az://, https:// or hf://")
     return Bucket(url), ""
 
 
@@ -146,16 +153,28 @@ def _google_tag(generation: int) -> str:
     return base64.b64encode(bytes([8, *digits, generation, 16, 1])).decode()
 
 
-def _linked(folder: str) -> Iterator[str]:
-    """Yield the URLs of the files that a web server's page lists, in its folders, too."""
-    page = Bucket(folder).read("")
-    if page is None:
-        raise BadInput(f"{folder}: cannot be read: not found")
-    text = page.content.decode(errors="replace")
-    for link in re.findall(r"""<a\s[^>]*href=["']([^"'?#]+)["']""", text, re.IGNORECASE):
-        url = urljoin(folder, link)
-        if url.startswith(folder) and url != folder:
-            yield from _linked(url) if url.endswith("/") else [url]
+def _linked(top: str) -> Iterator[str]:
+    """Yield the URLs of the files that a web server's page lists, and those in its folders. Raises BadInput.
+
+    A page may link to the same folder many times, and a server may make up folders without an end.
+    """
+    folders, seen = [top], {top}
+    while folders:
+        folder = folders.pop()
+        text = read_web_file(folder).decode(errors="replace")
+        for link in re.findall(r"""<a\s[^>]*href=["']([^"'?#]+)["']""", text, re.IGNORECASE):
+            url = urljoin(folder, link)
+            if not url.startswith(folder) or url in seen:
+                continue
+            seen.add(url)
+            if len(seen) > MOST_LINKS:
+                raise BadInput(
+                    f"{top}: its pages link to more than {MOST_LINKS:,} files and folders; name a folder below it"
+                )
+            if url.endswith("/"):
+                folders.append(url)
+            else:
+                yield url
 
 
 def _expression(pattern: str) -> str:

@@ -27,6 +27,7 @@ LABELS = (  # of the tasks in that archive, to check a name before it is downloa
     *("agi_eval_lsat_ar", "bigbench_cs_algorithms", "bigbench_operators", "bigbench_repeat_copy_logic", "squad"),
     *("coqa", "boolq", "bigbench_language_identification"),
 )
+LARGEST_BUNDLE = 1 << 30  # bytes; nanochat's archive has about 160 MB
 ORDER_SEED, EXAMPLES_SEED = 1337, 1234  # nanochat's: of a task's items; of an item's examples, plus its number
 KINDS = {  # of tasks: the keys of an item's contexts and continuations, one of which is a list, or each one text
     "multiple_choice": ("query", "choices"),
@@ -149,7 +150,10 @@ def _downloaded() -> Path:
         if not DOWNLOADED.exists():
             print(f"downloading {URL} to {DOWNLOADED}", flush=True)
             DOWNLOADED.parent.mkdir(parents=True, exist_ok=True)
-            with look_up_remote(URL).open() as file:
+            found = look_up_remote(URL)
+            if found.size_bytes > LARGEST_BUNDLE:
+                raise BadInput(f"{URL}: got {found.size_bytes:,} bytes, wanted at most {LARGEST_BUNDLE:,}")
+            with found.open() as file:
                 replace_file(DOWNLOADED, file.read(), durable=True)
         line = f"{sha256(DOWNLOADED)}  {DOWNLOADED.name}\n".encode()  # as sha256sum -c takes it
         if not recorded.exists():

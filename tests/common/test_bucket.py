@@ -2,15 +2,21 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 
 from common import bucket as bucket_module
-from common.bucket import PIECE_BYTES, Bucket, Taken
+from common.bucket import PIECE_BYTES, Bucket, Taken, store_of
 from common.errors import BadInput
 from common.files import is_bucket
+from common.remote_files import look_up_remote, read_web_file
+from tests import endless_server as endless
 from tests.bucket_server import KEY, SECRET, BucketServer
+from tests.loopback import QuietHandler, serving
 
 
 @pytest.mark.usefixtures("bucket_server")
@@ -137,3 +143,145 @@ def test_urls_of_buckets_have_no_credentials() -> None:
     assert all(map(is_bucket, ("s3://bucket/prefix/of.it-1", "gs://bucket", "az://account/container/prefix")))
     secrets = ("s3://key:secret@bucket/prefix", "s3://bucket/prefix?key=secret")
     assert not any(map(is_bucket, (*secrets, "https://bucket/prefix", "s3://")))
+
+
+PROVIDERS = (
+    "karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip",
+    "bucket.s3.amazonaws.com/a",
+    "s3.amazonaws.com/bucket/a",
+    "s3.us-west-2.amazonaws.com/bucket/a",
+    "s3-us-west-2.amazonaws.com/bucket/a",
+    "bucket.s3-eu-west-1.amazonaws.com/a",
+    "bucket.s3.dualstack.eu-west-1.amazonaws.com/a",
+    "bucket.s3-accelerate.amazonaws.com/a",
+    "bucket.s3.cn-north-1.amazonaws.com.cn/a",
+    "storage.googleapis.com/bucket/a",
+    "bucket.storage.googleapis.com/a",
+    "account.blob.core.windows.net/container/a",
+    "account.dfs.core.windows.net/container/a",
+    "account.blob.fabric.microsoft.com/workspace/a",
+    "account.r2.cloudflarestorage.com/bucket/a",
+    "huggingface.co/datasets/owner/name/resolve/main/a",
+    "bucket.nyc3.digitaloceanspaces.com/a",
+    "f000.backblazeb2.com/file/bucket/a",
+    "bucket.s3.us-west-000.backblazeb2.com/a",
+)
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "AKIASECRET",
+    "AWS_SECRET_ACCESS_KEY": "AWSSECRET",
+    "AWS_SESSION_TOKEN": "TOKENSECRET",
+    "GOOGLE_BEARER_TOKEN": "GOOGLESECRET",
+    "AZURE_STORAGE_ACCOUNT_NAME": "account",
+    "AZURE_STORAGE_ACCOUNT_KEY": "QVpVUkVTRUNSRVQ=",
+    "HF_TOKEN": "hf_SECRET",
+    "OPENAI_API_KEY": "sk-SECRET",
+}
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the credentials of each provider, and a ~/.netrc for every host."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\naws_access_key_id = AKIASECRET\n")
+    (tmp_path / ".netrc").write_text("default login me password NETRCSECRET\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("credentials")
+def test_every_web_address_is_plain_http() -> None:
+    from obstore.store import HTTPStore
+
+    for address in PROVIDERS:
+        for scheme in ("http", "https"):
+            assert isinstance(store_of(f"{scheme}://{address}", {}), HTTPStore), address
+
+
+@attrs.define
+class Recorder:
+    """A server that records the headers of each request; as a proxy it answers for every host."""
+
+    url: str = ""
+    requests: list[tuple[str, dict[str, str]]] = attrs.field(factory=list)
+    location: str | None = None  # to which each request is redirected
+
+    @property
+    def received(self) -> str:
+        return repr(self.requests)
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    recorder = Recorder()
+
+    class Handler(QuietHandler):
+        def answer(self) -> None:
+            recorder.requests.append((self.path, dict(self.headers)))
+            if recorder.location is not None:
+                return self.send_content(b"", 302, {"Location": recorder.location})
+            part, status, headers = self.asked_part(b"content")
+            return self.send_content(part, status, {**headers, "ETag": '"1"'})
+
+        do_HEAD = do_GET = answer
+
+    with serving(Handler) as server:
+        recorder.url = server.url
+        yield recorder
+
+
+@pytest.mark.usefixtures("credentials")
+def test_keys_of_the_environment_reach_no_web_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "")
+        for address in PROVIDERS:
+            assert read_web_file(f"http://{address}") == b"content"
+        assert look_up_remote(f"http://{PROVIDERS[0]}").open().read() == b"content"
+    assert {path for path, _ in proxy.requests} == {f"http://{address}" for address in PROVIDERS}
+    harmless = {"accept", "user-agent", "host", "if-match", "range"}
+    assert {name.lower() for _, headers in proxy.requests for name in headers} <= harmless
+    assert "SECRET" not in proxy.received
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_redirect_takes_no_token_elsewhere() -> None:
+    with recording() as first, recording() as second:
+        first.location = f"{second.url}/final"
+        bucket = Bucket(f"{first.url}/a", {"authorization": "Bearer hf_SECRET"})
+        assert bucket.read_range("", 0, 7) == b"content"
+    assert "hf_SECRET" in first.received and second.requests
+    assert "SECRET" not in second.received
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_buckets_keep_credentials_or_are_anonymous(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bucket_module, "_has_metadata_service", lambda: False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [*os.environ]:
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert store_of(f"{scheme}://bucket/a", {}).config.get("skip_signature") == "true"
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    assert "skip_signature" not in store_of(f"{scheme}://bucket/a", {}).config
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    for url in ("ftp://host/a", "file:///etc/passwd", "memory:///a", "s3a://bucket/a"):
+        with pytest.raises(BadInput, match="unknown kind of URL; wanted s3://, gs://, az://, https:// or hf://"):
+            Bucket(url)
+
+
+def test_a_web_server_cannot_send_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(bucket_module, "SMALL_BYTES", 1000)
+    for misbehaviour in (endless.dripped_headers, endless.dripped_body, endless.chunks, endless.redirects):
+        with endless.serve(misbehaviour) as url, pytest.raises(BadInput, match="cannot be read"):
+            Bucket(f"{url}/a").read("")
+    with endless.serve(endless.large_body) as url, pytest.raises(BadInput, match="bytes, wanted at most 1,000"):
+        Bucket(f"{url}/a").read("")

@@ -14,7 +14,7 @@ import attrs
 from common.errors import BadInput, say
 from common.files import by_number
 from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, quiet
-from common.remote_files import REMOTE, find_remote, look_up_remote
+from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 from tokens.documents.selection import (
     OTHER_KINDS,
@@ -215,6 +215,9 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         files = {str(split): [str(url) for url in found] for split, found in (builder.config.data_files or {}).items()}
         urls = files.pop(TRAIN, [])
+        if others := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
+            # A dataset's card names them: a stranger must not choose a bucket that is read with the user's keys.
+            raise BadInput(f"{name}: names {others[0]}; wanted files of the hub or of https://")
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")

@@ -144,7 +144,12 @@ def _load_known(name: str) -> Tokenizer:
     if known.encoding is None:
         raise BadInput(f"tokenizer {name}: its owner's terms are to be accepted; pass its file as --tokenizer FILE")
     import tiktoken
+    import tiktoken.load
 
+    from common.remote_files import read_web_file
+
+    # tiktoken's own download has no timeout, and it sends the host the password that ~/.netrc has for it.
+    tiktoken.load.read_file = read_web_file
     try:
         encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError

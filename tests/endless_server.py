@@ -1,0 +1,87 @@
+"""Servers on loopback that never end: each drips, streams or redirects for as long as its client stays."""
+
+import functools
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.loopback import QuietHandler, serving
+
+DRIP_SECONDS = 0.05
+Misbehaviour = Callable[["EndlessHandler"], None]
+
+
+class EndlessHandler(QuietHandler):
+    """A handler that answers each request by one misbehaviour."""
+
+    def __init__(self, misbehaviour: Misbehaviour, released: threading.Event, *arguments: object):
+        self.misbehaviour, self.released = misbehaviour, released
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def answer(self) -> None:
+        self.close_connection = True
+        self.received()
+        self.misbehaviour(self)
+
+    do_HEAD = do_GET = do_POST = do_PUT = answer
+
+    def write(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def drip(self) -> None:
+        """Send a byte now and then, until the client or the test leaves."""
+        while not self.released.wait(DRIP_SECONDS):
+            self.write(b" ")
+
+
+def dripped_headers(handler: EndlessHandler) -> None:
+    handler.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    handler.drip()
+
+
+def dripped_body(handler: EndlessHandler) -> None:
+    handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n")
+    handler.drip()
+
+
+def chunks(handler: EndlessHandler) -> None:
+    """Send large chunks without an end."""
+    handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while not handler.released.is_set():
+        handler.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+
+
+def dripped_chunks(handler: EndlessHandler) -> None:
+    handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while not handler.released.wait(DRIP_SECONDS):
+        handler.write(b"1\r\n \r\n")
+
+
+def redirects(handler: EndlessHandler) -> None:
+    handler.send_content(b"", 302, {"Location": handler.path + "a"})
+
+
+def large_body(handler: EndlessHandler) -> None:
+    """Announce a terabyte, and send it."""
+    handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000000\r\n\r\n")
+    while not handler.released.is_set():
+        handler.write(b" " * 65536)
+
+
+def gzip_bomb(handler: EndlessHandler) -> None:
+    """Send 200 MB that are packed into 200 kB."""
+    packed = gzip.compress(bytes(200_000_000), 6)
+    handler.send_content(packed, 200, {"Content-Encoding": "gzip"})
+
+
+@contextmanager
+def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
+    """Serve the misbehaviour while the context lasts; yield the server's URL."""
+    released = threading.Event()
+    with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
+        try:
+            yield server.url
+        finally:
+            released.set()
