@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.redaction import redacted
+
 EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -24,12 +26,13 @@ _dropped: dict[str, str | None] = {}  # first problem of each kind of output or 
 class BadInput(Exception):
     """User error: an invalid file, option or value. The message is one line: place, got, wanted, next step.
 
-    Control characters in it, which names of files or values may contain, are escaped. Several problems are a line each.
+    Control characters in it, which names of files or values may contain, are escaped, and secrets in it are hidden.
+    Several problems are a line each.
     All ranks of a job raise it together and rank 0 prints it, unless `alone`: then this rank prints it.
     """
 
     def __init__(self, *problems: str, alone: bool = False):
-        self.problems = tuple(dict.fromkeys(map(printable, problems)))
+        self.problems = tuple(dict.fromkeys(printable(redacted(problem)) for problem in problems))
         super().__init__("\n".join(self.problems))
         self.alone = alone
 
@@ -75,13 +78,13 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
         line = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
         if drop(name, problem):
-            print(f"WARNING: {name}: dropped: {printable(problem)}", file=sys.stderr, flush=True)
+            print(f"WARNING: {name}: dropped: {printable(redacted(problem))}", file=sys.stderr, flush=True)
 
 
 def drop(name: str, problem: str) -> bool:
     """Note once, for the metrics, dropped work and the reason; return True the first time."""
     first = name not in _dropped
-    _dropped.setdefault(name, problem)
+    _dropped.setdefault(name, redacted(problem))
     return first
 
 
@@ -108,8 +111,8 @@ def printable(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print untrusted text as a line on stderr."""
-    print(printable(line), file=sys.stderr)
+    """Print untrusted text as a line on stderr, without secrets."""
+    print(printable(redacted(line)), file=sys.stderr)
 
 
 def printable_lines(text: str) -> str:

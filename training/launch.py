@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.errors import BadInput, integer_range, quoted
 from common.files import replace_file
+from common.redaction import redacted
 
 # Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
 # operators (for torchrun: may be a range, "1:4").
@@ -121,7 +122,7 @@ def tell_torchrun(message: str) -> None:
     """Write a message for torchrun's table of failed ranks, where torchrun has started this process."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):
-            replace_file(Path(path), json.dumps({"message": message, "timestamp": int(time.time())}))
+            replace_file(Path(path), json.dumps({"message": redacted(message), "timestamp": int(time.time())}))
 
 
 def torchrun_identity() -> str | None:

@@ -16,6 +16,7 @@ from common.checks import integer, structured
 from common.errors import BadInput, printable, say
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
+from common.redaction import redacted_command
 from reporting.run_history import EVENT_DETAILS, check_begun, clock
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked
@@ -206,8 +207,14 @@ class TrackerSync:
             project=self._project,
             identity=identity,
             version=self._progress.version if self._progress.identity == identity else 0,
-            config=read_json(record) if record.is_file() else {},
+            config=_without_secrets(read_json(record)) if record.is_file() else {},
         )
+
+
+def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's record whose command line has no secrets: older versions recorded it as it was."""
+    words = record.get("command")
+    return record | {"command": redacted_command([*map(str, words)])} if isinstance(words, list) else record
 
 
 def store_of(name: str) -> Callable[[TrackedRun], Store]:

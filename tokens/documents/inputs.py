@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import attrs
 
 from common.errors import BadInput, refusing
+from common.redaction import redacted_name
 from common.remote_files import REMOTE, RemoteFile, look_up_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
@@ -78,7 +79,7 @@ class Problems:
         examples = self._examples.setdefault(kind, [])
         if len(examples) < EXAMPLES:
             first_line = (detail.splitlines() or [""])[0]
-            examples.append(f"{where}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
+            examples.append(f"{redacted_name(where)}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def count(self, kind: str, times: int = 1) -> None:
         """Count something by which nothing is lost, and of which the kind says all."""

@@ -14,6 +14,7 @@ import attrs
 from common.errors import BadInput, say
 from common.files import by_number
 from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, quiet
+from common.redaction import redacted_name
 from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 from tokens.documents.selection import (
@@ -49,7 +50,13 @@ class Source:
     def record(self) -> SourceRecord:
         """Its entry in the manifest."""
         size = sum(item.size_bytes for item in self.inputs)
-        return SourceRecord(name=self.name, files=len(self.inputs), bytes=size)
+        return SourceRecord(name=redacted_name(self.name), files=len(self.inputs), bytes=size)
+
+    @property
+    def recorded(self) -> "Source":
+        """The source as a plan records it: its URLs have no password and no signature, which may differ next time."""
+        inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
+        return Source(redacted_name(self.name), tuple(inputs))
 
 
 def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[Source]:

@@ -11,6 +11,7 @@ import attrs
 from common.errors import BadInput
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.json_files import read_every_line
+from common.redaction import HIDDEN, redacted_name
 from common.remote_files import REMOTE
 from tokens.documents.sources import STANDARD_LIBRARY
 from tokens.format.manifest import MANIFEST, RANKS_FILE, SPLITS, Manifest, manifest_text, read_manifest, split_of
@@ -77,11 +78,11 @@ def public_manifest(manifest: Manifest) -> Manifest:
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders, and without user, password and signature of a URL."""
+    """Return a source's name without local folders, and of a URL without secrets, user and query."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:
-        parts = urlsplit(source)
+        parts = urlsplit(redacted_name(source).replace(f"{HIDDEN}@", ""))
         return f"{parts.scheme}{REMOTE}{parts.netloc.rpartition('@')[2]}{parts.path}"
     return Path(source).name or "local files"
 

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from common.checks import structured
 from common.errors import BadInput, refusing
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
+from common.redaction import HIDDEN
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
@@ -142,6 +144,11 @@ class UnitPlan:
     def inputs(self) -> tuple[Input, ...]:
         return tuple(item for source in self.sources for item in source.inputs)
 
+    @property
+    def recorded(self) -> "UnitPlan":
+        """The plan without secrets in the URLs of its inputs; those are read by the URLs of the command."""
+        return attrs.evolve(self, sources=tuple(source.recorded for source in self.sources))
+
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
         values = attrs.asdict(self)
@@ -223,18 +230,26 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
         got, was = getattr(wanted, field.name), getattr(kept.settings, field.name)
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
-    was_inputs = {item.path: item for item in kept.inputs}
-    now_inputs = {item.path: item for source in sources for item in source.inputs}
-    for path in was_inputs | now_inputs:
-        if path not in now_inputs:
-            look_up(path)  # raises when the file is missing
+    # Plans of earlier versions may hold passwords and signatures, and a signed URL is signed anew for each command.
+    was_listed, now_listed = ([source.recorded.inputs for source in listed] for listed in (kept.sources, sources))
+    was_inputs, now_inputs = ([item for inputs in listed for item in inputs] for listed in (was_listed, now_listed))
+    was_paths, now_paths = ([item.path for item in inputs] for inputs in (was_inputs, now_inputs))
+    were, are = {*was_paths}, {*now_paths}
+    for path in dict.fromkeys([*was_paths, *now_paths]):
+        if path not in are:
+            if HIDDEN not in path:
+                look_up(path)  # raises when the file is missing
             raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
-        if path not in was_inputs:
+        if path not in were:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-        was_inputs[path].compare(now_inputs[path])
-    # Names may differ: relative ones, from another folder.
-    now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
-    if now != was:
+    # Names may differ: relative ones, from another folder. URLs may differ in their secrets alone.
+    key = attrgetter("path")
+    for was, now in zip(sorted(was_inputs, key=key), sorted(now_inputs, key=key), strict=False):
+        if was.path == now.path:
+            was.compare(now)
+    if [[item.path for item in inputs] for inputs in was_listed] != [
+        [item.path for item in inputs] for inputs in now_listed
+    ]:
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
 
 

@@ -8,6 +8,7 @@ import attrs
 
 from common.errors import BadInput, say
 from common.files import is_folder, open_locked, replace_file, writing
+from tokens.documents.inputs import Input
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
@@ -47,7 +48,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)
-            plan = make_plan(sources, settings)
+            plan = make_plan(sources, settings).recorded
             _write_ranks(tokenizer, directory)
             write_plan(directory, plan)
             if bucket is not None:
@@ -66,7 +67,8 @@ def prepare(command: PrepareCommand) -> Manifest:
         if bucket is not None:
             _write_ranks(tokenizer, directory)
             bucket.restore(plan)
-        manifest = _write(command, plan, tokenizer, bucket)
+        inputs = tuple(item for source in sources for item in source.inputs)  # with the secrets that reading needs
+        manifest = _write(command, plan, inputs, tokenizer, bucket)
         _delete_units(directory)
         return manifest
 
@@ -93,7 +95,13 @@ def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan
     return load_tokenizer(CHARACTERS + "".join(sorted(found)))
 
 
-def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None) -> Manifest:
+def _write(
+    command: PrepareCommand,
+    plan: UnitPlan,
+    inputs: tuple[Input, ...],
+    tokenizer: Tokenizer,
+    bucket: BucketOutput | None,
+) -> Manifest:
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
     directory = command.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
@@ -102,7 +110,7 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
         if log.totals.units:
             say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
         if log.totals.units < len(plan.units):
-            _compute(command, plan, tokenizer, writer)
+            _compute(command, plan, inputs, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
             lost, first = log.totals.lost_documents, next(iter(log.totals.examples.values()), [""])[0]
             unread = f"none of the {lost:,} documents of the sources could be read: {first}"
@@ -130,7 +138,9 @@ def _write(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, bucket
     return manifest
 
 
-def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
+def _compute(
+    command: PrepareCommand, plan: UnitPlan, inputs: tuple[Input, ...], tokenizer: Tokenizer, writer: TokenWriter
+) -> None:
     directory, units = command.directory.absolute(), writer.units
     recipe, slow_noted = None, tokenizer.pattern is None or command.template is not None
     executor: Executor = Executor()
@@ -142,7 +152,7 @@ def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writ
             recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)
         job = EncodeJob(directory=units, settings=plan.settings, tokenizer=record, recipe=recipe)
-        for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
+        for results in in_order(executor, job, _tasks(plan, inputs, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
                 say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
@@ -157,8 +167,7 @@ def _compute(command: PrepareCommand, plan: UnitPlan, tokenizer: Tokenizer, writ
         progress.close()
 
 
-def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
-    inputs = plan.inputs
+def _tasks(plan: UnitPlan, inputs: tuple[Input, ...], first: int) -> Iterator[Task]:
     for index in range(first, len(plan.units)):
         unit = plan.units[index]
         numbers = sorted({extent.input for extent in unit})

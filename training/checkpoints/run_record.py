@@ -13,6 +13,7 @@ from common.checks import structured
 from common.errors import refusing
 from common.files import replace_file, writing
 from common.json_files import read_json
+from common.redaction import redacted_command
 from tokens.format.manifest import RANKS_FILE
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
@@ -159,7 +160,7 @@ def write_record(
         "tokenizer": None if tokenizer is None else tokenizer.as_json(),
         "environment": environment(ranks.device, ranks.world_size),
         "price_per_hour": price_per_hour,  # machine price, USD
-        "command": sys.argv,
+        "command": redacted_command(sys.argv),
     }
     files = {RESOLVED: json.dumps(values, indent=2) + "\n"}
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:

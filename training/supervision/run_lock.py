@@ -18,6 +18,7 @@ from typing import NamedTuple, TextIO
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, say
 from common.files import is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
+from common.redaction import redacted
 from training.launch import environment_nodes, restarts, torchrun_identity
 
 LOCK_FILE = ".lock"
@@ -108,7 +109,7 @@ class ExitRecord:
     def write(self, status: int, outcome: str | None = None, *, final: bool = True) -> None:
         """Write how the job ends; the first call counts. Not `final`: a group that torchrun restarts goes on."""
         paths, self._paths = self._paths, []
-        record = {"status": status, "outcome": outcome or OUTCOMES[status], "final": final, "time": utc_now()}
+        record = {"status": status, "outcome": redacted(outcome or OUTCOMES[status]), "final": final, "time": utc_now()}
         for path in paths:
             try:
                 replace_file(path, json.dumps(record) + "\n")

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory, printable
 from common.files import LOCK_POLL_SECONDS
+from common.redaction import redacted_shell
 from training import launch
 from training.supervision.run_lock import (
     LOST,
@@ -184,7 +185,7 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
     elif not uploaded:
         print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
     else:
-        print(printable(f"--then: {command}"), flush=True)
+        print(printable(f"--then: {redacted_shell(command)}"), flush=True)
         environment = {name: value for name, value in launch.without_launcher().items() if name != NODE_VARIABLE}
         ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
         print(f"--then: ended with status {ended}", flush=True)

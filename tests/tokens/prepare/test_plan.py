@@ -8,10 +8,12 @@ import attrs
 import pytest
 
 from common.errors import BadInput
+from tests.loopback import serve_files
 from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import jsonl, write
+from tests.tokens.preparing import jsonl, texts_of, write
 from tokens.documents.sources import resolve_sources
-from tokens.prepare.plan import check_same, make_plan, read_plan, write_plan
+from tokens.prepare import prepare as prepare_module
+from tokens.prepare.plan import UnitPlan, check_same, make_plan, read_plan, write_plan
 
 
 def test_units_cover_every_byte_once_and_in_order(tmp_path: Path) -> None:
@@ -54,3 +56,37 @@ def test_a_plan_of_the_older_rules_is_read_and_not_resumed(tmp_path: Path) -> No
     assert older is not None and older.fingerprint() == fingerprint != now.plan
     with pytest.raises(BadInput, match=r"plan\.json: begun by an earlier version of prepare_data\.py; pass another"):
         write(tmp_path / "now", tmp_path / "a.jsonl")
+
+
+def records_of(directory: Path) -> str:
+    return "".join(path.read_text() for path in directory.iterdir() if path.suffix in (".json", ".jsonl"))
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+def test_a_preparation_resumes_without_its_urls_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
+) -> None:
+    """Each command signs its URL anew; an earlier version's plan holds the URL as it was."""
+    (tmp_path / "web").mkdir()
+    jsonl(tmp_path / "web" / "a.jsonl", ["one", "two"])
+    with (tmp_path / "web" / "a.jsonl").open("a") as file:
+        file.write("damaged\n")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with serve_files(tmp_path / "web") as server:
+        address = server.url.replace("://", "://me:hunter2@")
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(prepare_module, "_compute", stop)
+            if earlier_version:
+                killed.setattr(UnitPlan, "recorded", property(lambda plan: plan))
+            write(tmp_path / "out", f"{address}/a.jsonl?sig=hunter2first&name=.jsonl")  # type: ignore[arg-type]
+        assert ("hunter2" in records_of(tmp_path / "out")) == earlier_version
+        write(tmp_path / "out", f"{address}/a.jsonl?sig=hunter2second&name=.jsonl")  # type: ignore[arg-type]
+        if not earlier_version:
+            assert "hunter2" not in records_of(tmp_path / "out")
+        assert "hunter2" not in (tmp_path / "out" / "manifest.json").read_text()
+        assert texts_of(tmp_path / "out", "train") == ["one", "two"]
+        with pytest.raises(BadInput, match=r"another command began these tokens: .* is not among the sources any more"):
+            write(tmp_path / "out", f"{server.url}/a.jsonl?name=.jsonl")  # type: ignore[arg-type]

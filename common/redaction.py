@@ -1,0 +1,189 @@
+"""Secrets in text: the one place that decides what may not be recorded, printed or published.
+
+Records call it where a value enters them: the command line of a run, the name of a source, the text of an error or of a
+server. It looks for the values of the environment's own keys, for the usual forms of keys, and for the places where
+people put them: user and password of a URL, its query, headers, options and settings with a telling name. A key
+without any of these marks cannot be recognized; so the command of --then, which may hold anything, is not recorded.
+"""
+
+import base64
+import functools
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+HIDDEN = "[secret]"
+SHORTEST_KEY = 8  # characters of an environment variable that is looked for
+WORDS = frozenset(  # a name that ends with one of these words has a secret as its value
+    (
+        *("key", "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "credential", "credentials"),
+        *("auth", "authorization", "bearer", "cookie", "jwt", "otp", "sas", "sig", "signature", "policy"),
+        *("apikey", "accesskey", "secretkey", "accountkey", "authtoken", "accesstoken", "sharedaccesssignature"),
+    )
+)
+ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # wherever such a word is in a name
+HARMLESS = re.compile(r"[-+]?[\d_.,]{1,19}(e[-+]?\d+)?|true|false|null|none|yes|no|value|\[secret\]", re.IGNORECASE)
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s&;,'"<>#]+""")
+_NAME = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z][\w.-]*)(["']?\s*[=:]\s*)|(?<!\S)--?([A-Za-z][\w-]*)\s+""")
+_LOGIN = re.compile(r"(?<!\S)(-u|--user)(\s+|=)[^\s:]+:\S+")
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth|secret)[\w-]*)(\s*[:=]\s*)([^'\"\n]+)"
+)
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s+)((?=[\w.~+/-]*[\d=+/])[\w.~+/-]{6,}=*|[\w.~+/-]{16,})")
+_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)(?:[^\s/?#'\"]+|[^\s/:@'\"]+:(?!\d+/)[^\s@'\"]*)@")
+_QUERY = re.compile(r"([?&;][\w.~%-]*=)((?=[^&;\s'\"#]*[A-Za-z])(?=[^&;\s'\"#]*\d)[\w.~%+/=-]{24,})")
+_WEBHOOK = re.compile(
+    r"(?i)((?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|[\w.]*webhook\.office\.com|api\.telegram\.org)/)[^\s'\"]+"
+)
+_FORMS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+    r"|(?<![A-Za-z0-9])(?:"
+    r"sk-[\w-]{12,}|[sr]k_(?:live|test)_\w{10,}|(?:hf|gsk|r8|rpa|npm|tgp|dop_v1|lin_api)_\w{16,}"
+    r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?|pypi-[\w-]{16,}|dckr_pat_[\w-]{10,}"
+    r"|nvapi-[\w-]{16,}|SG\.[\w-]{16,}\.[\w-]{16,}|AGE-SECRET-KEY-\w+|wandb_v\d_\w{16,}"
+    r")",
+    re.DOTALL,
+)
+
+
+def redacted(text: str) -> str:
+    """Return a text with `[secret]` in place of what looks like a key, a password or a signature."""
+    text = _hidden_values(text, _environment_keys())
+    text = _FORMS.sub(HIDDEN, text)
+    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
+    text = _USER.sub(rf"\1{HIDDEN}@", text)
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
+    text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
+    text = _without_values(text)
+    return _QUERY.sub(rf"\1{HIDDEN}", text) if "://" in text else text
+
+
+def redacted_name(name: str) -> str:
+    """Return the name of a source: a URL as `redacted`; a path of this machine stays, as it must be found again."""
+    return redacted(name) if "://" in name else name
+
+
+def redacted_command(words: Sequence[str]) -> list[str]:
+    """Return a command line to record. Of the command of --then, only the name of its program remains."""
+    shown, before = [], ""
+    for word in words:
+        option, equals, value = word.partition("=")
+        if before == "--then":
+            shown.append(redacted_shell(word))
+        elif option == "--then" and equals:
+            shown.append(f"--then={redacted_shell(value)}")
+        elif (
+            before.startswith("-")
+            and "=" not in before
+            and is_secret(before.lstrip("-"))
+            and not HARMLESS.fullmatch(word)
+        ):
+            shown.append(HIDDEN)
+        else:
+            shown.append(redacted(word))
+        before = word
+    return shown
+
+
+def redacted_shell(command: str) -> str:
+    """Return the program that a shell's command runs, in place of the command, which may hold a key anywhere."""
+    program, *arguments = command.split() or [""]
+    shown = program if re.fullmatch(r"[\w./-]+", program) else HIDDEN
+    return redacted(f"{shown} {HIDDEN}" if arguments else shown)
+
+
+def redacted_json(value: Any) -> Any:
+    """Return a JSON value whose strings are `redacted`, keys of objects included."""
+    return _in_strings(value, redacted)
+
+
+def hidden_in(value: Any, key: str) -> Any:
+    """Return a text or a JSON value of a server without a key that it was sent, in whatever spelling it echoes it."""
+    return _in_strings(value, lambda text: _hidden_values(text, (key,))) if key else value
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether the value of an option, a setting, a variable or a part of a query is a secret, by its name."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
+    return bool(parts) and (parts[-1] in WORDS or "".join(parts) in WORDS or not ALWAYS.isdisjoint(parts))
+
+
+def _without_values(text: str) -> str:
+    """Return a text without the values that follow telling names: `name=value`, `name: value` and `--name value`."""
+    parts, position = [], 0
+    while match := _NAME.search(text, position):
+        parts.append(text[position : match.end()])
+        position = match.end()
+        value = _VALUE.match(text, position)
+        if value is not None and _is_secret_pair(match, value[0]):
+            quote = value[0][0] if value[0][0] in "'\"" else ""
+            parts.append(f"{quote}{HIDDEN}{quote}")
+            position = value.end()
+    return "".join(parts) + text[position:]
+
+
+def _is_secret_pair(match: re.Match[str], value: str) -> bool:
+    name, separator, option = match.groups()
+    if not is_secret(name or option) or HARMLESS.fullmatch(value.strip("'\"")):
+        return False
+    if separator is None or "=" in separator or value[0] in "'\"":
+        return True
+    return len(value) >= 16 or re.search(r"\d", value) is not None  # else prose, such as "OPENAI_API_KEY: not set"
+
+
+def _environment_keys() -> tuple[str, ...]:
+    """Return the values of this process's variables that hold keys, the longest first."""
+    values = {
+        value.strip()
+        for name, value in os.environ.items()
+        if is_secret(name) and not HARMLESS.fullmatch(value.strip()) and not value.startswith(("/", "~", "."))
+    }
+    return tuple(sorted((value for value in values if len(value) >= SHORTEST_KEY), key=len, reverse=True))
+
+
+def _hidden_values(text: str, values: tuple[str, ...]) -> str:
+    for value in values:
+        text = _spellings(value).sub(HIDDEN, text)
+    return text
+
+
+@functools.lru_cache(maxsize=64)
+def _spellings(value: str) -> re.Pattern[str]:
+    r"""Return an expression of a value in each spelling of JSON, nested too, of URLs and HTML, in base64 and in hex.
+
+    JSON may write "/" as `\/` and "+" as `\u002B`; in a JSON text within a string, backslashes are doubled.
+    """
+    backslashes = r"(?:\\(?:u005[cC])?)*"
+    characters = []
+    for character in value:
+        code = ord(character)
+        escapes = [
+            re.escape(character),
+            rf"u(?i:{code:04x})",
+            rf"%(?i:{code:02x})",
+            rf"&\#0*{code};",
+            rf"&\#[xX]0*(?i:{code:x});",
+        ]
+        characters.append(f"{backslashes}(?:{'|'.join(escapes)})")
+    data = value.encode()
+    encoded = [data.hex()]
+    for shift in range(3):  # a text around the value moves its beginning in the groups of three bytes
+        whole = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
+        inner = whole[-(-shift * 8 // 6) : len(whole) - (len(data) + shift) % 3 % 2 - ((len(data) + shift) % 3 > 0)]
+        encoded += [inner, inner.replace("+", "-").replace("/", "_")]
+    return re.compile(
+        "|".join(
+            ["".join(characters), *(f"(?i:{each})" if each == encoded[0] else re.escape(each) for each in encoded)]
+        )
+    )
+
+
+def _in_strings(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_in_strings(name, change): _in_strings(item, change) for name, item in value.items()}
+    return [_in_strings(item, change) for item in value] if isinstance(value, list) else value
