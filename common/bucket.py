@@ -231,9 +231,8 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
     }
     retries: Any = {"retry_timeout": timedelta(seconds=RETRY_SECONDS)}
     if scheme in WEB_SCHEMES:
-        return HTTPStore.from_url(
-            url, client_options={**client, "default_headers": dict(headers)}, retry_config=retries
-        )
+        client |= {"default_headers": dict(headers)}
+        return HTTPStore.from_url(url, client_options=client, retry_config=retries)
     if scheme not in BUCKET_SCHEMES:
         raise BadInput(f"{url}: unknown kind of URL; wanted s3://, gs://, az://, https:// or hf://")
     options: Any = _aws_profile() if scheme == "s3" else {}

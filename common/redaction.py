@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "[secret]"
-SHORTEST_KEY = 8  # characters of an environment variable that is looked for
+SHORTEST_KEY = 8  # characters; shorter placeholders, such as EMPTY, may be words of any text
 WORDS = frozenset(  # a name that ends with one of these words has a secret as its value
     (
         *("key", "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "credential", "credentials"),
@@ -102,7 +102,7 @@ def redacted_json(value: Any) -> Any:
 
 def hidden_in(value: Any, key: str) -> Any:
     """Return a text or a JSON value of a server without a key that it was sent, in whatever spelling it echoes it."""
-    return _in_strings(value, lambda text: _hidden_values(text, (key,))) if key else value
+    return _in_strings(value, lambda text: _hidden_values(text, (key,))) if len(key) >= SHORTEST_KEY else value
 
 
 def is_secret(name: str) -> bool:

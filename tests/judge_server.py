@@ -156,7 +156,7 @@ class Handler(QuietHandler):
         assert self.path == "/v1/chat/completions"
         self.give_verdict(self.server.judge, json.loads(data))  # type: ignore[attr-defined]  # serve puts it there
 
-    def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:
+    def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:  # noqa: PLR0911  # a return for each kind of fault
         assert "temperature" not in body and "seed" not in body
         key, id = self.headers["Idempotency-Key"], self.headers["X-Client-Request-Id"]
         fault = judge.fault_of(key.partition("-")[0], body)
@@ -166,6 +166,10 @@ class Handler(QuietHandler):
         if fault == "echo":
             error = {"error": {"message": f"wrong key: {self.headers['Authorization']}", "code": "invalid_api_key"}}
             return self.send_content(json.dumps(error).encode(), 401)
+        if fault in ("redirect", "echo in any spelling"):
+            content = echoed_reply(self.headers["Authorization"].removeprefix("Bearer "))
+            elsewhere = {"Location": "http://localhost:1/v1/chat/completions"}
+            return self.send_content(*((b"", 307, elsewhere) if fault == "redirect" else (content, 200)))
         if fault == "dropped":
             return self.drop()
         kept = key if judge.idempotent else id
@@ -188,6 +192,17 @@ class Handler(QuietHandler):
         """End the connection without a word."""
         self.close_connection = True
         self.connection.shutdown(2)
+
+
+def echoed_reply(key: str) -> bytes:
+    """Return an answer that has its client's key in many spellings of JSON."""
+    escaped = "".join(f"\\u{ord(character):04x}" for character in key)
+    nested = json.dumps(key.replace("/", "\\/"))[1:-1]
+    spellings = (key, key.replace("/", "\\/"), key.replace("+", "\\u002B"), escaped, nested, json.dumps(escaped)[1:-1])
+    said = " ".join(spellings)
+    choice = f'{{"index": 0, "finish_reason": "stop", "message": {{"content": "{said}", "refusal": null}}}}'
+    usage = '{"prompt_tokens": 10, "completion_tokens": 10}'
+    return f'{{"id": "{escaped}", "model": "{said}", "choices": [{choice}], "usage": {usage}}}'.encode()
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import asyncio
 import random
 import re
 import signal
+import zlib
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +16,7 @@ from tqdm import tqdm
 
 from common.errors import BadInput, say
 from common.json_files import parse_json
+from common.redaction import hidden_in
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Asked, Reply, Usage, money
@@ -28,6 +31,57 @@ RETRIED = (*GAVE_UP, 429)  # as 500 and more
 FAILED = (500, 503, 529)  # not billed if the API says so itself; other statuses say nothing of the API behind a gateway
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
+MOST_REPLY_BYTES = 1 << 24  # of a reply with its headers; the longest verdict has some 100 kB
+GZIP = 47  # of zlib: a gzip or zlib header, whichever there is
+
+
+class EndlessReply(Exception):
+    """A server's reply has more than MOST_REPLY_BYTES, or an encoding that was not asked for."""
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """Requests that end after their whole time, or the size of their reply, whatever the server does.
+
+    httpx's own limits hold for each read alone: a server that drips bytes, or never stops, would be read for ever.
+    """
+
+    def __init__(self, transport: httpx2.AsyncBaseTransport, seconds: float):
+        self._transport, self._seconds = transport, seconds
+        self.sent: set[str] = set()  # ids of requests of which something may have left this machine
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        id = request.headers.get("X-Client-Request-Id", "")
+
+        async def trace(event: str, details: dict[str, Any]) -> None:
+            # A proxy is first asked for a connection, which the server does not see.
+            if event.endswith("send_request_headers.started") and details["request"].method != b"CONNECT":
+                self.sent.add(id)
+
+        request.extensions = {**request.extensions, "trace": trace}
+        try:
+            return await asyncio.wait_for(self._exchange(request), self._seconds)
+        except asyncio.TimeoutError as error:
+            raise httpx2.ReadTimeout(f"no whole reply within {self._seconds:g} seconds", request=request) from error
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._transport.handle_async_request(request)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        try:
+            content = await _bounded(response.stream)
+        finally:
+            await response.aclose()
+        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            content = _unpacked(content)
+        elif encoding != "identity":
+            raise EndlessReply(f"the reply is encoded as {encoding[:20]}, which was not asked for")
+        for name in ("content-length", "transfer-encoding"):
+            response.headers.pop(name, None)
+        return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
+
 
 class Asker:
     """Requests of a session: one at a time, which shows their cost, one more with each verdict, up to --concurrency."""
@@ -35,7 +89,8 @@ class Asker:
     def __init__(self, judgement: Judgement, key: str):
         self._judgement, self._options, self._key = judgement, judgement.options, key
         url, timeout = judgement.judge.base_url, judgement.options.timeout
-        http = DefaultAsyncHttpxClient(follow_redirects=False)
+        http = DefaultAsyncHttpxClient(follow_redirects=False, headers={"Accept-Encoding": "identity"})
+        self._transports = _bound(http, timeout)
         self._client = AsyncOpenAI(
             api_key=key or "none", base_url=url, timeout=timeout, max_retries=0, http_client=http
         )
@@ -98,10 +153,14 @@ class Asker:
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)
                 self._reached = True
-                return read_reply(asked, parse_json(self._hidden(raw.http_response.text), unique=False))
+                body = parse_json(hidden_in(raw.http_response.text, self._key), unique=False)
+                return read_reply(asked, hidden_in(body, self._key))
             except APIConnectionError as error:
-                failure, pause = PromptVerdict("missing", one_line(f"{error}: {error.__cause__}")), 0.0
+                why = one_line(hidden_in(f"{error}: {error.__cause__}", self._key))
+                failure, pause = PromptVerdict("missing", why), 0.0
                 self._note_lost(asked, error.__cause__)
+                if isinstance(error.__cause__, EndlessReply):
+                    return failure  # a repeated request would be billed again, and answered alike
             except APIStatusError as error:
                 self._reached, failure = True, self._explained(error, asked)
                 if not _may_be_billed(error.response):
@@ -110,8 +169,12 @@ class Asker:
                 if isinstance(failure, Reply) or not again or attempt == RETRIES:
                     break
                 pause = _asked_pause(error.response)
-            except ValueError as error:
-                failure = PromptVerdict("missing", f"half a reply, or none: {error}")
+            except (ValueError, TypeError) as error:
+                why = one_line(hidden_in(str(error), self._key))
+                if not self._was_sent(asked):  # such as a header of OPENAI_ORG_ID that holds no ASCII
+                    judgement.release(asked, why)
+                    raise BadInput(f"{judgement.judge.base_url}: no request can be made: {why}") from error
+                failure = PromptVerdict("missing", f"half a reply, or none: {why}")
                 break
             await asyncio.sleep(pause or min(0.5 * 2**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.75, 1))
         else:
@@ -123,24 +186,64 @@ class Asker:
         """Note a request without a response, which may have been billed unless it was not sent."""
         judgement = self._judgement
         judgement.unanswered_in_a_row += 1
-        if isinstance(cause, UNSENT):
-            judgement.release(asked, str(cause))
+        if isinstance(cause, UNSENT) or not self._was_sent(asked):
+            judgement.release(asked, one_line(hidden_in(str(cause), self._key)))
             if not self._reached:
                 url = judgement.judge.base_url
-                judgement.fail(BadInput(f"{url}: no server: {cause}; start it, or pass another --base-url"))
+                why = one_line(hidden_in(str(cause), self._key)) or type(cause).__name__
+                judgement.fail(BadInput(f"{url}: no server: {why}; start it, or pass another --base-url"))
+
+    def _was_sent(self, asked: Asked) -> bool:
+        """Tell whether anything of a request may have left this machine."""
+        return any(asked.id in transport.sent for transport in self._transports)
 
     def _explained(self, error: APIStatusError, asked: Asked) -> Reply | PromptVerdict:
         """Return the refusal or failure that an error is; one that all requests would get ends the session."""
         said = error.body.get("message") if isinstance(error.body, dict) else None
-        why = f"{error.status_code}: {one_line(self._hidden(str(said or error)))}"
+        why = f"{error.status_code}: {one_line(hidden_in(str(said or error), self._key))}"
         if error.code in REFUSED:
             return Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=why, usage=Usage(input=0, output=0))
+        if error.status_code < 400:
+            why = f"{error.status_code}: redirects are not followed; pass the final address as --base-url"
         if error.status_code in UNUSABLE or error.status_code < 400 or error.code == NO_CREDIT:
             self._judgement.fail(BadInput(f"{self._judgement.judge.base_url}: {why}"))
         return PromptVerdict("not taken" if error.status_code in REJECTED else "missing", why)
 
-    def _hidden(self, text: str) -> str:
-        return text.replace(self._key, "[secret]") if self._key else text
+
+def _bound(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
+    """Bound all transports of a client, those of proxies too; return them."""
+    bounded: dict[int, BoundedTransport] = {}
+
+    def wrapped(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:
+        return bounded.setdefault(id(transport), BoundedTransport(transport, seconds))
+
+    client._transport = wrapped(client._transport)
+    client._mounts = {
+        pattern: None if transport is None else wrapped(transport) for pattern, transport in client._mounts.items()
+    }
+    return [*bounded.values()]
+
+
+async def _bounded(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> bytes:
+    """Return the content of a reply. Raises EndlessReply for one that is too large."""
+    content = bytearray()
+    async for part in stream:
+        content += part
+        if len(content) > MOST_REPLY_BYTES:
+            raise EndlessReply(f"the reply has more than {MOST_REPLY_BYTES:,} bytes")
+    return bytes(content)
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return the content of a gzipped reply. Raises EndlessReply for one that is too large, or damaged."""
+    unpacker = zlib.decompressobj(GZIP)
+    try:
+        unpacked = unpacker.decompress(content, MOST_REPLY_BYTES)
+    except zlib.error as error:
+        raise EndlessReply(f"the reply is damaged: {error}") from error
+    if unpacker.unconsumed_tail:
+        raise EndlessReply(f"the reply has more than {MOST_REPLY_BYTES:,} bytes")
+    return unpacked
 
 
 def read_reply(asked: Asked, body: Any) -> Reply:

@@ -1,13 +1,15 @@
 """Judge evaluation, from answer files to the report: scores without a judge, its verdicts, their cost, results."""
 
 import asyncio
+import ipaddress
 import os
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
+from common.redaction import HIDDEN, SHORTEST_KEY, redacted
 from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
@@ -57,19 +59,32 @@ def run(command: JudgeCommand) -> int:
 
 
 def find_key(base_url: str) -> str:
-    """Return the API key, which OpenAI needs. Raises BadInput where one would be stored, or sent in clear."""
+    """Return the API key, which OpenAI needs. Raises BadInput for one that cannot be sent, or would be sent in clear.
+
+    A key that no header can hold would fail in each request, after its cost is reserved. A word of fewer than
+    SHORTEST_KEY characters is not a secret, but what servers that need no key ask for, such as EMPTY.
+    """
     key, url = os.environ.get("OPENAI_API_KEY", "").strip(), urlsplit(base_url)
-    if url.scheme not in ("http", "https") or "@" in base_url:
-        shown = base_url.rpartition("@")[2]
-        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without user and password")
+    if url.scheme not in ("http", "https") or not url.hostname or redacted(base_url) != base_url:
+        shown = redacted(base_url).replace(f"{HIDDEN}@", "")
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without user, password and key")
     if not key and base_url == OPENAI_URL:
         raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
-    if key and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+    if wrong := next((character for character in key if not "!" <= character <= "~" or character in "\"'`"), None):
+        problem = f"got the character {wrong!a} in it, wanted ASCII without spaces and quotation marks"
+        raise BadInput(f"OPENAI_API_KEY: {problem}; nothing was sent: copy the key again")
+    if len(key) >= SHORTEST_KEY and url.scheme == "http" and not _is_this_machine(url.hostname):
         raise BadInput(
             f"{base_url}: OPENAI_API_KEY would cross the network unencrypted; use https://, or an SSH tunnel to "
             "localhost, or unset it if this server needs no key"
         )
     return key
+
+
+def _is_this_machine(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _print_without_judge(panel: Panel) -> list[list[ReferenceScores]]:

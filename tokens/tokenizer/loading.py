@@ -149,7 +149,7 @@ def _load_known(name: str) -> Tokenizer:
     from common.remote_files import read_web_file
 
     # tiktoken's own download has no timeout, and it sends the host the password that ~/.netrc has for it.
-    tiktoken.load.read_file = read_web_file
+    tiktoken.load.read_file = read_web_file  # type: ignore[assignment]  # only the parameter's name differs
     try:
         encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from common.errors import BadInput
+from evaluation.judging.judge import find_key
 from tests.conftest import ROOT, only_line
 from tests.evaluation.judging.sessions import Sessions, run
 from tests.judge_server import Judge
@@ -14,7 +16,14 @@ OPENAI = ("--base-url", "https://api.openai.com/v1")
 REFUSED = {  # by options: the key in the environment, and the line
     OPENAI: ("", "OPENAI_API_KEY: not set; set it to a key"),  # before the scores that take a while
     ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
-    ("--base-url", "https://me:secret@host/v1"): ("", "--base-url: got 'host/v1', wanted http:// or https://, without"),
+    ("--base-url", "https://me:secret@host/v1"): (
+        "",
+        "--base-url: got 'https://host/v1', wanted http:// or https://, without",
+    ),
+    ("--base-url", "https://host/v1?api-key=hunter12"): (
+        "",
+        "--base-url: got 'https://host/v1?api-key=[secret]', wanted",
+    ),
     ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
     ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: no server: "),
     ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
@@ -31,11 +40,17 @@ def test_what_no_judge_can_be_asked_for_is_one_line(
     monkeypatch.setenv("OPENAI_API_KEY", key)
     done = sessions.run(*options)
     assert line in only_line(done)
-    assert "secret" not in done.stdout + done.stderr
+    assert "me:secret" not in done.stdout + done.stderr and "hunter12" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"), [("401", "401: scripted 401"), ("404", "404: scripted 404"), ("echo", "401: wrong key: Bearer ")]
+    ("fault", "line"),
+    [
+        ("401", "401: scripted 401"),
+        ("404", "404: scripted 404"),
+        ("echo", "401: wrong key: Bearer [secret]"),
+        ("redirect", "307: redirects are not followed; pass the final address as --base-url"),
+    ],
 )
 def test_what_every_request_would_get_ends_the_session(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, fault: str, line: str
@@ -57,3 +72,56 @@ def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monke
         monkeypatch.setenv(name, value)
     ranks = sessions.run()
     assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-proj-secr\u00e9t0123",
+        "sk-proj-secret\n0123",
+        "sk-proj secret0123",
+        "'sk-proj-secret0123'",
+        "\u201csk-proj-secret\u201d",
+    ],
+)
+def test_a_key_that_cannot_be_sent_costs_nothing(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    line = only_line(sessions.run())
+    assert "OPENAI_API_KEY: got the character" in line and "nothing was sent" in line and "proj" not in line
+    assert not server.requests and not sessions.unanswered()
+
+
+def test_a_request_that_cannot_be_made_costs_nothing(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-\u00e9")  # a header of OpenAI's client
+    assert f"{server.url}: no request can be made: " in only_line(sessions.run())
+    assert not server.requests and not sessions.unanswered()
+
+
+def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
+    for url in ("http://localhost:1/v1", "http://127.0.0.2/v1", "http://[::1]/v1", "https://far.example/v1"):
+        assert find_key(url) == KEY
+    with pytest.raises(BadInput, match="OPENAI_API_KEY would cross the network unencrypted; use https://"):
+        find_key("http://192.168.1.5:8000/v1")
+
+
+def test_a_placeholder_is_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+    assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # as vLLM's documentation has it
+
+
+def test_an_echoed_key_is_stored_in_no_spelling(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.every = "echo in any spelling"
+    done = sessions.run("--concurrency", "1")
+    assert done.returncode == 1 and "[secret]" in done.stderr
+    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    for text in [done.stdout, done.stderr, *written]:
+        assert "secret+key" not in text and "secret\\" not in text and "u002" not in text.lower()
+    assert {reply.id for reply in sessions.replies()} == {"[secret]"}
