@@ -119,10 +119,43 @@ def locked_partial(partial: Path) -> Iterator[BinaryIO]:
         with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, partial):  # else the process that had the lock has renamed it
+            if _is_at(file.fileno(), partial):  # else the process that had the lock has renamed it
                 file.truncate()
                 yield file
                 return
+
+
+@contextmanager
+def partial_directory(directory: Path, contention: str) -> Iterator[Path]:
+    """Yield an empty folder next to `directory`, which is renamed to it once it is complete, or removed.
+
+    One process at a time has it, and what a killed process has left in it is removed first. Raises OSError, and Locked
+    with the message `contention` if another process has it.
+    """
+    partial = directory.with_name(f".partial-{directory.name}")
+    if partial.is_symlink():  # nothing is written through a link of that name
+        partial.unlink()
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Locked(contention) from None
+    try:
+        lock(descriptor, partial, contention)
+        if not _is_at(descriptor, partial):  # the process that had it has renamed it meanwhile
+            raise Locked(contention)
+        try:
+            for left in partial.iterdir():
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
+            yield partial
+        finally:
+            if _is_at(descriptor, partial):
+                shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
@@ -235,9 +268,10 @@ def _is_plain(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
-def _is_at(file: BinaryIO, path: Path) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file or folder still has this name."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from common.errors import BadInput, printable, refusing
-from common.files import replace_file, writing
+from common.errors import BadInput, printable, refusing, say
+from common.files import partial_directory, replace_file, writing
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, SampleCommand
@@ -25,7 +24,7 @@ from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from tokens.tokenizer.template import TEMPLATES
 from tokens.tokenizer.tokenizer import END_OF_TEXT
-from training.checkpoints.directory import WEIGHTS
+from training.checkpoints.directory import WEIGHTS, is_own_partial
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
@@ -68,22 +67,34 @@ def export(
     """
     stock_class(trained.network.config, str(trained.place.path))
     directory = directory.resolve()
-    with refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)), writing(directory):
+    for left in _other_partials(directory):
+        say(f"NOTE: {left}: left by an export that was killed, unless one still writes it; delete it to free the disk")
+    contention = f"{directory}: another export writes it; wait for it, or pass another folder"
+    with (
+        refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),
+        writing(directory),
+        partial_directory(directory, contention) as partial,
+    ):
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
         if empty and directory.exists():
             directory.rmdir()  # a mount is refused: nothing can be renamed to it
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".partial-{directory.name}-", dir=directory.parent) as folder:
-            partial = Path(folder, "model")
-            partial.mkdir()
-            _write_model(trained, partial, dtype)
-            replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
-            if empty:
-                partial.rename(directory)
-            elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
-                raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+        _write_model(trained, partial, dtype)
+        replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
+        if empty:
+            partial.rename(directory)
+        elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
+            raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+
+
+def _other_partials(directory: Path) -> list[Path]:
+    """Return folders next to a directory in which exports to other names have begun, also by earlier versions."""
+    others = directory.parent.glob(".partial-*")
+    own = f".partial-{directory.name}"
+    signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
+    begun = [path for path in others if path.name != own and any((path / sign).exists() for sign in signs)]
+    return sorted(path for path in begun if not is_own_partial(path))
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:

@@ -16,7 +16,18 @@ import pytest
 
 from common import files
 from common.errors import BadInput
-from common.files import is_folder, lock, mounted_as, open_locked, replace_file, sha256, system_error, writing
+from common.files import (
+    Locked,
+    is_folder,
+    lock,
+    mounted_as,
+    open_locked,
+    partial_directory,
+    replace_file,
+    sha256,
+    system_error,
+    writing,
+)
 from common.json_files import JsonLog
 from tokens.format.header import write_weighted
 from tokens.format.manifest import Content
@@ -157,3 +168,18 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert full.value.filename == str(tmp_path / name)
         assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # from a worker
+
+
+def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> None:
+    final = tmp_path / "out"
+    (tmp_path / ".partial-out" / "left").mkdir(parents=True)  # by a process that was killed
+    with partial_directory(final, "taken") as partial:
+        assert not [*partial.iterdir()]
+        with pytest.raises(Locked, match="taken"), partial_directory(final, "taken"):
+            pass
+        (partial / "a").touch()
+        partial.rename(final)
+    with pytest.raises(ValueError, match="fails"), partial_directory(final, "taken") as partial:
+        (partial / "b").touch()
+        raise ValueError("fails")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]

@@ -79,7 +79,12 @@ def link_target(path: Path) -> str | None:
 
 def stale_partials(directory: Path) -> list[Path]:
     """Return the hidden leftovers of interrupted saves and deletions. Other hidden names are not ours."""
-    return [path for path in directory.glob(f"{PARTIAL}*") if _OWN_HIDDEN_NAME.fullmatch(path.name)]
+    return [path for path in directory.glob(f"{PARTIAL}*") if is_own_partial(path)]
+
+
+def is_own_partial(path: Path) -> bool:
+    """Tell whether a hidden name is of a checkpoint that is being written or deleted."""
+    return _OWN_HIDDEN_NAME.fullmatch(path.name) is not None
 
 
 def new_archive(run_directory: Path) -> Path:

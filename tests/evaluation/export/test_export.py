@@ -168,15 +168,33 @@ def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
     model, out, write = trained(str(finished)), tmp_path / "out", export_module._write_model
 
     def overtaken(model: Trained, partial: Path, dtype: str) -> None:
-        monkeypatch.setattr(export_module, "_write_model", write)
-        export(model, out, None, None)  # by another process
+        with pytest.raises(BadInput, match=r"out: another export writes it; wait for it, or pass another folder"):
+            export(model, out, None, None)  # by another process
         write(model, partial, dtype)
 
     monkeypatch.setattr(export_module, "_write_model", overtaken)
-    with pytest.raises(BadInput, match=r"out: cannot be written: .*not empty"):
-        export(model, out, None, None)
+    export(model, out, None, None)
     assert "config.json" in {path.name for path in out.iterdir()}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_left_is_removed_or_named(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for left in (
+        ".partial-out/more/weights",
+        ".partial-other/model.safetensors",
+        ".partial-old-x1y2/model/config.json",
+    ):
+        (tmp_path / left).parent.mkdir(parents=True)
+        (tmp_path / left).touch()
+    (tmp_path / ".partial-step-00000001").mkdir()
+    export(trained(str(finished)), tmp_path / "out", None, None)
+    assert not (tmp_path / ".partial-out").exists() and (tmp_path / "out" / "config.json").is_file()
+    errors = capsys.readouterr().err
+    for name in (".partial-other", ".partial-old-x1y2"):
+        assert f"NOTE: {tmp_path / name}: left by an export that was killed" in errors
+    assert "step-00000001" not in errors
 
 
 def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:

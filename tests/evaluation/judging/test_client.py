@@ -21,7 +21,7 @@ async def ask(url: str, seconds: float) -> httpx2.Response:
 
 @pytest.mark.parametrize("misbehaviour", [endless.dripped_headers, endless.dripped_body, endless.dripped_chunks])
 def test_a_request_ends_after_its_time(misbehaviour: Misbehaviour) -> None:
-    with endless.serve(misbehaviour) as url, pytest.raises(httpx2.ReadTimeout, match="no whole reply within 0.3 s"):
+    with endless.serve(misbehaviour) as url, pytest.raises(httpx2.ReadTimeout, match=r"no whole reply within 0\.3 s"):
         asyncio.run(ask(url, 0.3))
 
 
