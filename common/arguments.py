@@ -1,5 +1,6 @@
 """Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
+import difflib
 import re
 import sys
 import textwrap
@@ -11,9 +12,10 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token,
 from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
-from common.errors import EXIT_DONE, EXIT_USAGE, printable
+from common.errors import EXIT_DONE, EXIT_USAGE, printable, quoted
 
 WIDTH = 80  # of the help, in columns
+HELP = ("--help", "-h")
 NAME_WIDTH = 22  # of its left column
 
 
@@ -60,6 +62,14 @@ def parse(
     elif not words:
         refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
     else:
+        if words[0] not in (
+            *commands,
+            *HELP,
+        ):  # cyclopts would print the help of all, with status 0, if it is asked for
+            known = ", ".join(commands)
+            close = difflib.get_close_matches(words[0], commands, n=1, cutoff=0.5)
+            advice = f"; did you mean '{close[0]}'?" if close else ""
+            refuse(script, f"unknown command {quoted(words[0])}{advice}; known: {known}")
         for name, command in commands.items():
             app.command(_app(name, command.__doc__ or "", {}), name=name)
             app[name].default(command)

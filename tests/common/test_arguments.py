@@ -85,10 +85,20 @@ def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> Non
     commands = {"example": Example, "other": Other}
     assert parse("example.py", commands, ["other", "x"]) == Other("x")
     assert refused([], capsys, commands) == "example.py: COMMAND is missing; known: example, other; see --help"
-    assert "other" in refused(["othre"], capsys, commands)
+    assert "unknown command 'othre'; did you mean 'other'?; known: example, other;" in refused(
+        ["othre"], capsys, commands
+    )
     for words, said in ((["other"], "NAME is missing: what"), (["other", "x", "y"], "['y']")):
         line = refused(words, capsys, commands)
         assert line.startswith("example.py: other: ") and said in line
+
+
+def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Even if help is asked for: a script that names a command which has gone must not end with status 0."""
+    commands = {f"command-{number}": Example for number in range(20)}
+    for words in (["bogus"], ["bogus", "--help"], ["--bogus", "--help"], ["bogus", "-h"]):
+        line = refused(words, capsys, commands)
+        assert line == f"example.py: unknown command '{words[0]}'; known: {', '.join(commands)}; see --help"
 
 
 def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
