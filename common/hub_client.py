@@ -1,6 +1,7 @@
 """Hugging Face hub client: names, login, upload, and explained errors."""
 
 import difflib
+import functools
 import logging
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import QUOTED_CHARACTERS, BadInput, printable
 from common.files import is_folder
+from common.transports import bounded
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -126,12 +128,22 @@ def quiet() -> None:
 @contextmanager
 def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iterator[None]:
     """Turn errors of the client and its transport into BadInput; `wanted`: what the access token must allow."""
+    _bound_requests()
     try:
         yield
     except BadInput:
         raise
     except Exception as error:
         raise BadInput(f"{problem}: {explained(error, wanted)}{advice}") from error
+
+
+@functools.cache
+def _bound_requests() -> None:
+    """Give the hub's client, which has no timeout of its own, the limits of `common.transports`, once."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    set_client_factory(lambda: bounded(default_client_factory()))
 
 
 def explained(error: BaseException, wanted: str = "write to") -> str:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from common.errors import BadInput, say
 from common.json_files import parse_json
 from common.redaction import hidden_in
+from common.transports import wrap_transports
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Asked, Reply, Usage, money
@@ -217,10 +218,7 @@ def _bound(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]
     def wrapped(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:
         return bounded.setdefault(id(transport), BoundedTransport(transport, seconds))
 
-    client._transport = wrapped(client._transport)
-    client._mounts = {
-        pattern: None if transport is None else wrapped(transport) for pattern, transport in client._mounts.items()
-    }
+    wrap_transports(client, wrapped)
     return [*bounded.values()]
 
 
