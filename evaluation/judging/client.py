@@ -170,11 +170,13 @@ class Asker:
                 if isinstance(failure, Reply) or not again or attempt == RETRIES:
                     break
                 pause = _asked_pause(error.response)
-            except (ValueError, TypeError) as error:
+            except Exception as error:
                 why = one_line(hidden_in(str(error), self._key))
                 if not self._was_sent(asked):  # such as a header of OPENAI_ORG_ID that holds no ASCII
                     judgement.release(asked, why)
                     raise BadInput(f"{judgement.judge.base_url}: no request can be made: {why}") from error
+                if not isinstance(error, ValueError):
+                    raise
                 failure = PromptVerdict("missing", f"half a reply, or none: {why}")
                 break
             await asyncio.sleep(pause or min(0.5 * 2**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.75, 1))

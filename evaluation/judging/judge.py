@@ -64,8 +64,13 @@ def find_key(base_url: str) -> str:
     A key that no header can hold would fail in each request, after its cost is reserved. A word of fewer than
     SHORTEST_KEY characters is not a secret, but what servers that need no key ask for, such as EMPTY.
     """
-    key, url = os.environ.get("OPENAI_API_KEY", "").strip(), urlsplit(base_url)
-    if url.scheme not in ("http", "https") or not url.hostname or redacted(base_url) != base_url:
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    try:
+        url = urlsplit(base_url)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # an odd port, or half an IPv6 address
+        usable = False
+    if not usable or redacted(base_url) != base_url:
         shown = redacted(base_url).replace(f"{HIDDEN}@", "")
         raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without user, password and key")
     if not key and base_url == OPENAI_URL:
@@ -73,7 +78,7 @@ def find_key(base_url: str) -> str:
     if wrong := next((character for character in key if not "!" <= character <= "~" or character in "\"'`"), None):
         problem = f"got the character {wrong!a} in it, wanted ASCII without spaces and quotation marks"
         raise BadInput(f"OPENAI_API_KEY: {problem}; nothing was sent: copy the key again")
-    if len(key) >= SHORTEST_KEY and url.scheme == "http" and not _is_this_machine(url.hostname):
+    if len(key) >= SHORTEST_KEY and url.scheme == "http" and not _is_this_machine(url.hostname or ""):
         raise BadInput(
             f"{base_url}: OPENAI_API_KEY would cross the network unencrypted; use https://, or an SSH tunnel to "
             "localhost, or unset it if this server needs no key"

@@ -24,6 +24,8 @@ REFUSED = {  # by options: the key in the environment, and the line
         "",
         "--base-url: got 'https://host/v1?api-key=[secret]', wanted",
     ),
+    ("--base-url", "http://127.0.0.1:99999/v1"): ("", "--base-url: got 'http://127.0.0.1:99999/v1', wanted http://"),
+    ("--base-url", "http://[::1/v1"): ("", "--base-url: got 'http://[::1/v1', wanted http:// or https://"),
     ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
     ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: no server: "),
     ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
