@@ -222,9 +222,9 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         files = {str(split): [str(url) for url in found] for split, found in (builder.config.data_files or {}).items()}
         urls = files.pop(TRAIN, [])
-        if others := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
+        if elsewhere := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
             # A dataset's card names them: a stranger must not choose a bucket that is read with the user's keys.
-            raise BadInput(f"{name}: names {others[0]}; wanted files of the hub or of https://")
+            raise BadInput(f"{name}: names {elsewhere[0]}; wanted files of the hub or of https://")
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
