@@ -20,8 +20,9 @@ from model.counts import parameter_count
 from model.stock import stock_class
 from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
-from training.checkpoints.directory import checkpoints_of, steps_in
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import describe_changes
+from training.checkpoints.saved_state import checkpoints_by_step
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 from training.telemetry.progress_bar import duration
@@ -53,7 +54,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         ledgers=[list(ledger_rows(history)) for history in histories],
         facts=[list(facts(history)) for history in histories],
         recipes=[list(recipe(history)) for history in histories],
-        checkpoints=[steps_in(checkpoints_of(run)) for run in runs],
+        checkpoints=[[*map(name_of, checkpoints_by_step(checkpoints_of(run)))] for run in runs],
         compared=compared,
         advice=advice,
     )

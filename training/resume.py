@@ -11,7 +11,7 @@ from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord, describe_changes
-from training.checkpoints.saved_state import read_state
+from training.checkpoints.saved_state import misplaced, read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
@@ -44,7 +44,7 @@ def resume(
     that is missing, damaged or of another run.
     """
     directory, wanted, ranks = request.directory, request.wanted, disks.ranks
-    there = disks.on_each(lambda: os.path.lexists(checkpoints_of(directory)))
+    there = disks.on_each(lambda: os.path.lexists(checkpoints_of(directory)) or bool(misplaced(directory)))
     if wanted == "auto" and bucket is None and not any(there):
         return [], begin(request, state, ranks)
     from training.checkpoints import archive

@@ -26,9 +26,9 @@ from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, V
 from tokens.tokenizer.loading import NANOGPT, load_tokenizer, recorded_tokenizer
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
-from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
+from training.checkpoints.directory import CHECKPOINTS, LINKS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import best_name, read_state, verify
+from training.checkpoints.saved_state import linked_checkpoint, read_state, verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
@@ -202,6 +202,8 @@ def _checkpoint(run: Path, name: str | None) -> Path:
     directory = run / CHECKPOINTS
     if name is None:
         name = _best(directory)
+    elif name in LINKS and not (directory / name).is_dir():  # a copy may lack the links
+        name = linked_checkpoint(directory, name) or name
     names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
     if not names:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
@@ -219,16 +221,14 @@ def _run_of(checkpoint: Path) -> Path | None:
 
 def _best(directory: Path) -> str:
     """Return the name of the best checkpoint, else the newest. Raises BadInput where the best is not on this disk."""
-    best, newest = directory / "best", directory / "latest"
-    if best.is_dir():
-        return best.name
-    missing = best.readlink().name if best.is_symlink() else None
-    if missing is None and (newest / STATE).is_file():
-        missing = best_name(newest)
-    if missing is None or (directory / missing).is_dir():
-        return missing or newest.name
-    problem = f"the best checkpoint, {missing}, is not on this disk"
-    raise BadInput(f"{best}: {problem}; copy it here, or name another one: {newest}")
+    best = linked_checkpoint(directory, "best")
+    newest = "latest" if (directory / "latest").is_dir() else linked_checkpoint(directory, "latest") or "latest"
+    if best is None or (directory / best).is_dir():
+        return best or newest
+    raise BadInput(
+        f"{directory / 'best'}: the best checkpoint, {best}, is not on this disk; copy it here, or name another one: "
+        f"{directory / newest}"
+    )
 
 
 def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:

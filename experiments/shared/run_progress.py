@@ -14,7 +14,8 @@ from common.errors import BadInput
 from common.json_files import open_regular
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
-from training.checkpoints.directory import checkpoints_of, step_of, steps_in
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.saved_state import checkpoints_by_step
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
@@ -48,9 +49,9 @@ def read_progress(directory: Path) -> RunProgress:
     """Return a run's progress; step 0 where it has not begun."""
     records = read_metrics(directory)
     last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
-    checkpoints = steps_in(checkpoints_of(directory))
+    checkpoints = checkpoints_by_step(checkpoints_of(directory))
     return RunProgress(
-        steps=step_of(checkpoints[-1]) if checkpoints else 0,
+        steps=max(checkpoints, default=0),
         losses={record["step"]: record["validation_loss"] for record in records if "validation_loss" in record},
         stopped_by=last.get("reason") if last.get("event") == "stopped" else None,
         diverged=last["problem"] if last.get("event") == "diverged" else None,

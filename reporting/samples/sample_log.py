@@ -22,9 +22,9 @@ from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
-from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, step_of, steps_in
+from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, name_of, step_of
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import manifest_entries
+from training.checkpoints.saved_state import checkpoints_by_step, manifest_entries
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
@@ -96,11 +96,10 @@ def spaced(items: Sequence[Item], most: int) -> list[Item]:
 
 def weights_on_disk(run: Path) -> dict[str, str]:
     """Return the sha256 of each checkpoint's weights by its manifest; one that vanishes meanwhile is left out."""
-    directory = checkpoints_of(run)
     found = {}
-    for name in steps_in(directory):
+    for step, checkpoint in checkpoints_by_step(checkpoints_of(run)).items():
         try:
-            found[name] = manifest_entries(read_regular(directory / name / MANIFEST))[WEIGHTS].sha256
+            found[name_of(step)] = manifest_entries(read_regular(checkpoint / MANIFEST))[WEIGHTS].sha256
         except (OSError, ValueError, KeyError, TypeError):  # deleted a moment ago, or damaged: not to be sampled
             continue
     return found
@@ -200,7 +199,8 @@ def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
 def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
-    path = checkpoints_of(run) / name
+    directory = checkpoints_of(run)
+    path = checkpoints_by_step(directory).get(step_of(name), directory / name)
     wanted = weights_on_disk(run).get(name)
     try:
         trained = load(ModelLocation(path, run, run), None, ranks.device)

@@ -7,21 +7,24 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from common.files import writing
+from common.errors import BadInput
+from common.files import sync, writing
 from tokens.format.manifest import RANKS_FILE
 from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish
 from training.checkpoints.directory import (
     CHECKPOINTS,
     archive,
     checkpoints_of,
+    linked_folders,
     name_of,
     names_in,
     new_archive,
+    rename,
     stale_partials,
     steps_in,
 )
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import read_state
+from training.checkpoints.saved_state import read_state, verify
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
 
@@ -55,22 +58,43 @@ def describe(archived: Path) -> str:
 
 
 def archive_after(checkpoint: Path) -> Path | None:
-    """Make a checkpoint the newest, under its step's name; archive later ones; return where they are, or None."""
+    """Make a checkpoint the newest, under its step's name; archive later ones; return where they are, or None.
+
+    Folders that a copy of the run has made of the links are renamed to their steps; the links are made again. One that
+    is damaged, or whose step has a folder already, goes to the archive.
+    """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
     is_copy = checkpoint != newest
     with writing(directory.parent, names_file=True):
         displaced = [name for name in steps_in(directory) if name > newest.name]
+        renamed = checkpoint in linked_folders(directory)
         if is_copy:
-            copy_to_partial(checkpoint, newest)
             displaced += [newest.name] if newest.exists() else []
+            if not renamed:
+                copy_to_partial(checkpoint, newest)
         target = archive(directory, displaced) if displaced else None
-        if is_copy:
+        if renamed:
+            rename(checkpoint, newest)
+        elif is_copy:
             publish(newest)
+        _rename_earlier(directory, newest)
         point(directory / "latest", newest.name)
         if not point_best(directory, position.best_step):
             point(directory / "best", None)
         return target
+
+
+def _rename_earlier(directory: Path, newest: Path) -> None:
+    """Rename intact folders in the place of links to their steps' names, if those are earlier than the newest one's."""
+    for folder in linked_folders(directory):
+        if verify(folder) is not None:
+            continue
+        with suppress(BadInput):  # another version wrote it
+            named = folder.with_name(name_of(read_state(folder).position.step))
+            if named.name < newest.name and not named.exists():
+                rename(folder, named)
+    sync(directory)
 
 
 def _move(path: Path, target: Path) -> None:

@@ -144,12 +144,12 @@ def point_best(directory: Path, step: int | None) -> bool:
 
 
 def point(link: Path, name: str | None) -> None:
-    """Replace a symbolic link in one step, or remove it. A folder of that name goes to the archive."""
+    """Replace a symbolic link in one step, or remove it. A folder or other file of that name goes to the archive."""
     partial = partial_of(link)
     if link.is_symlink() and name is not None and link.readlink() == Path(name):
         return
     remove(partial)
-    if link.exists() and not link.is_symlink():
+    if link.exists() and link_target(link) is None:
         moved = archive(link.parent, [link.name])
         say(f"NOTE: {link} is no link; it is now {moved / link.name}")
     if name is None:

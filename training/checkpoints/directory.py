@@ -6,7 +6,11 @@ A checkpoint is a folder of safetensors and JSON that one process, DDP and FSDP 
                               optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>, momentum_buffer.<name>
                               state.json              position and configuration of the run
                               manifest.json           sizes and sha256, written last
-    checkpoints/latest, best                          links, for people: nothing is resumed through them
+    checkpoints/latest, best                          links, for people
+
+A copy of a run may have something else in the place of a link: a folder with the checkpoint itself (`scp -r`, `cp -rL`,
+`rsync -L`, `zip -r`), or a small file that holds the checkpoint's name (a download from a bucket, an unpacked archive).
+Nothing here may treat such a copy as a run without checkpoints.
 """
 
 import errno
@@ -19,12 +23,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from common.errors import BadInput
-from common.files import sync
+from common.files import is_folder, sync
+from common.json_files import read_regular
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 ARCHIVED_HERE = ".archive"  # folder among checkpoints that are on another file system than the archive
 STEP_NAME = re.compile(r"step-(\d{8})")  # names that a run gives; copies may have any other
 LINKS = ("latest", "best")
+NAME_BYTES = 100  # more than a file needs that holds the name of a checkpoint
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
 PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
@@ -69,12 +75,20 @@ def check_wanted(run_directory: Path, wanted: str, *, is_here: bool) -> None:
 
 
 def link_target(path: Path) -> str | None:
-    """Return the target of a symbolic link: a name, where it lies in the same folder, else a path. None: no link."""
+    """Return the target of a link: a name, if it is in the same folder, otherwise a path. None: it is no link.
+
+    A file whose whole content is the name of a checkpoint is a link, too: buckets and some archives store links so.
+    """
     if not os.path.islink(path):  # noqa: PTH114  # Path.is_symlink raises for an impossible name
-        return None
+        return _name_in_file(path) if path.name in LINKS else None
     link = path.readlink()
     here = (path.parent / link).parent.resolve() == path.parent.resolve()
     return link.name if here else str(link)
+
+
+def linked_folders(directory: Path) -> list[Path]:
+    """Return the checkpoint folders that a copy has made of the links `latest` and `best`, in this order."""
+    return [directory / link for link in LINKS if is_folder(directory / link) and link_target(directory / link) is None]
 
 
 def stale_partials(directory: Path) -> list[Path]:
@@ -143,6 +157,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _name_in_file(path: Path) -> str | None:
+    """Return the name of a checkpoint, if that is all that a file holds."""
+    try:
+        content = read_regular(path, NAME_BYTES)
+    except OSError:
+        return None
+    name = content.decode(errors="replace").strip()
+    return name if STEP_NAME.fullmatch(name) else None
 
 
 def _is_ours(path: Path) -> bool:

@@ -26,10 +26,9 @@ from training.checkpoints.directory import (
     archive,
     checkpoints_of,
     name_of,
-    steps_in,
 )
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import find, read_state
+from training.checkpoints.saved_state import checkpoints_by_step, find, read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 
@@ -85,9 +84,9 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bu
 
 def _look(directory: Path, wanted: str) -> HeldCheckpoints:
     steps = {}
-    for name in steps_in(directory):
+    for checkpoint in checkpoints_by_step(directory).values():
         with suppress(BadInput, OSError):  # a damaged or unreadable one
-            state = read_state(directory / name)
+            state = read_state(checkpoint)
             steps[state.position.step] = state.state_sha256
     try:
         found = find(directory, wanted)

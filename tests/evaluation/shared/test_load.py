@@ -18,6 +18,7 @@ from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tokens.tokenizer.template import TEMPLATES, Template
+from training.checkpoints.saved_state import read_state
 
 
 def test_a_run_is_asked_as_it_was_trained() -> None:
@@ -124,3 +125,20 @@ def test_a_checkpoint_behind_a_link_to_another_disk_belongs_to_its_run(copied: P
     place = locate(str(copied / "checkpoints" / "latest"), None)
     assert (place.run, place.home, place.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
     assert home_of(str(copied / "checkpoints" / "latest")) == copied
+
+
+@pytest.mark.parametrize("kind", ["folders", "files", "none"])
+def test_a_copied_runs_links_are_understood(copied: Path, kind: str) -> None:
+    directory = copied / "checkpoints"
+    for link in ("latest", "best"):
+        target = (directory / link).resolve()
+        (directory / link).unlink()
+        if kind == "folders":
+            shutil.copytree(target, directory / link)
+        elif kind == "files":
+            (directory / link).write_text(f"{target.name}\n")
+    if kind == "folders":
+        for step in directory.glob("step-*"):
+            shutil.rmtree(step)
+    for name in (None, "latest", "best"):
+        assert read_state(locate(str(copied), name).path).position.step == 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import train
+from tests.conftest import complete, train
 from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.archive import archive_after, archive_all, describe
 from training.checkpoints.atomic_commit import recover
@@ -27,6 +27,43 @@ def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsy
     [moved] = copied.glob("archive/*/checkpoints/latest")
     assert verify(moved) is None and verify(directory / "latest") is None and (directory / "latest").is_symlink()
     assert f"{directory / 'latest'} is no link; it is now {moved}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", ["latest", "best", "both", "all"])
+def test_a_copy_that_followed_links_loses_nothing(copied: Path, left: str) -> None:
+    directory = copied / "checkpoints"
+    (directory / "best").unlink()
+    (directory / "best").symlink_to("step-00000004")
+    for link in ("latest", "best"):
+        target = (directory / link).resolve()
+        (directory / link).unlink()
+        if left in (link, "both", "all"):
+            shutil.copytree(target, directory / link)
+    if left != "all":
+        for name in ("step-00000004", "step-00000008"):
+            shutil.rmtree(directory / name)
+    digests = {path.read_text() for path in directory.rglob("manifest.json")}
+    found = find(directory, "auto")
+    assert found is not None
+    archive_after(found)
+    newest = "step-00000004" if left == "best" else "step-00000008"
+    assert (directory / "latest").readlink() == Path(newest) and verify(directory / "latest") is None
+    names = {path.name for path in directory.iterdir() if not path.is_symlink()}
+    assert names == ({newest} if left in ("latest", "best") else {"step-00000004", "step-00000008"})
+    assert {path.read_text() for path in copied.rglob("manifest.json")} == digests
+    assert find(directory, "auto") == directory / newest and archive_after(directory / newest) is None
+
+
+def test_a_run_copied_with_nothing_but_latest_continues(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    for name in ("latest", "best"):
+        (directory / name).unlink()
+    (directory / "step-00000008").rename(directory / "latest")
+    shutil.rmtree(directory / "step-00000004")
+    done = complete(copied, "--set", "min_train_tokens=2304", "--set", "schedule_learning_rate=false")
+    assert f"resuming from {directory / 'latest'} at step 8 of 9" in done.stdout
+    assert (directory / "latest").readlink() == Path("step-00000009")
+    assert (directory / "step-00000008").is_dir() and not (copied / "archive").exists()
 
 
 def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
