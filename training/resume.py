@@ -14,7 +14,7 @@ from training.checkpoints.run_record import RunRecord, describe_changes
 from training.checkpoints.saved_state import misplaced, read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
-from training.parallel.process_group import Ranks, from_coordinator
+from training.parallel.process_group import Ranks, from_coordinator, gather
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 
@@ -63,6 +63,7 @@ def resume(
         return [], begin(request, state, ranks)
     beginning = load_checkpoint(found, request, state, ranks)
     _check_branch(bucket, state.position.step, wanted, ranks)
+    gather(ranks, None)  # all ranks have read it: a folder in the place of a link is renamed now
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = disks.on_each(lambda: archive.archive_after(found))[0]
     if archived is not None:

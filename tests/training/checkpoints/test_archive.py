@@ -60,7 +60,7 @@ def test_a_run_copied_with_nothing_but_latest_continues(copied: Path) -> None:
         (directory / name).unlink()
     (directory / "step-00000008").rename(directory / "latest")
     shutil.rmtree(directory / "step-00000004")
-    done = complete(copied, "--set", "min_train_tokens=2304", "--set", "schedule_learning_rate=false")
+    done = complete(copied, "--set", "min_train_tokens=2304", "--set", "schedule_learning_rate=false", ranks=2)
     assert f"resuming from {directory / 'latest'} at step 8 of 9" in done.stdout
     assert (directory / "latest").readlink() == Path("step-00000009")
     assert (directory / "step-00000008").is_dir() and not (copied / "archive").exists()
