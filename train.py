@@ -22,7 +22,7 @@ from training.launch import (
     tell_torchrun,
 )
 from training.supervision.run_lock import ExitRecord
-from training.supervision.supervision import Supervision
+from training.supervision.supervision import Supervision, hold_torchruns_signal
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
@@ -32,6 +32,7 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 
 
 def main() -> int:
+    hold_torchruns_signal()
     command = parse_command()
     supervision = supervise(command)
     from training.command import describe_error  # torch takes seconds
@@ -63,18 +64,18 @@ def main() -> int:
         if status is None:
             status = run_job(run, command.options, supervision, initial)
         if status == EXIT_STOPPED:
-            tell_torchrun("stopped early with status 75; the same command continues")
-        follows = follows and status == EXIT_STOPPED
+            tell_torchrun("stopped early with status 75; the same command continues", status)
+        follows = follows and status != EXIT_DONE
     except Exception as error:  # noqa: BLE001  # leave() prints nothing
         status, line = EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR, describe_error(error, run)
         on_all = isinstance(error, BadInput | Diverged) and not (isinstance(error, BadInput) and error.alone)
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
         follows = follows and on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
         if line is None:
-            tell_torchrun(traceback.format_exc())
+            tell_torchrun(traceback.format_exc(), status)
             traceback.print_exc()
         elif not follows:
-            say(line)
+            say(line, status)
     supervision.exit_record.write(status)
     if status in {EXIT_STOPPED, EXIT_DIVERGED}:
         supervision.end_torchrun()
@@ -112,7 +113,7 @@ def parse_command() -> "TrainCommand":
         if not is_first_on_machine():
             leave(EXIT_DONE)  # the first rank of this machine says the same
         if line := said.getvalue().strip():
-            say(line.removeprefix("train.py: "))
+            say(line.removeprefix("train.py: "), EXIT_USAGE)
         raise
 
 
@@ -127,22 +128,23 @@ def supervise(command: "TrainCommand") -> Supervision:
             check_launcher()  # before the lock, where tasks that would all train would wait for the first
         supervision = Supervision(command.run if locks else None)
     except BadInput as error:
-        say(str(error))
+        say(str(error), EXIT_ERROR)
         if not isinstance(error, Locked):
             ExitRecord(None).write(EXIT_ERROR)
         leave(checked_status(EXIT_ERROR))
     if supervision.earlier_status is not None:
-        say(f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again")
+        line = f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again"
+        say(line, supervision.earlier_status)
         supervision.exit_record.write(supervision.earlier_status)
         leave(checked_status(supervision.earlier_status))
     return supervision
 
 
-def say(problem: str) -> None:
-    """Print an error, each problem as one line; it also stands in torchrun's table of failures."""
+def say(problem: str, status: int) -> None:
+    """Print an error, each problem as one line; torchrun's table of failures has it, too."""
     lines = [printable(line) for line in problem.split("\n")]
     print(*(f"train.py: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
-    tell_torchrun("\n".join(lines))
+    tell_torchrun("\n".join(lines), status)
 
 
 def leave(status: int) -> NoReturn:

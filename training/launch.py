@@ -8,8 +8,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import BadInput, integer_range, quoted
+from common.errors import EXIT_DONE, EXIT_STOPPED, BadInput, integer_range, quoted
 from common.files import replace_file
+from common.json_files import parse_json
 from common.redaction import redacted
 
 # Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
@@ -21,6 +22,8 @@ TASK_COUNTS = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
 )
+JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COUNTS, SIZES, PORTS = range(1 << 20), range(1, 1 << 20), range(1, 1 << 16)
 NUMBERS = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), COUNTS)
 NUMBERS |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), SIZES) | {"MASTER_PORT": PORTS}
@@ -42,7 +45,7 @@ def check_environment() -> None:
 
 def without_launcher() -> dict[str, str]:
     """Return the environment without the variables of a rank, for a job or a process of its own."""
-    ranks, prefixes = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK"}, ("TORCHELASTIC_", "ROLE_")
+    ranks, prefixes = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE}, ("TORCHELASTIC_", "ROLE_")
     return {name: text for name, text in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
 
 
@@ -118,11 +121,27 @@ def torchrun_process() -> int | None:
     return os.getppid() if named and torchrun_job() is not None else None
 
 
-def tell_torchrun(message: str) -> None:
-    """Write a message for torchrun's table of failed ranks, where torchrun has started this process."""
+def tell_torchrun(message: str, status: int) -> None:
+    """Write why this rank ends for torchrun's table of failed ranks, and for the other ranks: `failure_of_another`."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        record = {"message": redacted(message), "timestamp": int(time.time()), "status": status}
         with suppress(OSError):
-            replace_file(Path(path), json.dumps({"message": redacted(message), "timestamp": int(time.time())}))
+            replace_file(Path(path), json.dumps(record))
+
+
+def failure_of_another() -> int | None:
+    """Return the status of another rank of this machine that has told torchrun why it failed; None if none has.
+
+    torchrun gives each rank of a group a folder next to the others' for this. A rank writes its reason before it ends,
+    so it is there before torchrun asks the other ranks to stop.
+    """
+    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)
+    for file in sorted(path.parent.parent.glob(f"*/{path.name}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            status = int(parse_json(file.read_bytes())["status"])
+            if file != path and status not in (EXIT_DONE, EXIT_STOPPED):
+                return status
+    return None
 
 
 def torchrun_identity() -> str | None:
@@ -134,6 +153,32 @@ def torchrun_identity() -> str | None:
     except OSError:
         began = "unknown"
     return f"{job} {socket.gethostname()} {os.getppid()} {began}"
+
+
+def boot_id() -> str:
+    """Return the identity of this machine's last boot; "" if the system does not tell."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
+def machine_identity() -> str:
+    """Return a name of this machine that no other has, and that it loses when it boots: its clock may jump then."""
+    return f"{socket.gethostname()} {boot_id()}".strip()
+
+
+def job_identity() -> str:
+    """Return the identity of the job of this process: the one that its launcher chose, its torchrun's, or its own.
+
+    It is unique over machines and times, and the same for all groups of ranks that one torchrun of a job restarts.
+    """
+    if chosen := os.environ.get(JOB_VARIABLE):
+        return chosen
+    try:
+        began = str(_started_ticks(os.getpid()))
+    except OSError:
+        began = "unknown"
+    return torchrun_identity() or f"{socket.gethostname()} {os.getpid()} {began}"
 
 
 def job_seconds() -> float:

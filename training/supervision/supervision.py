@@ -6,8 +6,9 @@ training. A request to stop may come on any rank: a signal, a stop of another no
 In training it is noted: before each step and inside a validation all ranks agree (training/step_intervals.py), and one
 rank's request makes all of them save and end as "stopped". Before, it ends this process at once, in preparation after
 the others' heartbeats (3 s) have told whether one is "lost" or in "error". A signal may be torchrun's own, sent to the
-others after one rank's death: in start a rank cannot tell, so its "stopped" is not final, and a group of ranks that
-torchrun restarts goes on. torchrun's own end is "lost" in start, status 1 without a record in preparation.
+others after one rank's death. If that rank has written its reason, the others end with that reason and without a word;
+otherwise a rank in start cannot tell, so its "stopped" is not final, and a group of ranks that torchrun restarts goes
+on. torchrun's own end is "lost" in start, status 1 without a record in preparation.
 
 After a final "stopped" or "diverged" the ranks end torchrun of several nodes, which would restart them
 (`end_torchrun`); a group that it restarts nevertheless ends again at once. On another number of nodes it goes on:
@@ -30,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory, printable
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory, printable
 from common.files import LOCK_POLL_SECONDS
 from common.redaction import redacted_shell
 from training import launch
@@ -136,7 +137,13 @@ class Supervision:
             self._stop_before_training(name)
 
     def _stop_before_training(self, cause: str, then: Callable[[], object] = lambda: None) -> NoReturn:
-        """End this process, as nothing can be saved yet."""
+        """End this process, as nothing can be saved yet.
+
+        If another rank of this machine has failed, its reason is the job's, and this rank adds none of its own.
+        """
+        if (failure := launch.failure_of_another()) is not None:
+            self.exit_record.write(failure)
+            os._exit(EXIT_DONE if launch.environment_nodes() == 1 else failure)  # torchrun's table has that rank alone
         outcome = None
         with advisory("heartbeats of the other ranks"):
             outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
@@ -146,12 +153,18 @@ class Supervision:
         self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
         try:
             line = f"{cause} before the first step: nothing is lost; the same command continues"
-            launch.tell_torchrun(line)
+            launch.tell_torchrun(line, EXIT_STOPPED)
             if self.run_lock.file is not None:  # rank 0 speaks for all
                 print(f"train.py: {line}", flush=True)
             then()
         finally:
             os._exit(EXIT_STOPPED)
+
+
+def hold_torchruns_signal() -> None:
+    """Under torchrun, let SIGTERM wait until `receive_signals`: before, it would end this rank as a failure."""
+    if launch.torchrun_job() is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def receive_signals(on_signal: Callable[[str], object]) -> None:
@@ -162,6 +175,7 @@ def receive_signals(on_signal: Callable[[str], object]) -> None:
         signal.signal(number, lambda *_: None)
     # Python's own handlers wait while the main thread is in C++, as in a rendezvous or collective; this pipe does not.
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # of `hold_torchruns_signal`
 
     def listen() -> None:
         while True:

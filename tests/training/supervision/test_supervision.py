@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeRun, complete, metrics, slow, train, write_run
+from tests.conftest import MakeRun, complete, metrics, one_line, slow, train, write_run
 from tests.launch import wait_until
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
 from tests.walks import children, kill
@@ -186,6 +186,49 @@ def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
     done = complete(copied, "--resume", "never", ranks=2, script=script, environment=environment)
     assert "--resume never: earlier results are now in" in done.stdout
     assert len(metrics(copied, "train_loss")) == 8
+
+
+LATE = """
+plain_load = sys.modules["training.config.train_config"].load_run
+
+
+def late(*arguments):
+    if os.environ["RANK"] != os.environ["EARLY"]:
+        time.sleep(30)  # as on a slow disk
+    elif os.environ["EARLY"] == "1":
+        from common.errors import BadInput
+
+        raise BadInput("only this rank", alone=True)
+    return plain_load(*arguments)
+
+
+sys.modules["training.config.train_config"].load_run = late
+"""
+
+
+@pytest.mark.parametrize("early", ["0", "1"])
+def test_all_ranks_report_the_reason_of_the_first(
+    make_run: MakeRun, changed_train: Callable[[str], Path], early: str
+) -> None:
+    """torchrun asks the ranks that are late to stop; none of them may say that it was stopped and nothing is lost."""
+    run, script = make_run(), changed_train("import sys\nimport training.config.train_config\n" + LATE)
+    done = train(run if early == "1" else run / "missing", ranks=2, script=script, environment={"EARLY": early})
+    assert done.returncode == 1
+    assert ("only this rank" if early == "1" else "no such run directory") in one_line(done)
+    assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
+    if early == "1":
+        assert outcome(run) == "error"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "options", ["--bogus", "--max-usd 1", "--set nope=1", "--resume nothing", "--look 9999", "--replay 1 99"]
+)
+def test_a_refusal_is_told_once(copied: Path, ranks: int, options: str) -> None:
+    done = train(copied, *options.split(), ranks=ranks)
+    assert done.stderr.count("\ntrain.py: ") + done.stderr.startswith("train.py: ") == 1
+    assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
 
 
 def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: MakeRun) -> None:
