@@ -144,11 +144,11 @@ def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[s
     """
     options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
-    began = time.time()
+    file = run / METRICS
+    earlier = file.stat().st_ino if file.exists() else None  # --resume never moves that file to the archive
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
-        file = run / METRICS
-        if file.exists() and file.stat().st_mtime >= began:
+        if file.exists() and file.stat().st_ino != earlier:
             step = max((record["step"] for record in read_metrics(run) if "train_loss" in record), default=0)
             if step >= kill_after:
                 kill_tree(process)

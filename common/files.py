@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO
+from uuid import uuid4
 
 from common.errors import BadInput, printable
 from common.json_files import open_descriptor, open_regular, read_regular
@@ -233,6 +234,20 @@ def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
         if (point == path or point in path.parents) and len(point.parts) >= depth:  # the last one hides those before
             found, depth = " ".join(system.split()[:2]), len(point.parts)
     return found
+
+
+def seconds_since_written(path: Path) -> float:
+    """Return the seconds since a file was written, by the clock of its own disk alone. Raises BadInput.
+
+    A network file system has the clock of its server, so `time.time()` minus a file's time would compare two clocks.
+    """
+    probe = path.with_name(f".now-{uuid4().hex}")
+    with writing(probe):
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - path.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
 
 
 def system_error(error: OSError) -> str:

@@ -51,7 +51,12 @@ def check_text(text: str, where: str) -> None:
 
 def utc_now() -> str:
     """Return date and time in UTC, ISO 8601, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return utc_time(None)
+
+
+def utc_time(seconds: float | None) -> str:
+    """Return a time since the epoch in UTC, ISO 8601, to the second; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:

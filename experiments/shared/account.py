@@ -17,10 +17,10 @@ import attrs
 
 from common.checks import ValueCheck, number, optional, structured
 from common.errors import BadInput
-from common.files import writing
+from common.files import seconds_since_written, writing
 from common.json_files import JsonLog, read_json_lines
 from experiments.shared.training_jobs import PoolOptions
-from training.launch import job_seconds
+from training.launch import job_seconds, machine_identity
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import Spending, Spent
@@ -40,6 +40,7 @@ class AccountLine:
     spent: Spent = attrs.field(validator=_TOTALS)
     price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # of this call
     ended: bool = False  # the call
+    machine: str | None = None  # whose clock `time` is of; None in a line of an earlier version
 
 
 class Account(Spending):
@@ -53,7 +54,7 @@ class Account(Spending):
         self.after_kill, earlier = not last.ended, _largest([line.spent for line in lines])
         if self.after_kill:
             most = math.inf if self._job_left() else ORPHAN_SECONDS
-            seconds = min(max(0.0, time.time() - age - last.time), most)
+            seconds = min(max(0.0, self._seconds_since(last) - age), most)
             earlier = _with(earlier, seconds, last.price_per_hour)
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
@@ -84,6 +85,12 @@ class Account(Spending):
             self._write(ended=not self._job_left())
             self._log.close()
 
+    def _seconds_since(self, last: AccountLine) -> float:
+        """Return the seconds since a line; if another machine wrote it, by the disk's clock, which both share."""
+        if last.machine in (None, machine_identity()):
+            return time.time() - last.time
+        return seconds_since_written(self._directory / ACCOUNT)
+
     def _job_left(self) -> bool:
         """Tell whether a job of a killed call may still live: then the experiment's time goes on."""
         locks = self._directory.glob(f"*/{LOCK_FILE}") if self.after_kill else ()
@@ -92,7 +99,8 @@ class Account(Spending):
     def _write(self, *, ended: bool = False) -> None:
         self._beaten = self.process_seconds()
         spent = _with(self.earlier, self._beaten, self.price_per_hour)
-        line = AccountLine(time=time.time(), spent=spent, price_per_hour=self.price_per_hour, ended=ended)
+        now, machine = time.time(), machine_identity()
+        line = AccountLine(time=now, spent=spent, price_per_hour=self.price_per_hour, ended=ended, machine=machine)
         with writing(self._directory / ACCOUNT):
             self._log = self._log or JsonLog(self._directory / ACCOUNT)
             self._log.append(attrs.asdict(line), durable=True)

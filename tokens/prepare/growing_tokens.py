@@ -11,6 +11,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import is_held
+from common.json_files import utc_time
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, TokenizerRecord
 from tokens.format.token_file import TokenStream, open_split
@@ -84,7 +85,7 @@ class GrowingTokens:
         ledger = self.directory / COMMITS
         if self.finished or not ledger.exists():
             return units
-        return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
+        return f"{units}, last commit at {utc_time(ledger.stat().st_mtime)} by the disk's clock"
 
     def abandoned(self) -> str | None:
         """Return that no process prepares these tokens any more, or None where one does, or may be started anew."""

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ import xxhash
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from common.json_files import open_regular
+from common.json_files import open_regular, utc_time
 from common.remote_files import REMOTE, THREADS, look_up_remote
 from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, check_file, check_sha256, read_manifest, split_of
@@ -43,8 +42,9 @@ def status(where: str) -> list[str]:
         if read_manifest(directory) is not None:
             state = "complete"
         else:
-            age = time.time() - (directory / COMMITS).stat().st_mtime if (directory / COMMITS).exists() else 0
-            state = f"not complete, last commit {age:.0f} s ago; the same command resumes it"
+            ledger = directory / COMMITS
+            when = f"at {utc_time(ledger.stat().st_mtime)} by the disk's clock" if ledger.exists() else "none"
+            state = f"not complete, last commit {when}; the same command resumes it"
     done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
     tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
     lines = [

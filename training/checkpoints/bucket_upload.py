@@ -27,6 +27,7 @@ from training.checkpoints.bucket_checkpoints import complete_steps, holds, prune
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
 from training.checkpoints.saved_state import best_name
 from training.config.train_config import Run
+from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
 from training.telemetry.reporter import print_lines
 
@@ -34,7 +35,6 @@ LEASE = "lease.json"
 RENEW_SECONDS = 20.0
 EXPIRY_SECONDS = 90.0  # without a renewal; a request and its retries may take this long
 LEASE_POLL_SECONDS = 5.0
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @attrs.frozen
@@ -155,8 +155,7 @@ class BucketLease:
         """Take the lease. `say` is told when that takes a while. Raises BadInput while another job holds it."""
         self._bucket = bucket
         # Name of the run directory on this machine; another boot is another machine, of the same name
-        boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-        self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot}".strip()
+        self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot_id()}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._version: Version | None = self._write(self._free(say))  # None: another job has taken it

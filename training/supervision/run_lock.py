@@ -4,8 +4,9 @@
 done, for the groups of ranks that torchrun may start later in the same job: after a failure, or because a node has come
 or gone. A job is the same while one of its torchruns lives.
 
-`exit.json` is absent while a job runs and after a kill. launch/node.sh wants each rank's, in a folder of the node's
-own: torchrun does not tell how its ranks have ended.
+`exit.json` is absent while a job runs and after a kill. It names its job, so that whoever has started one knows its
+record without comparing times: the disk may have another clock. launch/node.sh wants each rank's, in a folder of the
+node's own: torchrun does not tell how its ranks have ended.
 """
 
 import json
@@ -19,7 +20,7 @@ from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EX
 from common.files import is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
 from common.redaction import redacted
-from training.launch import environment_nodes, restarts, torchrun_identity
+from training.launch import environment_nodes, job_identity, restarts, torchrun_identity
 
 LOCK_FILE = ".lock"
 LOCK_CHARACTERS = 1 << 20  # more than is ever written there
@@ -110,6 +111,7 @@ class ExitRecord:
         """Write how the job ends; the first call counts. Not `final`: a group that torchrun restarts goes on."""
         paths, self._paths = self._paths, []
         record = {"status": status, "outcome": redacted(outcome or OUTCOMES[status]), "final": final, "time": utc_now()}
+        record["job"] = job_identity()
         for path in paths:
             try:
                 replace_file(path, json.dumps(record) + "\n")
@@ -123,14 +125,16 @@ class JobExit(NamedTuple):
     status: int
     outcome: str
     final: bool
+    job: str | None  # `job_identity` of its ranks; None in a record of an earlier version
 
 
 def read_exit(run_directory: Path) -> JobExit | None:
     """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
     with suppress(BadInput, KeyError):
         record = read_json(run_directory / EXIT_FILE)
-        found = JobExit(*(record[key] for key in JobExit._fields))
-        return found if [*map(type, found)] == [int, str, bool] else None
+        status, outcome, final, job = *(record[key] for key in ("status", "outcome", "final")), record.get("job")
+        if type(status) is int and isinstance(outcome, str) and isinstance(final, bool) and isinstance(job, str | None):
+            return JobExit(status, outcome, final, job)
     return None
 
 

@@ -5,15 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from common.errors import EXIT_ERROR
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
-from training.launch import without_launcher
+from training.launch import JOB_VARIABLE, without_launcher
 from training.supervision.run_lock import EXIT_FILE, read_exit
 
 JOB_LOG = "train.log"  # output of all jobs, in the run directory
@@ -28,10 +28,10 @@ class TrainingProcess:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with writing(path), os.fdopen(open_descriptor(path, flags), "ab") as log:
             self._log_start = log.tell()
-            self._began = time.time()
+            self._job, self._record_before = uuid4().hex, _version(directory / EXIT_FILE)
             self._process = subprocess.Popen(
                 [sys.executable, *command],
-                env={**without_launcher(), **environment},
+                env={**without_launcher(), **environment, JOB_VARIABLE: self._job},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -45,12 +45,15 @@ class TrainingProcess:
         code = self._process.poll()
         if code in (None, 0):
             return code
-        # torchrun ends with 1 whatever its ranks end with; exit.json tells, where this job has written it
-        with suppress(OSError):
-            ended = read_exit(self._directory)
-            if ended is not None and (self._directory / EXIT_FILE).stat().st_mtime >= self._began:
-                return ended.status
+        # torchrun ends with 1 whatever its ranks end with; exit.json tells, if this job has written it
+        ended = read_exit(self._directory)
+        if ended is not None and (ended.job == self._job or (ended.job is None and self._is_new_record())):
+            return ended.status
         return code if code is not None and code > 0 else EXIT_ERROR
+
+    def _is_new_record(self) -> bool:
+        """Tell whether exit.json was written since the start, by an earlier version of train.py, which names no job."""
+        return _version(self._directory / EXIT_FILE) != self._record_before
 
     def ask_to_stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -77,6 +80,14 @@ class TrainingProcess:
         lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("train.py: ")]
         return (own or lines or ["it printed nothing"])[-1]
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return what differs between two files that were written at one path; None without a file."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
 
 
 def _stop_with_parent() -> Callable[[], None] | None:

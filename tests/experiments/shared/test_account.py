@@ -1,6 +1,7 @@
 """Account of an experiment: no second that was paid is forgotten."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -90,3 +91,13 @@ def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tm
         assert spent == pytest.approx(usd + 2 * account.process_seconds() / 3600, abs=1e-3)
         assert left == pytest.approx((10 - spent) / 2 * 3600, abs=1)
         account.close()
+
+
+def test_a_call_of_another_machine_is_timed_by_the_disk(tmp_path: Path) -> None:
+    path = call_before(tmp_path, seconds_ago=50_000, ended=False)  # by that machine's clock
+    text = path.read_text().replace('"ended": false}', '"ended": false, "machine": "another"}')
+    path.write_text(text)
+    assert earlier(tmp_path) == pytest.approx(1000, abs=5)
+    os.utime(path, (time.time() - 30 - job_seconds(),) * 2)
+    assert earlier(tmp_path) == pytest.approx(1030, abs=5)
+    assert [file.name for file in tmp_path.iterdir()] == [ACCOUNT]

@@ -21,7 +21,7 @@ from experiments.shared.training_jobs import PoolOptions
 from tests import launch
 from tests.conftest import ROOT, MakeRun
 from training.launch import job_seconds
-from training.supervision.run_lock import lock_is_held, take_run_lock
+from training.supervision.run_lock import EXIT_FILE, lock_is_held, take_run_lock
 from training.supervision.training_process import JOB_LOG, TrainingProcess
 from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import read_metrics
@@ -141,6 +141,26 @@ def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None
     process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
     launch.wait_until(lambda: process.status() is not None)
     assert process.last_words() == "killed by SIGKILL (out of memory?)"
+
+
+@pytest.mark.parametrize("clock", [-5000, 5000])
+def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> None:
+    """The disk's clock is slow or fast; another job's record counts for nothing, whatever its time is."""
+    path, fail = tmp_path / EXIT_FILE, "raise SystemExit(1)"
+    record = {"status": 75, "outcome": "stopped", "final": True}
+
+    def status_of(*lines: str) -> int | None:
+        process = TrainingProcess(tmp_path, ["-c", "; ".join(["import json, os, pathlib", *lines, fail])], {})
+        launch.wait_until(lambda: process._process.poll() is not None)
+        if lines:
+            os.utime(path, (time.time() + clock,) * 2)
+        return process.status()
+
+    write = f"pathlib.Path({str(path)!r}).write_text(json.dumps({record} | "
+    assert status_of(write + "{'job': os.environ['LOCKSTEP_JOB']}))") == 75
+    assert status_of(write + "{'job': 'of another'}))") == 1
+    assert status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75  # an earlier version names no job
+    assert status_of() == 1  # that record is still there
 
 
 def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(tmp_path: Path) -> None:

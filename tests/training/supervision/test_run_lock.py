@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
+from training.launch import JOB_VARIABLE, job_identity, without_launcher
 from training.supervision import run_lock
 from training.supervision.run_lock import (
     EXIT_FILE,
@@ -21,6 +22,7 @@ from training.supervision.run_lock import (
     final_status,
     is_locked,
     lock_is_held,
+    read_exit,
     take_run_lock,
 )
 
@@ -108,7 +110,8 @@ def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_diverge
     assert final_status(tmp_path) is None
     for final in (False, True):
         ExitRecord(tmp_path).write(status, final=final)
-        assert {**read(tmp_path), "time": ""} == {"status": status, "outcome": outcome, "final": final, "time": ""}
+        record = {"status": status, "outcome": outcome, "final": final, "time": "", "job": job_identity()}
+        assert {**read(tmp_path), "time": ""} == record
         assert final_status(tmp_path) == (kept if final else None)
 
 
@@ -119,6 +122,19 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
     assert read(tmp_path)["outcome"] == "lost"
     ExitRecord(tmp_path)
     assert not (tmp_path / EXIT_FILE).exists()
+
+
+def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ExitRecord(tmp_path).write(EXIT_STOPPED)
+    alone = read_exit(tmp_path)
+    monkeypatch.setenv(JOB_VARIABLE, "night")
+    ExitRecord(tmp_path).write(EXIT_STOPPED)
+    chosen = read_exit(tmp_path)
+    assert alone is not None and chosen is not None and (alone.job, chosen.job) != (None, alone.job)
+    assert chosen.job == "night" and JOB_VARIABLE not in without_launcher()
+    earlier = {key: value for key, value in read(tmp_path).items() if key != "job"}
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # as before jobs had names
+    assert read_exit(tmp_path) == (EXIT_STOPPED, "stopped", True, None)
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
