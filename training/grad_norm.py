@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokens.batches.sampling import Layout, idle_micro_steps
-from training.exactness.row_sums import in_row_order, row_sums_of_squares
+from training.exactness.row_sums import in_row_order, needs_exact_norm, row_sums_of_squares
 from training.parallel.mesh import local_tensor, shards_of
 from training.parallel.process_group import RankGroup, all_gather_single
 from training.parallel.wrap import Parallel
@@ -30,9 +30,11 @@ def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup
 
 def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
     """Return the L2 norm over all gradients of the whole network; in tensor shards always the ordered one."""
+    if not needs_exact_norm(determinism, sharded=parallel.shards is not None):
+        return fast_grad_norm(parallel.gradients())
     if parallel.shards is not None:
         return norm_of_shards(parallel.shards, parallel.named_parameters())
-    return (fast_grad_norm if determinism == "off" else ordered_grad_norm)(parallel.gradients())
+    return ordered_grad_norm(parallel.gradients())
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:

@@ -178,11 +178,6 @@ class ExecutionOptions:
     def shards(self) -> int:
         return self.tensor_shards or self.tensor_parallel
 
-    @property
-    def compiles_on_gpu(self) -> bool:
-        """True if a start on a GPU compiles kernels: torch.compile's, or that of the exact gradient norm."""
-        return self.compile is not False or self.determinism not in (None, "off")
-
 
 @attrs.frozen(kw_only=True)
 class MemoryOptions:

@@ -16,7 +16,9 @@ import attrs
 import torch
 
 from common.errors import BadInput
+from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
+from training.exactness.row_sums import needs_exact_norm
 from training.hardware.environment import cpu_name
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics, resolve
@@ -37,10 +39,34 @@ KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that ve
 def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
     wanted = train.execution
     return Numerics(
-        determinism=wanted.determinism or ("off" if device.type == "cuda" else "elastic"),
+        determinism=_determinism(wanted, device.type),
         precision=resolve(wanted.precision, device),
-        compiled=device.type == "cuda" if wanted.compile is None else wanted.compile,
+        compiled=_compiled(wanted, device.type),
     )
+
+
+def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
+    """Return what a run compiles at its start on a GPU, which needs a C compiler, each with the --set to do without.
+
+    It asks the functions that choose the code of the run, so that it knows no less than they do. Touches no GPU.
+    """
+    execution, work = train.execution, {}
+    determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
+    if _compiled(execution, "cuda"):
+        work["torch.compile"] = "--set compile=false"
+    if needs_exact_norm(determinism, sharded=False):
+        work[f"the gradient norm of determinism {determinism}"] = "--set determinism=off"
+    if needs_exact_norm("off", sharded=sharded):
+        work["the gradient norm of tensor shards"] = "--set tensor_parallel=1 --set tensor_shards=1"
+    return work
+
+
+def _determinism(wanted: ExecutionOptions, device: str) -> str:
+    return wanted.determinism or ("off" if device == "cuda" else "elastic")
+
+
+def _compiled(wanted: ExecutionOptions, device: str) -> bool | str:
+    return device == "cuda" if wanted.compile is None else wanted.compile
 
 
 def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:

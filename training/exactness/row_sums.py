@@ -11,6 +11,14 @@ from torch import Tensor
 BLOCK_ELEMENTS = 1 << 20  # squares that a CPU folds at a time: 4 MiB stay in its cache
 
 
+def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
+    """Return whether a run's gradient norm adds its rows in a fixed order: always in tensor shards.
+
+    On a GPU the exact norm is a Triton kernel: preflight asks this function, too, whether a C compiler is needed.
+    """
+    return sharded or determinism != "off"
+
+
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
     """Return the sums of all rows, in order, (rows,) fp32; a vector's are its elements. On a GPU as `in_row_order`."""
     if tensors[0].is_cuda:

@@ -1,16 +1,20 @@
 """Numerics fingerprint: what is in it at which level, and its differences by name."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
-from tests.conftest import MakeRun, complete, one_line
+from tests.conftest import ROOT, MakeRun, complete, one_line
 from tests.conftest import train as train_run
+from training import grad_norm
 from training.config.train_config import load_run
-from training.exactness.fingerprint import drift, fingerprint, resolve_numerics
+from training.exactness.fingerprint import compiled_on_gpu, drift, fingerprint, resolve_numerics
+from training.parallel import wrap
 from training.parallel.process_group import RankGroup, Ranks
 from training.precision import Numerics
 from training.telemetry.metrics_log import read_metrics
@@ -87,3 +91,41 @@ def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(mak
     assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
     changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]
     assert changes == [["cpu_threads: 1 -> 2"]]
+
+
+WORK = ("torch.compile", "the gradient norm of determinism ", "the gradient norm of tensor shards")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("determinism", [None, "off", "run", "elastic"])
+@pytest.mark.parametrize("compiled", [None, True, "model", False])
+def test_preflight_asks_for_what_a_run_compiles(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool | str | None, determinism: str | None, shards: int
+) -> None:
+    """Whatever the options are: the code of a run on a GPU is chosen, and compared with what preflight demands."""
+    keys = {"compile": compiled, "determinism": determinism, "tensor_shards": shards, "precision": "fp32"}
+    train = load_run(ROOT / "runs" / "8xa100", []).train
+    execution = attrs.evolve(train.execution, **keys)
+    train = attrs.evolve(train, execution=execution)
+    numerics, used = resolve_numerics(train, torch.device("cuda")), []
+
+    def chosen(name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: used.append(name)
+
+    network = SimpleNamespace(blocks=[SimpleNamespace(compile=chosen(WORK[0]))])
+    model = SimpleNamespace(network=network, compile=chosen(WORK[0]), compile_head=chosen(WORK[0]))
+    wrap.compile_model(model, numerics.compiled)  # type: ignore[arg-type]
+    monkeypatch.setattr(grad_norm, "fast_grad_norm", lambda gradients: None)
+    # Both of the others end in row_sums_of_squares, a Triton kernel on a GPU
+    monkeypatch.setattr(grad_norm, "ordered_grad_norm", chosen(WORK[1]))
+    monkeypatch.setattr(grad_norm, "norm_of_shards", chosen(WORK[2]))
+    parallel = SimpleNamespace(shards=object() if shards > 1 else None, named_parameters=dict, gradients=list)
+    grad_norm.global_grad_norm(parallel, numerics.determinism)  # type: ignore[arg-type]
+    demanded = compiled_on_gpu(train)
+    assert bool(demanded) == bool(used)
+    assert all(any(name.startswith(work) for name in demanded) for work in used)
+    for setting in " ".join(demanded.values()).removeprefix("--set ").split(" --set "):
+        key, _, value = setting.partition("=")
+        if key:  # the advice of all of them together leaves nothing to compile
+            execution = attrs.evolve(execution, **{key: {"false": False, "1": 1}.get(value, value)})
+    assert compiled_on_gpu(attrs.evolve(train, execution=execution)) == {}
