@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import attrs
 
-from common.arguments import UsageError, option
+from common.arguments import exclude_each_other, option
 from common.checks import integer
 from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
 from experiments.shared.training_jobs import PoolOptions
@@ -69,8 +69,9 @@ class SweepCommand(FileCommand):
     collect: Annotated[bool, option("print the table of what is there; train nothing")] = False
 
     def __attrs_post_init__(self) -> None:
-        if self.dry_run + self.print_commands + self.collect > 1:
-            raise UsageError("--dry-run, --print-commands and --collect exclude each other")
+        exclude_each_other(
+            {"--dry-run": self.dry_run, "--print-commands": self.print_commands, "--collect": self.collect}
+        )
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""

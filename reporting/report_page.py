@@ -13,6 +13,7 @@ from markupsafe import Markup
 from common.errors import BadInput, refusing
 from common.json_files import read_json, utc_now
 from common.line_chart import PALETTE, Line, LineChart
+from common.quantities import dollars
 from common.web_page import render
 from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import read_rows
@@ -79,7 +80,7 @@ def headline(history: RunHistory) -> list[str]:
             parts.append(f"{text} {history.curves[name].last:.4f}")
     tokens = history.axes["tokens"].last if history.step else 0
     parts += [f"{tokens:,.0f} tokens", duration(history.hours * 3600), *filter(None, [history.compared])]
-    return parts + ([] if history.usd is None else [f"${history.usd:,.2f}"])
+    return parts + ([] if history.usd is None else [dollars(history.usd)])
 
 
 def facts(history: RunHistory) -> Iterator[Fact]:
@@ -107,7 +108,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     if record.git_commit:
         yield "commit", record.git_commit
     if job.price_per_hour is not None:
-        yield "price", f"${job.price_per_hour:,.2f} an hour"
+        yield "price", f"{dollars(job.price_per_hour)} an hour"
 
 
 def recipe(history: RunHistory) -> Iterator[Fact]:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from tabulate import tabulate
 
 from common.errors import BadInput, printable
+from common.quantities import small_number
 from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows
@@ -35,8 +36,8 @@ NOT_COMPARED = "Published values have no interval: no model is ranked against th
 FACTS: dict[str, Callable[[Row], str]] = {  # columns before those of the measures
     "model": lambda row: row.label,
     "tokens": lambda row: f"{row.cost.tokens:,}" if row.cost else "",
-    "hours": lambda row: f"{row.cost.hours:,.2f}" if row.cost else "",
-    "dollars": lambda row: f"{row.cost.dollars:,.2f}" if row.cost and row.cost.dollars is not None else "",
+    "hours": lambda row: small_number(row.cost.hours) if row.cost else "",
+    "dollars": lambda row: small_number(row.cost.dollars) if row.cost and row.cost.dollars is not None else "",
     "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
 }
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model

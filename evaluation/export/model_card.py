@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.quantities import small_number
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.results import cost_of, perplexity
 from model.config import rows
@@ -88,7 +89,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         yield "machine", f"{environment['world_size']} x {environment['device']}"
         yield "precision", str(config.numerics.get("precision", train["precision"]))
         yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
-    yield "time", f"{cost.hours:,.2f} hours"
+    yield "time", f"{small_number(cost.hours)} hours"
     if cost.dollars is not None:
         yield "cost", str(cost)
     if config.git_commit:

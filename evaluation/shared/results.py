@@ -12,6 +12,7 @@ import attrs
 from common.errors import BadInput
 from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
+from common.quantities import dollars
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
 
@@ -135,8 +136,8 @@ class RunCost:
         return sum(priced) if priced else None
 
     def __str__(self) -> str:
-        prices = [f"${price:,.2f}" for price in self.hours_by_price if price is not None]
-        return f"${self.dollars or 0:,.2f} at {' and '.join(prices)} an hour"
+        prices = [dollars(price) for price in self.hours_by_price if price is not None]
+        return f"{dollars(self.dollars or 0)} at {' and '.join(prices)} an hour"
 
 
 def cost_of(place: "ModelLocation", position: "Position") -> RunCost:

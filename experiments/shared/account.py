@@ -19,6 +19,7 @@ from common.checks import ValueCheck, number, optional, structured
 from common.errors import BadInput
 from common.files import seconds_since_written, writing
 from common.json_files import JsonLog, read_json_lines
+from common.quantities import dollars
 from experiments.shared.training_jobs import PoolOptions
 from training.launch import job_seconds, machine_identity
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
@@ -72,7 +73,7 @@ class Account(Spending):
         if limits.max_hours is not None:
             text += f" of {duration(limits.max_hours * 3600)}"
         if usd is not None:
-            text += f", ${usd:,.2f}" + ("" if limits.max_usd is None else f" of ${limits.max_usd:,.2f}")
+            text += f", {dollars(usd)}" + ("" if limits.max_usd is None else f" of {dollars(limits.max_usd)}")
         return text
 
     def beat(self) -> None:

@@ -12,6 +12,7 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import open_regular
+from common.quantities import dollars
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of
@@ -72,8 +73,8 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
     if not speeds:
         return "time and cost: not known before a run of this experiment has ended"
     hours = work / statistics.median(speeds) / 3600
-    dollars = "" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}"
-    return f"{hours:.3g} hours{dollars} one run after the other, at the {unit} of {counted(len(speeds), 'earlier run')}"
+    cost = "" if price_per_hour is None else f", {dollars(hours * price_per_hour)}"
+    return f"{hours:.3g} hours{cost} one run after the other, at the {unit} of {counted(len(speeds), 'earlier run')}"
 
 
 def logged_step(directory: Path) -> int:
@@ -104,7 +105,7 @@ class Target:
         """Return the target of a run, None: its end. Raises BadInput where it could not be trained."""
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
-            raise BadInput(f"{run.train.file}: patience: wanted null: runs of an experiment are compared at one step")
+            raise BadInput(run.train.located("patience: wanted null: runs of an experiment are compared at one step"))
         plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train))
         step = plan.steps if until_step is None else min(until_step, plan.steps)
         return cls(directory, plan.steps, step, plan.validation_sequences > 0)

@@ -14,6 +14,7 @@ from common.errors import BadInput, say
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import HUB, download_snapshot
 from common.json_files import read_json
+from common.quantities import distinct_bytes, readable_bytes
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import has_split, split_of
 
@@ -87,7 +88,7 @@ class _Source:
         listed = self.snapshot(patterns, dry_run=True)
         wanted = sum(file.file_size or 0 for file in listed if file.will_download)
         _check_room(self.dataset, self.directory, wanted)
-        say(f"downloading {wanted / 1e9:.2f} GB of dataset {self.dataset} to {self.directory}")
+        say(f"downloading {readable_bytes(wanted)} of dataset {self.dataset} to {self.directory}")
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
@@ -160,7 +161,8 @@ def _is_here(path: Path, found: StoredObject) -> bool:
 def _check_room(dataset: str, directory: Path, wanted_bytes: int) -> None:
     existing, free_bytes = free_disk(directory)
     if wanted_bytes > free_bytes:
-        got, wanted = f"{free_bytes / 1e9:.1f} GB free at {existing}", f"{wanted_bytes / 1e9:.1f} GB"
+        free_text, wanted = distinct_bytes(free_bytes, wanted_bytes)
+        got = f"{free_text} free at {existing}"
         advice = "free some, or pass --token-files DIR on a larger disk"
         raise BadInput(f"dataset {dataset}: got {got}, wanted {wanted}; {advice}")
 

@@ -201,7 +201,8 @@ def _compared(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
             if own.hexdigest() != piece.sha256:
                 wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
                 raise OSError(errno.EIO, wrong, str(path))
-        assert not opened.read(1), "all bytes are written"
+        if opened.read(1):
+            raise OSError(errno.EIO, f"has more than the {end:,} bytes that were written", str(path))
     return FileDigest(end, whole.hexdigest())
 
 

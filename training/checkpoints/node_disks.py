@@ -16,8 +16,9 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder, writing
+from common.quantities import readable_bytes
 from model.counts import parameter_count
-from training.checkpoints.directory import checkpoints_of, names_in
+from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
 from training.parallel.process_group import Ranks, Value, gather, together
@@ -28,6 +29,7 @@ PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
+BLOCK_BYTES = 512  # of st_blocks, by POSIX whatever the file system has
 BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
 
 
@@ -104,19 +106,26 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
 
 
 def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
-    """Return the space that checkpoints will take, less those there if the run resumes: it is never refused then."""
+    """Return the space that checkpoints will take.
+
+    If the run resumes, that is less what it will delete: checkpoints, and what a killed save has left. A run that
+    resumes is never refused: it has saved here before.
+    """
     size = CHECKPOINT_BYTES * parameter_count(run.model)
     directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + BESIDE
-    least, there = size, 0
+    least, there, leftovers = size, 0, 0
     if resumes and any(is_folder(directory / name) for name in names_in(directory)):  # else those there are archived
         files = [file for file in directory.glob("step-*/*") if file.is_file()]
         there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
+        # The next save removes them. Their files have their full size from the beginning, but not their blocks.
+        hidden = [file for path in stale_partials(directory) for file in path.glob("*")]
+        leftovers = sum(BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
         least = 0
     return DiskNeed(
         directory=directory,
-        what=f"{count} checkpoints of {size / 1e9:.2f} GB, less those there",
+        what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
         least_bytes=least,
-        total_bytes=max(0, count * size - there),
+        total_bytes=max(0, count * size - there - leftovers),
         advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
         in_place=True,
     )

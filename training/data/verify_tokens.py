@@ -12,6 +12,7 @@ import attrs
 
 from common.errors import BadInput, check_all, printable
 from common.files import sha256
+from common.quantities import readable_bytes
 from tokens.format.header import TokenFile
 from tokens.format.manifest import Content, read_contents, still_grows
 from tokens.format.token_file import TokenStream, Version, version_of
@@ -35,7 +36,7 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
     directories = _with_enough_validation(token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
-        print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
+        print(f"checking token files: {readable_bytes(size)}", flush=True)
     checked = []
     for directory in directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
 from common.files import free_disk, mounted_as
+from common.quantities import distinct_bytes, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 
@@ -61,7 +63,8 @@ class DiskNeed:
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
     device: str | None = None  # as wanted; None: cuda where there are GPUs
-    compiles: bool = True  # kernels, if on a GPU
+    # What compiles kernels on a GPU, each with the option to do without; as `compiled_on_gpu` of a run returns it
+    compiles: Mapping[str, str] = {"torch.compile": "--set compile=false"}
     disk: DiskNeed | None = None
     ranks: int | None = None  # on this machine; None: one for each GPU
     bucket: str | None = None  # where checkpoints go
@@ -82,7 +85,7 @@ def machine_checks(needs: PreflightRequirements) -> list[Check]:
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
         return [gpus, *disk, check_open_files()]
-    compiler = [check_compiler()] if needs.compiles else []
+    compiler = [check_compiler(needs.compiles)] if needs.compiles else []
     return [gpus, *compiler, *disk, check_shared_memory(needs.ranks or count), check_open_files()]
 
 
@@ -95,7 +98,7 @@ def check_each_gpu() -> Check:
         except BadInput as error:
             return Check("GPUs tried", str(error), "problem")
         properties = torch.cuda.get_device_properties(index)
-        names[f"{properties.name}, {properties.total_memory / (1 << 30):.1f} GiB"] += 1
+        names[f"{properties.name}, {readable_bytes(properties.total_memory, binary=True)}"] += 1
     return Check("GPUs tried", "; ".join(f"{count} x {name}" for name, count in names.items()))
 
 
@@ -119,7 +122,7 @@ def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
             print(printable(f"WARNING: {check.found}"), flush=True)
 
 
-def check_compiler() -> Check:
+def check_compiler(compiles: Mapping[str, str]) -> Check:
     """Look for the C compiler and Python.h that Triton needs for GPU kernels, from the first step on."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     problem = "gcc is not found"
@@ -136,9 +139,9 @@ def check_compiler() -> Check:
         except OSError as error:
             problem = f"{compiler}: {error.strerror}"
     found = (
-        "torch.compile, and determinism run or elastic on a GPU, need a C compiler and Python's headers: "
-        f"{problem}; run: sudo apt-get install build-essential python{sysconfig.get_python_version()}-dev; or train "
-        "more slowly with --set compile=false, and determinism off"
+        f"GPU kernels of {' and '.join(compiles)} need a C compiler and Python's headers: {problem}; run: sudo apt-get "
+        f"install build-essential python{sysconfig.get_python_version()}-dev; or train without them, more slowly: "
+        f"{' '.join(compiles.values())}"
     )
     return Check("compiler", found, "problem")
 
@@ -156,8 +159,8 @@ def check_disk(need: DiskNeed) -> Check:
             "folders renamed at once; wanted a disk: use another run directory, and set checkpoints to the bucket's URL"
         )
         return Check("disk", found, "problem")
-    wanted = f"wanted {need.total_bytes / 1e9:.1f} GB for {need.what}"
-    found = f"{free / 1e9:.1f} GB free at {existing.absolute()}, {wanted}"
+    free_text, wanted_text = distinct_bytes(free, need.total_bytes)
+    found = f"{free_text} free at {existing.absolute()}, wanted {wanted_text} for {need.what}"
     if free >= need.total_bytes:
         return Check("disk", found)
     return Check("disk", f"{found}; {need.advice}", "problem" if free < need.least_bytes else "warning")
@@ -181,7 +184,8 @@ def check_shared_memory(ranks: int) -> Check:
     if ranks == 1 or os.environ.get("NCCL_SHM_DISABLE") == "1" or not SHARED_MEMORY.is_dir():
         return Check("shared memory", "not used")
     free = shutil.disk_usage(SHARED_MEMORY).free
-    found = f"{free >> 20:,} MiB free in {SHARED_MEMORY}; NCCL may take {wanted >> 20} MiB for {ranks} GPUs"
+    free_text, wanted_text = (readable_bytes(count, binary=True) for count in (free, wanted))
+    found = f"{free_text} free in {SHARED_MEMORY}; NCCL may take {wanted_text} for {ranks} GPUs"
     if free >= wanted:
         return Check("shared memory", found)
     advice = "in a container, start that with --shm-size=1g; or set NCCL_SHM_DISABLE=1, which is slower"

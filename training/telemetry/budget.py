@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import number
 from common.errors import BadInput
+from common.quantities import dollars
 from model.config import ModelConfig
 from training.telemetry.time_ledger import Spending, TimeLedger
 
@@ -54,7 +55,7 @@ class Budget:
             return
         given = self.max_hours if left[1] == "--max-hours" else self.max_usd
         usd = ledger.usd()
-        price = "" if usd is None else f", ${usd:,.2f}"
+        price = "" if usd is None else f", {dollars(usd)}"
         raise BadInput(
             f"{left[1]} {given:g}: the run has taken {ledger.elapsed_seconds() / 3600:.4g} hours{price}, this start "
             f"included, and to stop with a checkpoint takes {save_seconds + END_SECONDS:.0f} s more: nothing is left "

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from common.errors import advisory, newly_dropped, printable
 from common.json_files import utc_now
+from common.quantities import dollars
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
 from training.hardware.environment import peak_memory_bytes
@@ -141,7 +142,7 @@ class Reporter:
         spent = self.ledger.usd()
         if spent is not None:
             usd = None if remaining_seconds is None else self.ledger.price_of(remaining_seconds)
-            parts.append(f"${spent:,.2f} spent" + ("" if usd is None else f", ${usd:,.2f} to go"))
+            parts.append(f"{dollars(spent)} spent" + ("" if usd is None else f", {dollars(usd)} to go"))
         return parts
 
     def _write(self, record: dict[str, Any]) -> None:

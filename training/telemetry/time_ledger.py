@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from common.errors import printable
+from common.quantities import dollars
 from training.telemetry.metrics_log import priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
@@ -198,5 +199,5 @@ def table(record: dict[str, Any]) -> list[str]:
             line += f"{seconds:>12,.1f} s{seconds / total:>6.0%}"
         lines.append(line)
     if record["usd"] is not None:
-        lines.append(f"cost: ${record['usd']:,.2f} for the run so far")
+        lines.append(f"cost: {dollars(record['usd'])} for the run so far")
     return lines

@@ -1,0 +1,38 @@
+"""Sizes, dollars and hours as text: never a zero for what is not zero, nor one text for two amounts that differ."""
+
+DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+MOST_DIGITS = 15  # that a float has
+SMALLEST = 0.005  # that two decimals show
+
+
+def readable_bytes(count: float, *, binary: bool = False, digits: int = 3) -> str:
+    """Return a number of bytes in its own unit, with this many digits at least: "1.23 GB", "35.5 KB", "12 B"."""
+    base, units = (1024, BINARY) if binary else (1000, DECIMAL)
+    value, unit = float(count), 0
+    while unit < len(units) - 1 and abs(value) >= base:
+        value, unit = value / base, unit + 1
+    if unit == 0:
+        return f"{value:,.0f} B"
+    whole = len(f"{abs(value):.0f}")
+    return f"{value:,.{max(0, digits - whole)}f} {units[unit]}"
+
+
+def distinct_bytes(*counts: float) -> list[str]:
+    """Return numbers of bytes that are compared in a message: those that differ also differ as text."""
+    for digits in range(3, MOST_DIGITS):
+        texts = [readable_bytes(count, digits=digits) for count in counts]
+        if len({*texts}) == len({*counts}):
+            return texts
+    return [f"{count:,.0f} B" for count in counts]
+
+
+def dollars(amount: float) -> str:
+    """Return an amount with its sign: "$1,234.50", and "$0.0042" for less than a cent."""
+    return f"${small_number(amount)}"
+
+
+def small_number(value: float) -> str:
+    """Return a number with two decimals, or if that would be zero with two digits: "12.50", "0.0042"."""
+    if value == 0 or abs(value) >= SMALLEST:
+        return f"{value:,.2f}"
+    return f"{value:.2g}"
