@@ -17,14 +17,16 @@ import torch.distributed as dist
 from common.errors import BadInput, printable
 from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
+from common.quantities import readable_bytes
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run, TrainConfig
+from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
 from training.parallel.process_group import not_met
-from training.planning.memory_model import GIB, MemoryModel, outside_bytes
+from training.planning.memory_model import MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the program of a probe's processes, with --probe
 SEARCH_SECONDS = 300.0  # then the largest that fitted is taken
@@ -41,7 +43,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
         raise BadInput(
             "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
         )
-    enforce(PreflightRequirements(device=device, compiles=run.train.execution.compiles_on_gpu, ranks=processes))
+    enforce(PreflightRequirements(device=device, compiles=compiled_on_gpu(run.train), ranks=processes))
     if write:
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
@@ -166,5 +168,5 @@ def _describe(verdict: Verdict, reports: list[Report]) -> str:
     rank, report = max(enumerate(reports), key=lambda pair: pair[1].allocated)
     if not report.allocated:
         return "fits"
-    allocated, reserved, usable = (f"{size / GIB:.2f}" for size in attrs.astuple(report))
-    return f"fits, at its peak {allocated} GiB allocated, {reserved} reserved of {usable} (rank {rank})"
+    allocated, reserved, usable = (readable_bytes(size, binary=True) for size in attrs.astuple(report))
+    return f"fits, at its peak {allocated} allocated, {reserved} reserved of {usable} (rank {rank})"

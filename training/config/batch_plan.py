@@ -103,28 +103,35 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     batch, size = train.batch.global_batch_size, train.batch.microbatch_size
     wanted, tensor_size = train.batch.gradient_accumulation_steps, train.execution.tensor_parallel
     if world_size % tensor_size:
-        raise BadInput(f"{train.file}: tensor_parallel: got {tensor_size}, wanted a divisor of world size {world_size}")
+        problem = f"tensor_parallel: got {tensor_size}, wanted a divisor of world size {world_size}"
+        raise BadInput(train.located(problem))
     ranks = world_size // tensor_size
     microbatches = (wanted or 1) * ranks if batch is None else batch // size
     layout = Layout(
         context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
     )
-    division = f"{train.file}: global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
+    division = f"global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
     if microbatches < ranks:
         smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
-        raise BadInput(f"{division}{world_size} exceeds; start {microbatches * tensor_size} ranks at most{advice}")
+        problem = f"{division}{world_size} exceeds; start {microbatches * tensor_size} ranks at most{advice}"
+        raise BadInput(train.located(problem, "microbatch_size"))
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * each for each in microbatch_sizes(microbatches, 1)]
         near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
         raise BadInput(
-            f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world size "
-            f"that does, the nearest: {', '.join(map(str, near))}"
+            train.located(
+                f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world "
+                f"size that does, the nearest: {', '.join(map(str, near))}",
+                "microbatch_size",
+            )
         )
     if batch is not None and wanted not in (None, layout.accumulation):
         raise BadInput(
-            f"{train.file}: gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
-            f"{layout.accumulation} on world size {world_size}; leave it out: it is derived"
+            train.located(
+                f"gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
+                f"{layout.accumulation} on world size {world_size}; leave it out: it is derived"
+            )
         )
     return layout
 
@@ -215,19 +222,25 @@ def _count_steps(
         [(dataset, tokens)], [available] = lengths.items(), windows.values()
         if available is None:
             raise BadInput(
-                f"{train.file}: min_train_tokens is null (all tokens), so the number of steps needs all token files of "
-                f"{dataset}; prepare or download them, pass --token-files DIR or set min_train_tokens"
+                train.located(
+                    f"min_train_tokens is null (all tokens), so the number of steps needs all token files of "
+                    f"{dataset}; prepare or download them, pass --token-files DIR or set min_train_tokens"
+                )
             )
         steps = available * data.max_epochs // layout.global_batch_size
         if steps == 0:
             raise BadInput(
-                f"{train.file}: dataset: got {tokens:,} tokens, wanted at least "
-                f"{data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+                train.located(
+                    f"dataset: got {tokens:,} tokens, wanted at least "
+                    f"{data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+                )
             )
     if steps > MOST_STEPS:
         raise BadInput(
-            f"{train.file}: got {steps:,} steps of {layout.global_batch_size} sequences, wanted at most "
-            f"{MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+            train.located(
+                f"got {steps:,} steps of {layout.global_batch_size} sequences, wanted at most "
+                f"{MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+            )
         )
     return steps
 
@@ -237,11 +250,13 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
         return
     needs = f"the run reads {source.sequences:,} windows of {source.dataset}"
     if source.windows == 0:
-        raise BadInput(f"{train.file}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
+        raise BadInput(train.located(f"dataset: {needs}, which holds none of context_length + 1 tokens; prepare more"))
     epochs = -(-source.sequences // source.windows)
     raise BadInput(
-        f"{train.file}: max_epochs: got {train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
-        f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
+        train.located(
+            f"max_epochs: got {train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
+            f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
+        )
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ _SPELLINGS = {"minibatch_size": "microbatch_size", "use_amp": "precision", "vali
 _OTHER_SPELLINGS = _SPELLINGS | {ours: theirs for theirs, ours in _SPELLINGS.items()}
 # Better than the defaults, which are gpjt's; measured in docs/run-directory.md
 GOOD_RECIPE = {"schedule_learning_rate": True, "clipping_max_norm": 1.0, "shuffle": True}
+_WORD = re.compile(r"[a-z][a-z0-9_]+")
 MOST_UNKNOWN = 5  # unknown keys of a file that are named
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
@@ -55,16 +57,24 @@ class TrainConfig:
     timeout_seconds: int = define(integer(10, 30 * 86400), 600, plumbing=True)  # of one collective
 
     file: Path = attrs.field(default=Path("train.json"), eq=False)  # where it was read, for errors
+    given: tuple[str, ...] = attrs.field(default=(), eq=False)  # keys that have no default here, for errors
+    overridden: tuple[str, ...] = attrs.field(default=(), eq=False)  # keys of --set, also of model.json, in order
 
     @classmethod
-    def from_keys(cls, values: Mapping[str, Any], file: Path = Path("train.json")) -> "TrainConfig":
+    def from_keys(
+        cls, values: Mapping[str, Any], file: Path = Path("train.json"), overridden: Sequence[str] = ()
+    ) -> "TrainConfig":
         """Group flat keys. Raises ValueError, "KEY: got ..., wanted ...", also for an unknown or missing key."""
         rest, groups = dict(values), {}
         for field in attrs.fields(cls):
             if attrs.has(field.type):
                 own = {key: rest.pop(key) for key in attrs.fields_dict(field.type) if key in rest}
                 groups[field.name] = checked(field.type, own)
-        return checked(cls, rest, **groups, file=file)
+        return checked(cls, rest, **groups, file=file, given=tuple(values), overridden=tuple(overridden))
+
+    def located(self, problem: str, *keys: str) -> str:
+        """Return a problem after the place where the user has set its keys; `keys`: those that it does not name."""
+        return located(problem, self.file, self.given, self.overridden, keys)
 
     def flat(self) -> dict[str, Any]:
         """Return keys and values as in train.json, in the order of their definition."""
@@ -74,7 +84,7 @@ class TrainConfig:
         return {key: flat[key] for key in KEYS["train"]}
 
     def replace(self, **values: Any) -> "TrainConfig":
-        return TrainConfig.from_keys(self.flat() | values, self.file)
+        return TrainConfig.from_keys(self.flat() | values, self.file, self.overridden)
 
 
 # The attrs definition of each flat key, in the order of their definition
@@ -82,7 +92,8 @@ KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig))
 for _field in attrs.fields(TrainConfig):
     _kind: Any = _field.type
     KEYS["train"] |= attrs.fields_dict(_kind) if attrs.has(_kind) else {_field.name: _field}
-del KEYS["train"]["file"]
+for _name in ("file", "given", "overridden"):
+    del KEYS["train"][_name]
 PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field.metadata["plumbing"])
 
 
@@ -155,29 +166,29 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
     return dict(zip(KEYS, check_all(*(partial(read_json, file, advice=_WANTED) for file in files)), strict=True))
 
 
-def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Collection[str]) -> Run:
+def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Sequence[str]) -> Run:
     """Return the run of these keys, those of other programs translated in place. Raises BadInput, a line a problem."""
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
         raise BadInput(f"{directory}: not a UTF-8 name, so its checkpoints could not be read; rename the folder")
     files = {section: source / f"{section}.json" for section in KEYS}
 
-    def located(section: str, problem: str) -> str:  # "KEY: got ..., wanted ..."
-        return f"{'--set' if problem.partition(':')[0] in overridden else files[section]}: {problem}"
+    def placed(section: str, problem: str) -> str:  # "KEY: got ..., wanted ..."
+        return located(problem, files[section], values[section], overridden)
 
     notices, problems = _translate(values, files, overridden)
-    problems += [located(section, problem) for section in KEYS for problem in _wrong_values(section, values[section])]
+    problems += [placed(section, problem) for section in KEYS for problem in _wrong_values(section, values[section])]
     if problems:
         raise BadInput(*problems)
-    train = TrainConfig.from_keys(values["train"], files["train"])
+    train = TrainConfig.from_keys(values["train"], files["train"], overridden)
     tied = values["model"].get("tie_weights", KEYS["model"]["tie_weights"].default)
-    problems += [located("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
+    problems += [placed("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
         model = ModelConfig(**values["model"])
-        problems += [located("train", problem) for problem in unequal_shards(model, train)]
+        problems += [placed("train", problem) for problem in unequal_shards(model, train)]
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:
-        problems.append(located("model", str(error)))
+        problems.append(placed("model", str(error)))
     except BadInput as error:
         problems.append(f"{error}; or set require_stock_class to false in train.json to train it nevertheless")
     if problems:
@@ -186,6 +197,24 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
         better = f"trains better with {json.dumps(left)[1:-1]}"
         notices.append(f"NOTE: {files['train']}: {better}; a key that is there, with gpjt's default too, is not named")
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
+
+
+def located(
+    problem: str, file: Path, given: Collection[str], overridden: Sequence[str], keys: Sequence[str] = ()
+) -> str:
+    """Return a problem, "KEY: got ..., wanted ...", after the place where the user has set its keys.
+
+    If several keys contradict each other, that is where the last one was set: the file was right before --set. `given`:
+    the keys of the file and of --set. What follows a semicolon is advice, whose keys have no part in the problem.
+    """
+    named = [word for word in _WORD.findall(problem.partition(";")[0]) if any(word in known for known in KEYS.values())]
+    named += keys
+    last = next((key for key in reversed(overridden) if key in named), None)
+    if last is None:
+        return f"{file}: {problem}"
+    if last == named[0] or named[0] in overridden:
+        return f"--set: {problem}"
+    return f"--set {last}: {f'{file}: ' if named[0] in given else 'default of '}{problem}"
 
 
 def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -224,9 +253,9 @@ def resolve_key(name: str) -> tuple[str, str]:
     return section or next((section for section in KEYS if key in KEYS[section]), "train"), key
 
 
-def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> set[str]:
-    """Put the values of --set in place, of either spelling; return their keys. Raises BadInput."""
-    overridden = set()
+def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:
+    """Put the values of --set in place, of either spelling; return their keys, in order. Raises BadInput."""
+    overridden = []
     for text in overrides:
         name, equals, value = text.partition("=")
         section, key = resolve_key(name)
@@ -237,7 +266,7 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> set
             values[section][key] = parse_json(value, kind=None)
         except ValueError:
             values[section][key] = value  # a bare word is a string
-        overridden.add(key)
+        overridden.append(key)
     return overridden
 
 

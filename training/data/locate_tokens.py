@@ -102,13 +102,12 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
             return TokenLocation(dataset, directory)
     if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
-    absent = f"{train.file}: dataset: {dataset:.200} is no directory here"
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
         meant = "" if near is None else f"; did you mean {near}?"
         given = ", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else ""
         prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
-        raise BadInput(f"{absent}{meant}; {prepare}{given}")
-    with refusing(f"{train.file}: dataset", kinds=(BadInput,)):
+        raise BadInput(train.located(f"dataset: {dataset:.200} is no directory here{meant}; {prepare}{given}"))
+    with refusing(train.located("dataset"), kinds=(BadInput,)):
         hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
     return TokenLocation(dataset, download, remote=True)

@@ -100,8 +100,10 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     unfinished = next((grows.directory for grows in growing if grows is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
-            f"{run.train.file}: era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
-            "prepared, and a permutation of the whole stream would have to wait for its end"
+            run.train.located(
+                f"era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
+                "prepared, and a permutation of the whole stream would have to wait for its end"
+            )
         )
     token_sets: list[TokenSet] = []
 
@@ -183,8 +185,10 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
         )
     if wanted and all(each.validation is None for each in directories):
         raise BadInput(
-            f"{train.file}: dataset: none of {', '.join(each.dataset for each in directories)} holds "
-            "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
+            train.located(
+                f"dataset: none of {', '.join(each.dataset for each in directories)} holds "
+                "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
+            )
         )
     return TokenSet(tuple(directories))
 

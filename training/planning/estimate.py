@@ -237,8 +237,10 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     sizes = microbatch_sizes(batch, ranks, min(size, largest))
     if not sizes:
         raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, wanted a sequence for each of "
-            f"{ranks} data-parallel ranks of {machine.name}"
+            train.located(
+                f"global_batch_size: got {batch}, wanted a sequence for each of "
+                f"{ranks} data-parallel ranks of {machine.name}"
+            )
         )
     return sizes[-1]
 

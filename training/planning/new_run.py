@@ -53,7 +53,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     chosen = override(command.overrides, values)
     run = make_run(directory, source, values, chosen)
     world_size = command.world_size or max(environment_world_size(), run.train.execution.tensor_parallel)
-    train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json")
+    train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json", chosen)
     token_set = tokens_at_hand(train, None)
     if token_set is None:
         lines.append("NOTE: its tokens are not all here: vocabulary, validation and epochs are not fitted to them")

@@ -9,9 +9,9 @@ import attrs
 import pytest
 
 from common.errors import BadInput, either
-from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN, write_run
-from training.config.batch_plan import describe, make_plan
-from training.config.key_groups import OPTIMIZERS, ExecutionOptions, MemoryOptions
+from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN, MakeRun, write_run
+from training.config.batch_plan import derive_layout, describe, make_plan
+from training.config.key_groups import OPTIMIZERS, MemoryOptions
 from training.config.train_config import GOOD_RECIPE, KEYS, TrainConfig, load_run, one_form, resolve_key
 
 GPT2_124M = {
@@ -246,12 +246,6 @@ def test_keys_are_flat_in_records_and_in_groups_here() -> None:
         train.replace(loss_chunk=4)
 
 
-def test_a_gpu_run_compiles_kernels_unless_it_is_neither_compiled_nor_exact() -> None:
-    compiled = {(how, level) for how in (None, True, "model", False) for level in (None, "off", "run", "elastic")}
-    without = {each for each in compiled if not ExecutionOptions(compile=each[0], determinism=each[1]).compiles_on_gpu}
-    assert without == {(False, None), (False, "off")}
-
-
 ODD = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, True, None, "x", [], {}, 1e308, 5e-324, 10**400, 2**53, float("nan"))
 
 
@@ -292,3 +286,32 @@ def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
 def test_two_spellings_of_one_value_have_one_form(section: str, one: dict[str, Any], other: dict[str, Any]) -> None:
     base = TINY_MODEL if section == "model" else {"dataset": "x"} | TINY_TRAIN
     assert json.dumps(one_form(section, base | one)) == json.dumps(one_form(section, base | other))
+
+
+CONTRADICTIONS = [
+    (["microbatch_size=3"], "--set microbatch_size: {file}: global_batch_size: got 8, wanted a multiple of"),
+    (["global_batch_size=3"], "--set: global_batch_size: got 3, wanted a multiple of microbatch_size, 2"),
+    (["global_batch_size=8", "microbatch_size=3"], "--set: global_batch_size: got 8, wanted a multiple"),
+    ([], None),
+    (["warmup_period_percent=90", "schedule_learning_rate=warmup_stable_decay"], "--set schedule_learning_rate"),
+    (["validation_interval=null"], "--set validation_interval: {file}: patience: got 5, wanted null"),
+    (["compile=model", "tensor_shards=2"], "--set: compile: got"),
+    (["model.n_heads=3"], "--set n_heads: "),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), CONTRADICTIONS)
+def test_an_error_names_the_place_set_last(make_run: MakeRun, overrides: list[str], message: str | None) -> None:
+    run = make_run(patience=5)
+    if message is None:
+        load_run(run, overrides)
+        return
+    with pytest.raises(BadInput) as error:
+        load_run(run, overrides)
+    assert message.format(file=run / "train.json") in str(error.value)
+
+
+def test_a_world_size_error_names_the_option(make_run: MakeRun) -> None:
+    train = load_run(make_run(), ["microbatch_size=4"]).train
+    with pytest.raises(BadInput, match="^--set microbatch_size: .*/train.json: global_batch_size 8 is 2 micro-batches"):
+        derive_layout(train, 32, 4)
