@@ -128,7 +128,7 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     axes = {name: axes_of(name, model) for name in parameters}
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.spread),
+        optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.make_spread),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks),
     )

@@ -1,6 +1,6 @@
 """The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Optimizer:
         axes: Mapping[str, Axes],
         options: OptimizationOptions,
         device: torch.device,
-        spread: Spread = ON_ONE_RANK,
+        make_spread: Callable[[], Spread] = lambda: ON_ONE_RANK,
     ):
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
@@ -37,8 +37,9 @@ class Optimizer:
             if len(takers) != 1:
                 raise BadInput(f"optimizer {options.optimizer}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in local.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
-        placement = Placement(device=device, spread=spread, axes=axes)
+        placement = Placement(device=device, axes=axes, make_spread=make_spread)
         self._options = options
         self._rules: tuple[UpdateRule, ...] = ()  # of each part
         for rule in rules:
@@ -53,6 +54,7 @@ class Optimizer:
                         state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded where the parameter is
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
+        self._checked: dict[torch.optim.Optimizer, int] = {}  # entries of the state that were checked
         self._fused = all(part.defaults.get("fused") for part in self.parts)
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -77,12 +79,26 @@ class Optimizer:
     def _update(self) -> None:
         for sharded, local in self._shards:
             local.grad = None if sharded.grad is None else local_tensor(sharded.grad)
-        for part in self.parts:
+        for part, rule in zip(self.parts, self._rules, strict=True):
             part.step()
-            kept = next(iter(part.state.values())).keys()
-            assert kept <= {*self.state_tensors, "step"}, f"a resume would lose state that no rule declares: {kept}"
+            self._check_declared(part, rule)
         for _, local in self._shards:
             local.grad = None
+
+    def _check_declared(self, part: torch.optim.Optimizer, rule: UpdateRule) -> None:
+        """Raise BadInput for state that the update has made but its rule does not declare: no checkpoint has it."""
+        count = sum(map(len, part.state.values()))
+        if self._checked.get(part) == count:  # nothing new since the last look
+            return
+        self._checked[part] = count
+        for parameter, state in part.state.items():
+            if undeclared := sorted(state.keys() - {*rule.state, "step"}):
+                owner = self._names.get(parameter, "the whole network")
+                raise BadInput(
+                    f"optimizer {self._options.optimizer}: {type(part).__name__} keeps {', '.join(undeclared)} of "
+                    f"{owner}, but its rule in training/optimizers declares only "
+                    f"{', '.join(sorted(rule.state)) or 'none'}: a resume would lose it; add it to the rule's state"
+                )
 
     @property
     def steps(self) -> int:

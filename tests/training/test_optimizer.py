@@ -6,12 +6,14 @@ import attrs
 import pytest
 import torch
 
+from common.errors import BadInput
 from model.axes import axes_of
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
+from training.optimizers.update_rule import UpdateRule
 from training.planning.memory_model import MemoryModel
 
 CONFIG = ModelConfig(**TINY_MODEL | {"tie_weights": False})
@@ -118,3 +120,21 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
         sizes[name] = {key: (parameters[key] - before[key]).square().mean().sqrt().item() for key in MATRICES}
     for key in MATRICES:
         assert 0.3 < sizes["muon"][key] / sizes["adamw"][key] < 3, key
+
+
+class Shadowed(torch.optim.SGD):
+    """An optimizer that keeps a tensor that its rule does not declare, of its last parameter only."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        last = self.param_groups[-1]["params"][-1]
+        self.state[last]["shadow"] = last.detach().clone()
+
+
+def test_undeclared_optimizer_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = UpdateRule(state={}, build=lambda parameters, options, placement: Shadowed(parameters.values(), lr=0.1))
+    monkeypatch.setattr("training.optimizer.rules_of", lambda name: (rule,))
+    parameters, optimizer = make()
+    problem = f"optimizer adamw: Shadowed keeps shadow of {[*parameters][-1]}, but its rule .* declares only none"
+    with pytest.raises(BadInput, match=problem):
+        optimizer.step(APPLIED)

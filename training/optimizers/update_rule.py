@@ -1,5 +1,6 @@
 """Update rules: the torch optimizers of an optimizer of train.json, and the state of each per parameter."""
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +22,13 @@ class Placement:
     """Placement of a rule's parameters."""
 
     device: torch.device
-    spread: Spread  # over the ranks that share out an update's work
     axes: Mapping[str, Axes]  # by the parameter's name on this rank, of the whole one
+    make_spread: Callable[[], Spread]  # may make a process group: all ranks call it, once, or none does
+
+    @functools.cached_property
+    def spread(self) -> Spread:
+        """Spread over the ranks that share out an update's work; only a rule that shares it out asks for it."""
+        return self.make_spread()
 
 
 @attrs.frozen(kw_only=True)

@@ -28,7 +28,8 @@ from training.parallel.process_group import RankGroup, Ranks, all_gather_single,
 class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
-    spread: Spread  # of the parameters, over the ranks that share out an update's work
+    ranks: Ranks
+    row_ranks: RankGroup | None  # those of FSDP, which divide the rows
 
     @functools.cached_property
     def _cuts(self) -> dict[str, list[ShardCut]]:
@@ -52,6 +53,18 @@ class TensorShards:
             )
             for name, parts in held.items()
         }
+
+    def make_spread(self) -> Spread:
+        """Return the spread of the parameters over the ranks that share out an update's work. Collective.
+
+        With FSDP these ranks need a process group of their own, which only some optimizers use: call it for those.
+        """
+        size, rows = self.ranks.tensor.size, 1 if self.row_ranks is None else self.row_ranks.size
+        group = self.row_ranks or self.ranks.data_parallel
+        if size > 1:  # neighbors
+            places = torch.arange(self.ranks.world_size).view(-1, rows * size)
+            group = own_group(places) if rows > 1 else self.ranks.tensor
+        return Spread(ranks=group, row_shards=rows, tensor_shards=self.exchange.shards, tensor_size=size)
 
     def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
@@ -108,13 +121,8 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
 
 
 def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None) -> TensorShards:
-    """Return the shards of this rank; `row_ranks`: those of FSDP, which divide the rows. Call it on every rank."""
-    size, rows = ranks.tensor.size, 1 if row_ranks is None else row_ranks.size
-    group = row_ranks or ranks.data_parallel
-    if size > 1:  # neighbors
-        group = own_group(torch.arange(ranks.world_size).view(-1, rows * size)) if rows > 1 else ranks.tensor
-    spread = Spread(ranks=group, row_shards=rows, tensor_shards=network.exchange.shards, tensor_size=size)
-    return TensorShards(config=network.config, exchange=network.exchange, spread=spread)
+    """Return the shards of this rank; `row_ranks`: those of FSDP, which divide the rows."""
+    return TensorShards(config=network.config, exchange=network.exchange, ranks=ranks, row_ranks=row_ranks)
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:

@@ -106,11 +106,10 @@ class Parallel:
         """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
         return self._parameters
 
-    @property
-    def spread(self) -> Spread:
-        """Spread of the parameters over the ranks that share out an update's work."""
+    def make_spread(self) -> Spread:
+        """Return the spread of the parameters over the ranks that share out an update's work. Collective."""
         if self.shards is not None:
-            return self.shards.spread
+            return self.shards.make_spread()
         if self._sharded:
             return Spread(ranks=self.levels.inside, row_shards=self.levels.inside.size)
         return Spread(ranks=self.data_parallel)

@@ -40,7 +40,7 @@ def make(
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
-    placement = Placement(device=CPU, spread=ON_ONE_RANK, axes=AXES)
+    placement = Placement(device=CPU, make_spread=lambda: ON_ONE_RANK, axes=AXES)
     made = Muon(parameters, options, placement, **settings)
     for parameter in parameters.values():
         made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -186,7 +186,7 @@ def step_on(ranks: RankGroup, axes: dict[str, Axes], options: OptimizationOption
         held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
         own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
     spread = Spread(ranks=ranks, row_shards=ranks.size if sharded else 1)
-    placement = Placement(device=meta, spread=spread, axes=axes)
+    placement = Placement(device=meta, make_spread=lambda: spread, axes=axes)
     made = Muon(own, options, placement)
     for parameter in own.values():
         parameter.grad = torch.empty_like(parameter)

@@ -13,10 +13,12 @@ from model.loss import NextTokenLoss
 from tests.model.test_gpt import SMALL
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import on_threads
+from training.config.key_groups import OptimizationOptions
 from training.grad_norm import norm_of_shards
-from training.parallel.mesh import ON_ONE_RANK, full_tensor, within
-from training.parallel.process_group import RankGroup
-from training.parallel.tensor_shards import TensorShards, in_shards
+from training.optimizer import Optimizer
+from training.parallel.mesh import full_tensor, within
+from training.parallel.process_group import RankGroup, Ranks
+from training.parallel.tensor_shards import TensorShards, in_shards, tensor_shards
 
 CONFIG = attrs.evolve(SMALL, n_layers=1, n_kv_heads=2, tie_weights=False)  # two shards have the same keys and values
 SHARDS = 4
@@ -42,13 +44,17 @@ def whole_gradient(name: str) -> Tensor:
     return whole
 
 
+CPU = torch.device("cpu")
+ALONE = Ranks(rank=0, world_size=1, device=CPU, control=None, download=None)
+
+
 def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_on_any_number_of_ranks() -> None:
     network = meta_network(CONFIG)
     wanted = {name: whole_gradient(name) for name, _ in network.named_parameters()}
 
     def work(rank: int, tensor: RankGroup) -> tuple[dict[str, Tensor], float]:
         sharded = in_shards(NextTokenLoss(network), SHARDS, tensor).network
-        shards = TensorShards(config=CONFIG, exchange=sharded.exchange, spread=ON_ONE_RANK)
+        shards = TensorShards(config=CONFIG, exchange=sharded.exchange, ranks=ALONE, row_ranks=None)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
             places[name] = plain_name(name), sharded.exchange.own[int(name.split(".")[1])]
@@ -70,3 +76,25 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
             norms.add(norm)
     [norm] = norms
     assert norm == pytest.approx(torch.cat([value.double().flatten() for value in wanted.values()]).norm().item())
+
+
+@pytest.mark.parametrize(("optimizer", "made"), [("adamw", 0), ("muon", 1)])
+def test_only_a_shared_update_makes_its_group(monkeypatch: pytest.MonkeyPatch, optimizer: str, made: int) -> None:
+    """FSDP with tensor shards: AdamW's update exchanges nothing, so its ranks need no process group."""
+    groups: list[Tensor] = []
+
+    def own_group(places: Tensor) -> RankGroup:
+        groups.append(places)
+        return RankGroup(rank=0, size=4)
+
+    monkeypatch.setattr("training.parallel.tensor_shards.own_group", own_group)
+    pair = RankGroup(rank=0, size=2)
+    ranks = Ranks(rank=0, world_size=4, data_parallel=pair, tensor=pair, device=CPU, control=None, download=None)
+    network = meta_network(CONFIG)
+    sharded = in_shards(NextTokenLoss(network), 2, pair).network
+    shards = tensor_shards(sharded, ranks, pair)
+    parameters = {name: nn.Parameter(torch.empty(value.shape)) for name, value in sharded.named_parameters()}
+    axes = {name: axes_of(plain_name(name), CONFIG) for name in parameters}
+    options = OptimizationOptions(optimizer=optimizer)
+    Optimizer(parameters, axes, options, CPU, shards.make_spread)
+    assert len(groups) == made
