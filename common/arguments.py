@@ -23,6 +23,12 @@ class UsageError(Exception):
     """Invalid combination of options, raised by the class of a command line. The message is one line."""
 
 
+def exclude_each_other(given: Mapping[str, bool]) -> None:
+    """Raise UsageError if more than one of these options is given: each asks for something else instead of the rest."""
+    if len(names := [name for name, is_given in given.items() if is_given]) > 1:
+        raise UsageError(f"{' and '.join(names)} exclude each other; pass one of them")
+
+
 def option(
     help_text: str,
     metavar: str = "",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option
+from common.arguments import UsageError, exclude_each_other, option
 from common.checks import integer, number
 from common.errors import BadInput, Diverged
 from common.files import system_error
-from training.launch import environment_rank, job_seconds
+from training.launch import environment_rank, environment_world_size, job_seconds
 from training.telemetry.budget import USD, Budget
 
 if TYPE_CHECKING:
@@ -189,6 +189,15 @@ class TrainCommand:
 
     def __attrs_post_init__(self) -> None:
         options, budget = self.options, self.options.budget
+        exclude_each_other(
+            {
+                "--dry-run": self.dry_run,
+                "--plan": self.plan,
+                "--preflight": self.preflight,
+                "--replay": options.replay is not None,
+                "--look": self.look is not None,
+            }
+        )
         for given, holds, problem in (
             (self.write, self.find_max_microbatch, "--write goes with --find-max-microbatch"),
             (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
@@ -232,6 +241,7 @@ class FindCommand:
             raise UsageError("--write goes with a search, not with --predict")
         if self.machines is not None and self.predict is None:
             raise UsageError("--machines goes with --predict")
+        exclude_each_other({"--predict": self.predict is not None, "--device": self.device is not None})
 
 
 def describe_error(error: Exception, run: "Run | None") -> str | None:
@@ -241,7 +251,8 @@ def describe_error(error: Exception, run: "Run | None") -> str | None:
     if isinstance(error, BadInput | Diverged):
         return str(error)
     if run is not None and is_memory_error(error):
-        return f"rank {environment_rank()}: {describe_memory_error(error, run.train.batch.microbatch_size)}"
+        problem = describe_memory_error(error, run.train, run.directory, environment_world_size())
+        return f"rank {environment_rank()}: {problem}"
     if isinstance(error, OSError) and error.filename is not None:
         return system_error(error)  # a file or folder that cannot be read, for one
     return None

@@ -12,12 +12,12 @@ from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import check_wanted, checkpoints_of, name_of
 from training.checkpoints.node_disks import disk_need
-from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.checkpoints.run_record import RunRecord, describe_changes, make_record, write_record
 from training.command import Options, TrainCommand
 from training.config.batch_plan import derive_layout
 from training.config.train_config import Run, TrainConfig, override, read_files
 from training.data.verify_tokens import check_tokens, tokens_at_hand
-from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
+from training.exactness.fingerprint import agreed_fingerprint, compiled_on_gpu, resolve_numerics, set_determinism
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
 from training.launch import (
@@ -39,6 +39,8 @@ from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_co
 from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
+FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
+
 
 def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int | None:
     """Check run and machine, before the process group; return the status of a command without it. Raises BadInput."""
@@ -55,7 +57,7 @@ def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
     needs = PreflightRequirements(
         device=command.options.device,
-        compiles=run.train.execution.compiles_on_gpu,
+        compiles=compiled_on_gpu(run.train),
         disk=disk,
         ranks=None if command.preflight else environment_local_world_size(),
         bucket=run.train.checkpoints.checkpoints,
@@ -80,10 +82,11 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):
-            override(command.overrides, values := read_files(directory))
+            overridden = override(command.overrides, values := read_files(directory))
+            file = command.run / "train.json"
             keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
             with suppress(ValueError):  # of a wrong dataset
-                tokens_at_hand(TrainConfig.from_keys(keys, command.run / "train.json"), command.options.token_files)
+                tokens_at_hand(TrainConfig.from_keys(keys, file, overridden), command.options.token_files)
 
     try:
         yield
@@ -128,12 +131,15 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
     if _is_done(job, position):
         settled = job.intervals.out_of_patience(position)
-        print_lines(job.ranks, [nothing_to_do(directory, job.plan.steps, position, settled=settled)])
+        lines = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
+        lines += changes_now(begun, position, "no step is left to train with it: not recorded")
+        print_lines(job.ranks, lines)
         if job.uploader is not None:
             job.uploader.finish(None)
             problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
             print_lines(job.ranks, [f"WARNING: its last checkpoint is NOT UPLOADED: {line}" for line in problems])
         return None
+    print_lines(job.ranks, changes_now(begun, position, FRESH))
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
     from_coordinator(job.ranks, lambda: job.options.budget.check_start(job.ledger, save_seconds))
     record = attrs.evolve(begun, self_test=_test_determinism(state, settings, job))
@@ -142,6 +148,12 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     loop = build_loop(job, state, settings, record)
     _report_start(loop, job, record, numerics_changes)
     return loop
+
+
+def changes_now(record: RunRecord, position: Position, consequence: str) -> list[str]:
+    """Return a NOTE of the settings that this job changes, and what follows from it."""
+    changes = [change for change in record.changes if change.step == position.step]
+    return [f"NOTE: {line}; {consequence}" for line in describe_changes(changes)]
 
 
 def run_loop(loop: Loop, job: OpenJob) -> int:

@@ -11,7 +11,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.run_record import read_record
+from training.checkpoints.run_record import describe_changes, read_record
 from training.checkpoints.saved_state import find_before
 from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks, from_coordinator
@@ -85,7 +85,9 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
     """Load the newest checkpoint before a step, or begin as the run did. Call it on every rank."""
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
-        load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
+        _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
+        changed = [change for change in record.changes if change.step == state.position.step]
+        print_lines(ranks, [f"NOTE: {line}; replayed so, and not recorded" for line in describe_changes(changed)])
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)

@@ -10,7 +10,7 @@ from common.files import is_folder
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.run_record import RunRecord, describe_changes
+from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import misplaced, read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
@@ -20,8 +20,6 @@ from training.telemetry.reporter import print_lines
 
 if TYPE_CHECKING:
     from common.bucket import Bucket
-
-_FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
 
 
 @attrs.frozen
@@ -114,7 +112,6 @@ def load_checkpoint(
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
     changed = compatibility.changed_settings(before, record, state.position.step)
-    print_lines(ranks, [f"NOTE: {line}; {_FRESH}" for line in describe_changes(changed)])
     if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])

@@ -1,5 +1,6 @@
 """Command lines of train.py and find_batch_size.py."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,29 @@ def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.Cap
         find_parsed("r", *words) if find else parsed("r", *words)
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == EXIT_USAGE and f".py: {said}" in line
+
+
+INSTEAD: dict[str, list[str]] = {
+    "--dry-run": [],
+    "--plan": [],
+    "--preflight": [],
+    "--look": ["3"],
+    "--replay": ["1", "2"],
+}
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(INSTEAD, 2))
+def test_options_that_exclude_each_other_are_refused(
+    capsys: pytest.CaptureFixture[str], first: str, second: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse("train.py", TrainCommand, ["runs/x", first, *INSTEAD[first], second, *INSTEAD[second]])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert first in said and second in said and "exclude each other" in said
+
+
+def test_a_prediction_takes_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("find_batch_size.py", FindCommand, ["runs/x", "--predict", "a100-40gb", "--device", "cpu"])
+    assert "--predict and --device exclude each other" in capsys.readouterr().err

@@ -103,7 +103,8 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     text = "changed at step 3: learning_rate 0.01 -> 0.001, weight_decay 0.1 -> 0.5"
     for until in ("3", "4", "8"):  # the first has nothing to do
         done = complete(run, *changed, "--max-steps", until)
-        assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until != "8")
+        assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until == "4")
+        assert (f"NOTE: {text}; no step is left to train with it: not recorded" in done.stdout) is (until == "3")
     changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
     assert changes == [(3, "learning_rate", 0.01, 0.001), (3, "weight_decay", 0.1, 0.5)]
     history = read_history(run)

@@ -2,11 +2,16 @@
 
 import os
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from common.errors import BadInput
+from common.errors import BadInput, either
 from training.hardware.driver import driver_gpus
+
+if TYPE_CHECKING:
+    from training.config.train_config import TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 CPU_WORDS = "can't allocate memory"  # torch raises a plain RuntimeError
@@ -57,13 +62,19 @@ def is_gpu_memory_error(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(_says(error, words) for words in GPU_WORDS)
 
 
-def describe_memory_error(error: Exception, microbatch_size: int) -> str:
-    """Return a memory error as one line, with a remedy."""
-    gpu, size = is_gpu_memory_error(error), microbatch_size
+def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ranks: int) -> str:
+    """Return a memory error as one line, with a remedy that this run does not use yet. `ranks`: the world size."""
+    gpu, size = is_gpu_memory_error(error), train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
+    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py {run}"
     if smaller is None:
-        advice = "use a larger GPU, or parallel fsdp" if gpu else "use a larger machine, or a smaller model"
+        options = [] if train.memory.recompute_blocks else ["--set recompute_blocks=true"]
+        if train.memory.loss_chunks == 1:
+            options.append("--set loss_chunks=8")
+        if gpu and ranks > 1 and train.execution.parallel == "ddp" and train.execution.compile != "model":
+            options.append("--set parallel=fsdp")
+        larger = "use a larger GPU" if gpu else "use a larger machine, or a smaller model"
+        advice = f"try {either(options)}; or {larger}" if options else larger
     return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
 
 

@@ -92,10 +92,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
     if device_kind == "cuda":
         available = torch.cuda.device_count()
         if local_world_size > available:
-            raise BadInput(
-                f"--device cuda: got {available} GPUs for {local_world_size} ranks on this machine; "
-                f"start torchrun with --nproc_per_node={available or 1}" + ("" if available else " --device cpu")
-            )
+            raise BadInput(too_few_gpus(available, local_world_size))
         device = torch.device("cuda", local_rank)
         use_gpu(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
@@ -128,6 +125,14 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         generation=generation,
         **groups_of(world_size, tensor_parallel),
     )
+
+
+def too_few_gpus(available: int, ranks: int) -> str:
+    """Return the error of a machine with fewer GPUs than ranks, with advice that holds for how the job was started."""
+    problem = f"--device cuda: got {available} GPUs for {ranks} rank{'s' * (ranks > 1)} on this machine"
+    if available == 0:
+        return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
+    return f"{problem}; start torchrun with --nproc_per_node={available}"
 
 
 def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:

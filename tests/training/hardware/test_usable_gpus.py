@@ -1,16 +1,26 @@
 """GPUs that torch cannot use are told before a run costs anything; errors of memory are told from others."""
 
+import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.errors import BadInput
 from tests import launch
-from tests.conftest import MakeRun
+from tests.conftest import ROOT, MakeRun
+from training.config.train_config import load_run
 from training.hardware import usable_gpus
-from training.hardware.usable_gpus import choose_device, is_gpu_memory_error, is_memory_error, use_gpu
+from training.hardware.usable_gpus import (
+    choose_device,
+    describe_memory_error,
+    is_gpu_memory_error,
+    is_memory_error,
+    use_gpu,
+)
+from training.parallel.process_group import too_few_gpus
 
 OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
@@ -111,3 +121,26 @@ def test_errors_of_memory_are_told_from_others() -> None:
     ):
         assert is_memory_error(RuntimeError(words)) and is_gpu_memory_error(RuntimeError(words))
     assert not is_memory_error(RuntimeError("shapes do not match"))
+
+
+def test_memory_advice_is_what_the_run_lacks(make_run: MakeRun) -> None:
+    train, run = load_run(ROOT / "runs" / "8xa100", []).train, Path("runs/mine")
+    error = torch.OutOfMemoryError("CUDA out of memory")
+
+    def advice(ranks: int, **keys: Any) -> str:
+        return describe_memory_error(error, train.replace(**keys), run, ranks).partition("; ")[2]
+
+    assert advice(8, microbatch_size=4) == "try --set microbatch_size=2, or find_batch_size.py runs/mine"
+    one = {"microbatch_size": 1, "global_batch_size": 8}
+    every = advice(8, **one)
+    assert "--set recompute_blocks=true" in every and "--set parallel=fsdp" in every
+    for setting in re.findall(r"--set (\S+)", every):  # each is a setting that the run takes
+        load_run(make_run(setting.replace("=", "-"), microbatch_size=1), [setting])
+    assert "fsdp" not in advice(8, **one, parallel="fsdp") + advice(1, **one)
+    saving = {"parallel": "fsdp", "recompute_blocks": True, "loss_chunks": 8}
+    assert advice(8, **one, **saving) == "use a larger GPU"
+
+
+def test_advice_about_gpus_fits_the_start() -> None:
+    assert too_few_gpus(0, 1).endswith("pass --device cpu to train on the CPU, or leave --device out")
+    assert too_few_gpus(2, 8).endswith("start torchrun with --nproc_per_node=2")
