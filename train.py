@@ -99,7 +99,7 @@ def parse_command() -> "TrainCommand":
         from common.arguments import parse
         from training.command import TRAIN_EPILOG, TrainCommand
 
-        if "--keys" in sys.argv[1:]:
+        if sys.argv[1:] == ["--keys"]:
             from training.config.key_table import key_table
 
             print(key_table())

@@ -194,11 +194,13 @@ class TrainCommand:
                 "--dry-run": self.dry_run,
                 "--plan": self.plan,
                 "--preflight": self.preflight,
+                "--find-max-microbatch": self.find_max_microbatch,
                 "--replay": options.replay is not None,
                 "--look": self.look is not None,
             }
         )
         for given, holds, problem in (
+            (self.keys, False, "--keys goes alone, without RUN: python train.py --keys"),
             (self.write, self.find_max_microbatch, "--write goes with --find-max-microbatch"),
             (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
             (self.machines or self.machine, self.plan, "--machines and --machine go with --plan"),

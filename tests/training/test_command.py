@@ -92,15 +92,12 @@ def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.Cap
 
 
 INSTEAD: dict[str, list[str]] = {
-    "--dry-run": [],
-    "--plan": [],
-    "--preflight": [],
-    "--look": ["3"],
-    "--replay": ["1", "2"],
+    **dict.fromkeys(("--dry-run", "--plan", "--preflight", "--find-max-microbatch"), []),
+    **{"--look": ["3"], "--replay": ["1", "2"]},
 }
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(INSTEAD, 2))
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(INSTEAD, 2)])
 def test_options_that_exclude_each_other_are_refused(
     capsys: pytest.CaptureFixture[str], first: str, second: str
 ) -> None:
@@ -109,6 +106,12 @@ def test_options_that_exclude_each_other_are_refused(
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert first in said and second in said and "exclude each other" in said
+
+
+def test_keys_go_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("train.py", TrainCommand, ["runs/x", "--keys"])
+    assert "--keys goes alone" in capsys.readouterr().err
 
 
 def test_a_prediction_takes_no_device(capsys: pytest.CaptureFixture[str]) -> None:

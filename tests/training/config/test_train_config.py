@@ -293,7 +293,10 @@ CONTRADICTIONS = [
     (["global_batch_size=3"], "--set: global_batch_size: got 3, wanted a multiple of microbatch_size, 2"),
     (["global_batch_size=8", "microbatch_size=3"], "--set: global_batch_size: got 8, wanted a multiple"),
     ([], None),
-    (["warmup_period_percent=90", "schedule_learning_rate=warmup_stable_decay"], "--set schedule_learning_rate"),
+    (
+        ["warmup_period_percent=90", "schedule_learning_rate=warmup_stable_decay"],
+        "--set warmup_period_percent: default of decay_period_percent: got 20, wanted at most 10",
+    ),
     (["validation_interval=null"], "--set validation_interval: {file}: patience: got 5, wanted null"),
     (["compile=model", "tensor_shards=2"], "--set: compile: got"),
     (["model.n_heads=3"], "--set n_heads: "),

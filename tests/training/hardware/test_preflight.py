@@ -85,11 +85,11 @@ def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch:
 
 def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wanted = need(tmp_path / "not" / "there")
-    for size, level in ((6e9, "ok"), (2e9, "warning"), (5e8, "problem")):
+    for size, text, level in ((6e9, "6.00 GB", "ok"), (2e9, "2.00 GB", "warning"), (5e8, "500 MB", "problem")):
         free(monkeypatch, size)
         check = preflight.check_disk(wanted)
         assert check.level == level
-        assert check.found.startswith(f"{size / 1e9:.2f} GB free at {tmp_path}, wanted 5.00 GB for checkpoints")
+        assert check.found.startswith(f"{text} free at {tmp_path}, wanted 5.00 GB for checkpoints")
         assert check.found.endswith("; free some") == (level != "ok")
 
 

@@ -134,7 +134,7 @@ def test_memory_advice_is_what_the_run_lacks(make_run: MakeRun) -> None:
     one = {"microbatch_size": 1, "global_batch_size": 8}
     every = advice(8, **one)
     assert "--set recompute_blocks=true" in every and "--set parallel=fsdp" in every
-    for setting in re.findall(r"--set (\S+)", every):  # each is a setting that the run takes
+    for setting in re.findall(r"--set (\w+=\w+)", every):  # each is a setting that the run takes
         load_run(make_run(setting.replace("=", "-"), microbatch_size=1), [setting])
     assert "fsdp" not in advice(8, **one, parallel="fsdp") + advice(1, **one)
     saving = {"parallel": "fsdp", "recompute_blocks": True, "loss_chunks": 8}
