@@ -16,7 +16,7 @@ LONG_NAME = "n" * 5000
         (2, ["--set", "min_train_tokens=10000000"], "train.json: max_epochs: got 1, wanted at least"),
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (1, ["--set", "model.vocab_size=256"], "got 256, wanted at least 257, the vocabulary of tokenizer bytes"),
-        (1, ["--set", "model.emb_dim=262144"], "wanted 98961."),  # GB of checkpoints
+        (1, ["--set", "model.emb_dim=262144"], "wanted 99.0 TB for 5 checkpoints"),
         (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
         (1, ["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
         (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
@@ -38,7 +38,7 @@ def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRu
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    wanted = ("world size 2 exceeds", "GB for 5 checkpoints", "vocab_size: got 256", "hold out more")
+    wanted = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
     for line, said in zip(lines, wanted, strict=True):
         assert said in line
     assert json.loads((run / "exit.json").read_text())["status"] == 1

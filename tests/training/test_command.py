@@ -92,7 +92,7 @@ def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.Cap
 
 
 INSTEAD: dict[str, list[str]] = {
-    **dict.fromkeys(("--dry-run", "--plan", "--preflight", "--find-max-microbatch"), []),
+    **{"--dry-run": [], "--plan": [], "--preflight": [], "--find-max-microbatch": []},
     **{"--look": ["3"], "--replay": ["1", "2"]},
 }
 

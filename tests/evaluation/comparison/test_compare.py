@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from common.quantities import small_number
 from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare
 from evaluation.core.core_scores import PUBLISHED
 from evaluation.loss.loss_measures import GPJT_RANGE
@@ -125,8 +126,8 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     assert table[long] == {
         "model": long,
         "tokens": "2,048",
-        "hours": "0.00",
-        "dollars": f"{state['elapsed_seconds']:,.2f}",
+        "hours": small_number(state["elapsed_seconds"] / 3600),  # not "0.00"
+        "dollars": small_number(state["elapsed_seconds"]),
         "validation loss": f"{state['validation_loss']:.4f}",
         "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
         "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",

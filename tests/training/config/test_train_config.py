@@ -316,5 +316,7 @@ def test_an_error_names_the_place_set_last(make_run: MakeRun, overrides: list[st
 
 def test_a_world_size_error_names_the_option(make_run: MakeRun) -> None:
     train = load_run(make_run(), ["microbatch_size=4"]).train
-    with pytest.raises(BadInput, match="^--set microbatch_size: .*/train.json: global_batch_size 8 is 2 micro-batches"):
+    with pytest.raises(
+        BadInput, match=r"^--set microbatch_size: .*/train.json: global_batch_size 8 is 2 micro-batches"
+    ):
         derive_layout(train, 32, 4)

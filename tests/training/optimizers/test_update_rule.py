@@ -58,7 +58,7 @@ def optimizer_of_a_weight() -> Optimizer:
 def test_state_that_no_rule_declares_is_refused_at_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = UpdateRule(state={}, build=lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9))
     monkeypatch.setattr(adamw, "RULES", (rule,))
-    with pytest.raises(BadInput, match="SGD keeps momentum_buffer of weight, .* a resume would lose it"):
+    with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer of weight, .* a resume would lose it"):
         optimizer_of_a_weight().step(torch.tensor(0.0))
 
 
