@@ -5,6 +5,7 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 
 import attrs
 from markupsafe import Markup
@@ -97,13 +98,14 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any("[" in line for line in statements) else [SCOPE]
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]  # each makes it another recipe
+    weights = [note for row in rows for note in row.notes] + _equal_weights(rows)
     advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=list(map(printable, statements)),
-        notes=[printable(note) for note in (*notes, *changes, *sources, *scope, *noises, *advice)],
+        notes=[printable(note) for note in (*notes, *weights, *changes, *sources, *scope, *noises, *advice)],
     )
 
 
@@ -131,6 +133,12 @@ def as_fragment(comparison: Comparison) -> Markup:
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
     return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
+
+
+def _equal_weights(rows: list[Row]) -> list[str]:
+    """Return a note for each model that has the same weights as one before it, whatever their names."""
+    pairs = [(one, other) for one, other in combinations(rows, 2) if one.weights and one.weights.is_same(other.weights)]
+    return [f"{one.label} and {other.label} have the same weights, {one.weights}" for one, other in pairs]
 
 
 def _evaluations(rows: list[Row]) -> list[str]:

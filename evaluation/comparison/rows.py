@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,8 @@ from evaluation.command_line import COMMANDS
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.results import EvaluationResult, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
+from evaluation.shared.weights import WeightsIdentity
+from evaluation.shared.weights_on_disk import files_sha256, identity_on_disk
 from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
@@ -38,6 +41,8 @@ class Row:
     seed: int | None = None
     recipe: str | None = None  # equal for runs that differ at most in their seed and in keys that change no result
     changes: list[str] = attrs.field(factory=list)  # of settings in the recipe, while the run was trained
+    weights: WeightsIdentity | None = None  # None: no result has a hash of them
+    notes: list[str] = attrs.field(factory=list)  # on results that are left out, or of unknown weights
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
@@ -52,15 +57,17 @@ def read_rows(references: Sequence[str]) -> list[Row]:
 
 
 def _read(reference: str) -> Row:
-    home, path = home_of(reference), Path(reference)
+    home = home_of(reference)
     results = [result for found in read_results(home, _structured) for result in found]
-    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
-        results = [result for result in results if result.model.endswith(f" {path.resolve().name}")]
-    if not results:
-        command = f"python evaluate.py loss {reference}"
-        raise BadInput(f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: {command}")
-    title = results[-1].model
-    row = Row(label=title, title=title, home=home, results=[one for one in results if one.model == title])
+    chosen = choose_weights(reference, home, results)
+    if not chosen.results:
+        command = shlex.join(["python", "evaluate.py", "loss", reference])
+        others = f"; {chosen.superseded}" if chosen.superseded else ""
+        raise BadInput(
+            f"{home / EVALUATIONS}: no comparable results of {reference}{others}; measure it first: {command}"
+        )
+    title = chosen.title
+    row = Row(label=title, title=title, home=home, results=chosen.results, weights=chosen.weights, notes=chosen.notes)
     if (state := _state(home, title)) is None:
         return row
     changes = [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
@@ -72,6 +79,71 @@ def _read(reference: str) -> Row:
         recipe=_recipe(state.config, _position(home, state), changes),
         changes=describe_changes(changes),
     )
+
+
+@attrs.frozen(kw_only=True)
+class ChosenResults:
+    """Results of one model: those of the weights that its name stands for now."""
+
+    title: str
+    weights: WeightsIdentity | None  # None: no result of it has a hash
+    results: list[EvaluationResult]  # oldest first; those without a hash come before the others
+    superseded: str  # on results of other weights under the same name; "" without any
+    notes: list[str]
+
+
+def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResult]) -> ChosenResults:
+    """Choose the results of the model that was measured last, or of the checkpoint that `reference` is.
+
+    Results of other weights are left out, although they have the same name: the run was trained again since, or the
+    directory or the model of the hub was replaced. Results of the same weights count under any name. A result without
+    a hash counts by its name.
+    """
+    titles = dict.fromkeys(result.model for result in reversed(results))  # measured last first
+    now = {title: identity_on_disk(home, title) for title in titles}
+    for title in titles:  # what is not on this disk any more is what was measured last under that name
+        if now[title] is None:
+            now[title] = next((one.weights for one in reversed(results) if one.model == title and one.weights), None)
+    path = Path(reference)
+    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
+        titles = {title: None for title in titles if title.endswith(f" {path.resolve().name}")}
+        if (digest := files_sha256(path)) is not None and not titles:  # it was measured under another name
+            same = WeightsIdentity(files_sha256=digest)
+            titles = {one.model: None for one in reversed(results) if one.weights and same.is_same(one.weights)}
+    named = [one for one in results if one.model in titles]
+    left_out = [one for one in named if _is_other(one.weights, now[one.model])]
+    measured = [one for one in named if not _is_other(one.weights, now[one.model])]
+    superseded = _superseded(left_out)
+    if not measured:
+        return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
+    title = measured[-1].model
+    weights = now[title]
+    for one in reversed(measured):  # the hash of the values, too, which results of answers may have alone
+        if weights is not None and one.weights is not None and weights.is_same(one.weights):
+            weights = one.weights
+            break
+    unknown = [one for one in results if one.weights is None and one.model == title]
+    of_them = [one for one in results if one.weights and weights and one.weights.is_same(weights)]
+    mine = [one for one in left_out if one.model == title]
+    notes = [f"{title}: {_superseded(mine)}"] if mine else []
+    if unknown:
+        names = ", ".join(dict.fromkeys(one.evaluation for one in unknown))
+        notes.append(f"{title}: weights unknown: stored without a hash of them, so possibly of other ones: {names}")
+    return ChosenResults(
+        title=title, weights=weights if of_them else None, results=unknown + of_them, superseded=superseded, notes=notes
+    )
+
+
+def _is_other(measured: WeightsIdentity | None, now: WeightsIdentity | None) -> bool:
+    return measured is not None and now is not None and measured.is_same(now) is False
+
+
+def _superseded(results: Sequence[EvaluationResult]) -> str:
+    """Return on results of other weights how many there are, of which; "" without any."""
+    if not results:
+        return ""
+    hashes = ", ".join(dict.fromkeys(str(one.weights) for one in results))
+    return f"results of other weights that had this name are left out: {len(results)}, of {hashes}"
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import EXIT_DONE, BadInput, printable
+from common.errors import EXIT_DONE, BadInput, printable, say
 from common.files import replace_file, sha256, writing
 from common.json_files import read_json
 from evaluation.command_line import FineTuneSettings, InstructCommand
@@ -27,14 +27,19 @@ from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
 from evaluation.shared.significance import plus_minus
+from evaluation.shared.weights import WeightsIdentity
+from evaluation.shared.weights_on_disk import files_sha256, identity_of
 from model.generate import Sampling, lay_out_for_generation
+from tokens.tokenizer.tokenizer import fingerprint
+from training.checkpoints.directory import new_archive
 from training.exactness.fingerprint import set_determinism
-from training.initial_weights import weights_sha256
 from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
-from training.telemetry.metrics_log import ANSWERS
+from training.telemetry.metrics_log import ANSWERS, WEIGHTS_VALUES
 
 TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
+TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not tell which ids a tokenizer gives
+MEASURED = {"losses", "best_epoch"}  # settings in a file of answers that the fine-tuning found
 IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, data and settings
 
 
@@ -116,12 +121,13 @@ def instruct(
     place = trained.place
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
         raise BadInput(f"{place.path}: the model has no id for the end of text, which ends an answer")
-    name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
-    file = (command.output or place.home / ANSWERS) / f"{name}.json"
+    file = answers_file(command, place, settings.seed)
+    name = file.stem
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
     known = attrs.asdict(settings) | {"data": questions.described()}
-    identity = from_coordinator(ranks, lambda: weights_sha256(trained.network))
-    known |= {"weights_sha256": identity, "tokenizer": trained.tokenizer.name}
+    weights = from_coordinator(ranks, lambda: identity_of(trained.network, place.path))
+    known |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
+    known |= {TOKENIZER: fingerprint(trained.tokenizer)}
     answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test, command.keep and run))
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
@@ -130,8 +136,10 @@ def instruct(
         tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
         known |= attrs.asdict(made)
-        answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
-        from_coordinator(ranks, lambda: write_answers(file, answers))
+        answers = Answers(
+            model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts, weights=weights
+        )
+        from_coordinator(ranks, partial(_write, file, answers))
         if command.keep is None and ranks.coordinates:
             shutil.rmtree(run, ignore_errors=True)
     everything = [*questions.train, *questions.validation, *questions.test]
@@ -188,13 +196,65 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     ]
 
 
+def answers_file(command: InstructCommand, place: ModelLocation, seed: int) -> Path:
+    """Return the file of the answers of a model that was fine-tuned with a seed."""
+    return (command.output or place.home / ANSWERS) / f"{_file_name(place.title, seed)}.json"
+
+
+def _file_name(title: str, seed: int) -> str:
+    return f"{title.replace('/', '--').replace(' ', '-')}-seed-{seed}"
+
+
+def _check_is_of(file: Path, place: ModelLocation) -> None:
+    """Raise BadInput where a file holds the answers of a model in another directory, before anything is trained."""
+    try:
+        answers = read_answers(file)
+    except BadInput:
+        return  # missing, or no answers: it is kept under another name
+    theirs = None if answers.home is None else answers.home.resolve()
+    ours = WeightsIdentity(files_sha256=files_sha256(place.path))
+    if theirs == place.home.resolve() or ours.is_same(answers.weights):
+        return
+    whose = f"of {theirs}" if theirs else f"of a model {answers.model} that is not here"
+    weights = f", weights {answers.weights}" if answers.weights else ""
+    raise BadInput(
+        f"{file}: holds the answers of another model of this name, {whose}{weights}, but {place.path} is to be "
+        f"fine-tuned; pass another --output, or move the file away"
+    )
+
+
+def _write(file: Path, answers: Answers) -> None:
+    """Write answers. A file of that name with anything but earlier answers of this fine-tuning is kept, archived."""
+    if file.exists() and not _is_of_fine_tuning(file, answers.settings):
+        kept = new_archive(file.parent) / file.name
+        with writing(kept):
+            file.rename(kept)
+        say(f"NOTE: {file}: held the answers of other weights, settings or data; they are now {kept}")
+    write_answers(file, answers)
+
+
+def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
+    try:
+        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in MEASURED})
+    except BadInput:
+        return False
+
+
+def _agrees(recorded: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Tell whether records of a fine-tuning say what is known. Older ones do not have the tokenizer's fingerprint."""
+    needed = {key: value for key, value in known.items() if key != TOKENIZER or key in recorded}
+    return all(key in recorded and recorded[key] == value for key, value in needed.items())
+
+
 def _prepare(command: InstructCommand, places: list[ModelLocation]) -> HeldOutQuestions:
     titles = [place.title for place in places]
-    if len(set(titles)) < len(titles):
+    if len({_file_name(title, 0) for title in titles}) < len(titles):
         raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
     questions = read_questions(command.data)
     for place in places:
         check_folder(command.output or place.home / ANSWERS)
+        for seed in range(command.settings.seed, command.settings.seed + command.seeds):
+            _check_is_of(answers_file(command, place, seed), place)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return questions
@@ -207,6 +267,12 @@ def _train(
     if not _is_run_of(run, known):
         if not run.name.startswith(".") and run.exists():
             raise BadInput(f"{run}: exists, and is no such fine-tuning; move it away, or pass another --keep")
+        recorded = read_json(run / IDENTITY) if (run / IDENTITY).is_file() else {}
+        if recorded.get(WEIGHTS_VALUES, known[WEIGHTS_VALUES]) != known[WEIGHTS_VALUES]:
+            raise BadInput(
+                f"{run}: an unfinished fine-tuning of another model of this name; delete it, or repeat the command "
+                "that began it, or pass another --output"
+            )
         shutil.rmtree(run, ignore_errors=True)
     with writing(run):
         if not (run / "train.json").exists():  # which is written last
@@ -217,7 +283,7 @@ def _train(
 
 
 def _is_run_of(run: Path, known: dict[str, Any]) -> bool:
-    return (run / IDENTITY).is_file() and read_json(run / IDENTITY) == known
+    return (run / IDENTITY).is_file() and _agrees(read_json(run / IDENTITY), known)
 
 
 def _kept(file: Path, known: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
@@ -230,8 +296,11 @@ def _kept(file: Path, known: dict[str, Any], questions: list[Record], run: Path 
         structured(answers.settings, FineTuned, unknown_keys=True)
     except (BadInput, ValueError):
         return None  # missing, another program's, or damaged: fine-tune
-    same = all(answers.settings.get(key) == value for key, value in known.items())
-    return answers if same and [answer.record for answer in answers.answers] == questions else None
+    return (
+        answers
+        if _agrees(answers.settings, known) and [answer.record for answer in answers.answers] == questions
+        else None
+    )
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, float | None]:

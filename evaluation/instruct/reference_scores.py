@@ -1,5 +1,6 @@
 """Scores of answers without a judge: exact matches, chrF, and the loss of the reference answers."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -59,7 +60,8 @@ def reference_scores(answers: Answers) -> ReferenceScores:
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield a stored result, which ranks no model: without scores of single questions nothing can be paired."""
-    data = record["data"]
+    data, settings = record["data"], record.get("settings", {})  # another fine-tuning gives another model
+    after = f", after {', '.join(f'{key} {value}' for key, value in settings.items())}" if settings else ""
     measurements = []
     for key, measure in MEASURES.items():
         if record[key]["value"] is not None:
@@ -67,9 +69,9 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
             measurements.append(Measurement(measure=measure, value=record[key]["value"], error=error, freedom=freedom))
     yield EvaluationResult.of(
         record,
-        subject=f"{data['sha256']} {data['test']}",
-        description=f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
-        "fine-tuning seeds where there are several",
+        subject=f"{data['sha256']} {data['test']} {json.dumps(settings, sort_keys=True)}",
+        description=f"{data['test']} questions of {data['file']}{after}; ± is a standard error over questions, and "
+        "over fine-tuning seeds where there are several",
         measurements=measurements,
     )
 

@@ -210,11 +210,18 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 def _files_of_model(reference: str) -> list[Path]:
     """Return the answer files of a model; of a run, those of the checkpoint that answered last."""
     from evaluation.shared.load import home_of  # imports torch
+    from evaluation.shared.weights_on_disk import identity_on_disk
 
     home, path, missing = home_of(reference), Path(reference), "no answers"
     found: dict[str, list[Path]] = {}  # by title
     for file in sorted((home / ANSWERS).glob("*.json")):
-        found.setdefault(read_answers(file).model, []).append(file)
+        answers = read_answers(file)
+        now = identity_on_disk(home, answers.model)
+        if now is not None and now.is_same(answers.weights) is False:  # the run was trained again since
+            print(printable(f"{file}: left out: the answers of weights {answers.weights}, which had this name before"))
+            missing = "no answers of the weights that it has now"
+            continue
+        found.setdefault(answers.model, []).append(file)
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint: titles end with its name
         checkpoint = path.resolve().name
         missing = f"no answers of {checkpoint}"

@@ -31,7 +31,7 @@ OF_ONE_SEED = (
     "called better. instruct --seeds 2 or more is what tells."
 )
 SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # of results that are comparable
-IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
+IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate", "answers_sha256")
 
 
 @attrs.frozen(kw_only=True)
@@ -168,14 +168,15 @@ def keep_results(
                 f"{same[-1]['left_out']:,} prompts, this one {values['left_out']:,}"
             )
         else:
-            append_result(candidate.home, candidate.model, "judge", values)
+            append_result(candidate.home, candidate.model, "judge", values, candidate.seeds[0].weights)
     return notes
 
 
 def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
     """Write the judge's comments beside the answers of every model that has a home; return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
-    subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
+    content = _sha256(panel) + _answers_sha256(panel)
+    subject = [judge.effort, judge.base_url, content, panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
     paths = dict.fromkeys(one.home / ANSWERS / name for one in panel.candidates if one.home is not None)
@@ -224,6 +225,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
+        "answers_sha256": _answers_sha256(panel),  # other answers to the same questions are another judgement
         "orders": judgement.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,
@@ -251,6 +253,15 @@ def _identity(result: dict[str, Any]) -> list[Any]:
 def _sha256(panel: Panel) -> str:
     questions = [attrs.astuple(record) for record in panel.questions]
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
+
+
+def _answers_sha256(panel: Panel) -> str:
+    numbers = range(len(panel.questions))
+    answers = [
+        [[panel.text(question, slot, candidate) for question in numbers] for slot in range(panel.slots)]
+        for candidate in range(len(panel.candidates))
+    ]
+    return hashlib.sha256(json.dumps(answers).encode()).hexdigest()
 
 
 def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:

@@ -97,7 +97,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     ]
     yield EvaluationResult.of(
         record,
-        subject=f"{span['sha256']} {len(nats)}",
+        subject=f"{span['sha256']} {tokens.astype(int).tolist()}",  # groups of other documents have other sizes
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
         "documents",
         measurements=measurements,

@@ -106,6 +106,16 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     return network
 
 
+def model_files(path: Path) -> list[Path]:
+    """Return the files that say which network a directory of another program holds, sorted; [] where it holds none.
+
+    Its configuration is among them, because the same weights in another configuration are another network.
+    """
+    weights = sorted(path.glob("*.safetensors")) or [file for file in [path / NANOGPT] if file.is_file()]
+    others = [path / name for name in (*CONFIG_FILES, INDEX) if (path / name).is_file()]
+    return sorted([*weights, *others]) if weights else []
+
+
 def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
     """Return a network with these parameters. Raises ValueError where they are another's."""
     network = GPT(config)

@@ -10,6 +10,7 @@ from common.errors import printable, printable_lines
 from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result
+from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
 
 TIMEOUT_SECONDS = 3600  # of collectives: how long ranks wait for each other
@@ -33,9 +34,12 @@ def measure_each(
 
     places, prepared = from_coordinator(ranks, make)
     for place in places:
-        values, text = measure(load_on_all(ranks, place, options.tokenizer), prepared, ranks)
+        trained = load_on_all(ranks, place, options.tokenizer)
+        # Before the measurement, which may lay the network out for generation.
+        weights = identity_of(trained.network, place.path) if ranks.coordinates else None
+        values, text = measure(trained, prepared, ranks)
         if ranks.coordinates:
-            append_result(place.home, place.title, kind, values)
+            append_result(place.home, place.title, kind, values, weights)
             print(f"{printable(str(place.path))}:{printable_lines(text)}")
     stop()
 

@@ -13,6 +13,7 @@ from common.checks import is_absent, structured
 from common.errors import BadInput, refusing, say
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
+from evaluation.shared.weights import WeightsIdentity
 from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
@@ -45,6 +46,7 @@ class Answers:
     home: Path | None  # run or model directory, for evaluations.jsonl
     settings: dict[str, Any]  # of the fine-tuning
     answers: list[Answer]
+    weights: WeightsIdentity | None = None  # of the model that was fine-tuned; None: unknown
 
 
 def read_records(path: Path) -> list[Record]:
@@ -73,7 +75,9 @@ def write_answers(path: Path, answers: Answers) -> None:
         for answer in answers.answers
     ]
     home = None if answers.home is None else str(answers.home)
-    value = {"model": answers.model, "home": home, "seed": answers.seed, "settings": answers.settings, "answers": rows}
+    hashes = {} if answers.weights is None else answers.weights.as_record()
+    value: dict[str, Any] = {"model": answers.model, "home": home, "seed": answers.seed, **hashes}
+    value |= {"settings": answers.settings, "answers": rows}
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
@@ -95,7 +99,15 @@ def read_answers(path: Path) -> Answers:
     model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
     if not isinstance(model, str) or type(seed) is not int or not isinstance(settings, dict):
         raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
-    return Answers(model=model, seed=seed, home=_home(path, value.get("home")), settings=settings, answers=answers)
+    return Answers(
+        model=model,
+        seed=seed,
+        home=_home(path, value.get("home")),
+        settings=settings,
+        answers=answers,
+        # Older files have the hash of the values alone, among the settings.
+        weights=WeightsIdentity.of(value) or WeightsIdentity.of(settings),
+    )
 
 
 def _home(path: Path, recorded: Any) -> Path | None:

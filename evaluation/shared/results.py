@@ -14,6 +14,7 @@ from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
 from common.quantities import dollars
 from evaluation.shared.significance import Interval, plus_minus, student_interval
+from evaluation.shared.weights import WeightsIdentity
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
 
 if TYPE_CHECKING:
@@ -90,20 +91,27 @@ class EvaluationResult:
     measurements: list[Measurement]
     ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
     left_out: int = 0  # items without an answer, left out for all models alike
+    weights: WeightsIdentity | None = None  # that were measured; None: the line has no hash of them
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
         """Return the result in a line, with those fields that all evaluations store alike."""
         stored = {"evaluation": record["evaluation"], "model": record["model"], "time": str(record.get("time"))}
-        return cls(**(stored | values))
+        return cls(**(stored | {"weights": WeightsIdentity.of(record)} | values))
 
     def measurement(self, measure: Measure) -> Measurement | None:
         return next((one for one in self.measurements if one.measure == measure), None)
 
 
-def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
-    """Append a result to the log of a model's directory, and sync it. Raises BadInput."""
-    result = {"evaluation": kind, "model": model, "time": utc_now(), **values}
+def append_result(
+    home: Path, model: str, kind: str, values: dict[str, Any], weights: WeightsIdentity | None = None
+) -> None:
+    """Append a result to the log of a model's directory, and sync it. Raises BadInput.
+
+    `weights`: those that were measured; None only where older answers do not tell.
+    """
+    hashes = {} if weights is None else weights.as_record()
+    result = {"evaluation": kind, "model": model, "time": utc_now(), **hashes, **values}
     path = home / EVALUATIONS
     try:
         home.mkdir(parents=True, exist_ok=True)

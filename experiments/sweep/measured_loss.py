@@ -22,6 +22,8 @@ from evaluation.loss.held_out_loss import measure as held_out_loss
 from evaluation.loss.token_range import Range, choose_range
 from evaluation.shared.load import load, locate
 from evaluation.shared.results import append_result, results_of
+from evaluation.shared.weights import WeightsIdentity
+from evaluation.shared.weights_on_disk import identity_of, identity_on_disk
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.search.overlap import documents, find_overlap
@@ -108,19 +110,26 @@ def measure_run(
 ) -> list[float] | None:
     """Return the losses of a run's checkpoint on all ranges, measured on a device unless evaluations.jsonl has them.
 
-    None: that lacks one, and there is no device. Raises BadInput.
+    A stored loss counts for the weights that it was measured on. One without their hash, from an older version, is
+    measured again where there is a device. None: a loss is missing, and there is no device. Raises BadInput.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
+    now = identity_on_disk(run, title)
     for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
         identity = span.identity()
         stored = [one for one in results_of(run, title, "loss") if one.get("range") == identity]
+        known = [one for one in stored if now is None or now.is_same(WeightsIdentity.of(one))]
+        if device is None or now is None:  # nothing can be measured: lines without a hash count, too
+            stored = known or [one for one in stored if WeightsIdentity.of(one) is None]
+        else:
+            stored = known
         if not stored and device is None:
             return None
         if not stored:
             alone = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
             trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
             stored = [held_out_loss(trained, (span, identity), alone)[0]]
-            append_result(run, title, "loss", stored[0])
+            append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.place.path))
         losses.append(_loss_of(stored[-1], "nats_per_token" if measure.own_tokens else "bits_per_byte", run))
     return losses
 

@@ -148,6 +148,14 @@ def manifest_entries(content: bytes) -> dict[str, FileDigest]:
     return files
 
 
+def weights_digest(checkpoint: Path) -> str | None:
+    """Return the sha256 of a checkpoint's weights, by its manifest; None where that is missing or damaged."""
+    try:
+        return manifest_entries(read_regular(checkpoint / MANIFEST))[WEIGHTS].sha256
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def verify(checkpoint: Path) -> str | None:
     """Return the damage of a checkpoint, or None when every file is as it was written."""
     manifest = checkpoint / MANIFEST

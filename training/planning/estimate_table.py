@@ -19,7 +19,7 @@ from common.json_files import is_number, read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import shard_counts
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find, read_state
+from training.checkpoints.saved_state import find, read_state, weights_digest
 from training.command import TrainCommand
 from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe
@@ -33,7 +33,7 @@ from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS, STATE_BY
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
-from training.telemetry.metrics_log import EVALUATIONS
+from training.telemetry.metrics_log import EVALUATIONS, WEIGHTS_FILE
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
@@ -151,11 +151,20 @@ def describe_forecast_file(run: Run) -> list[str]:
 
 
 def describe_core(run: Run) -> list[str]:
-    """Return the newest CORE, of all tasks or some, that evaluate.py stored of a run, as a line; none without one."""
+    """Return the newest CORE, of all tasks or some, that evaluate.py stored of a run, as a line; none without one.
+
+    A score of other weights than the checkpoint of its name has now is left out; one without their hash says so.
+    """
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
         if record.get("evaluation") == "core" and is_number(core := record.get("core")):
+            title = str(record.get("model"))
+            measured = record.get(WEIGHTS_FILE)
+            now = weights_digest(checkpoints_of(run.directory) / title.rpartition(" ")[2])
+            if measured is not None and now is not None and measured != now:
+                continue
+            unknown = "" if measured is not None else ", weights unknown"
             shown = f"{core:.4f}" + (f" ± {error:.4f}" if is_number(error := record.get("core_error")) else "")
-            return [f"core         {shown}, {record.get('model')}, {record.get('time')}; see evaluate.py compare"]
+            return [f"core         {shown}, {title}{unknown}, {record.get('time')}; see evaluate.py compare"]
     return []
 
 

@@ -11,6 +11,7 @@ from evaluation.core.core_scores import task_score
 from evaluation.shared.results import EvaluationResult, Measurement, append_result
 from tests import launch
 from tests.conftest import ROOT, one_line
+from training.telemetry.metrics_log import WEIGHTS_FILE, WEIGHTS_VALUES
 
 JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}
 RANGE = {"tokens": "token_files/fineweb", "sha256": "s", "split": "validation", "start": 0, "count": 10}
@@ -52,6 +53,11 @@ def results(home: Path) -> list[dict[str, Any]]:
 def kept(home: Path, kind: str = "loss") -> dict[str, Any]:
     """Return the newest stored result of an evaluation."""
     return [line for line in results(home) if line["evaluation"] == kind][-1]
+
+
+def without_hash(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored result as older versions wrote it: without the hashes of its weights."""
+    return {key: value for key, value in line.items() if key not in (WEIGHTS_VALUES, WEIGHTS_FILE)}
 
 
 def result(evaluation: str, measurements: list[Measurement], **more: Any) -> EvaluationResult:

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from common.errors import BadInput
 from evaluation.comparison.compare import compare
 from evaluation.comparison.rows import Row
 from evaluation.loss.loss_measures import GPJT_RANGE
+from evaluation.shared.results import append_result
+from evaluation.shared.weights import WeightsIdentity
+from evaluation.shared.weights_on_disk import files_sha256
 from tests.conftest import seal_again
-from tests.evaluation.comparison.stored import core, kept, losses_on, rows_of, write
+from tests.evaluation.comparison.stored import core, kept, losses_on, rows_of, without_hash, write
 
 
 def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -74,3 +78,51 @@ def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
     found = compare(rows_of(home))
     assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
     assert "evaluations.jsonl: left out as damaged: 4 lines, from line 2 on" in capsys.readouterr().err
+
+
+def test_a_result_counts_only_for_the_weights_measured(runs: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(runs["long"], home, symlinks=True)
+    measured = kept(home)
+    title = measured["model"]
+    others = {"weights_sha256": "a" * 64, "weights_file_sha256": "b" * 64}
+    append_result(home, title, "loss", measured | others | {"nats_per_token": 9.0})
+    (row,) = rows_of(home)
+    assert [one.measurements[0].value for one in row.results] == [measured["nats_per_token"]]
+    assert f"{title}: results of other weights that had this name are left out: 1, of {'a' * 12}" in row.notes
+    lines = [without_hash(measured) | others, measured | others]
+    (home / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(BadInput, match=r"results of other weights .* are left out: 2, .*; measure it first: python"):
+        rows_of(home)
+
+
+def test_a_result_without_a_hash_has_weights_unknown(runs: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(runs["long"], home, symlinks=True)
+    measured = kept(home)
+    (home / "evaluations.jsonl").write_text(json.dumps(without_hash(measured)) + "\n")
+    (row,) = rows_of(home)
+    assert [one.measurements[0].value for one in row.results] == [measured["nats_per_token"]]
+    assert any("weights unknown" in note for note in compare([row]).notes)
+
+
+def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> None:
+    home = tmp_path / "gpt2"
+    home.mkdir()
+    (home / "config.json").write_text("{}")
+    for content, value in ((b"old", 3.0), (b"new", 4.0)):
+        (home / "model.safetensors").write_bytes(content)
+        files = WeightsIdentity(files_sha256=files_sha256(home))
+        losses_on(home)
+        append_result(home, "gpt2", "loss", kept(home) | files.as_record() | {"nats_per_token": value})
+    (row,) = rows_of(home)
+    assert [one.measurements[0].value for one in row.results if one.weights] == [4.0]
+    (home / "config.json").write_text('{"activation_function": "gelu"}')  # another network of the same weights
+    (row,) = rows_of(home)
+    assert not [one for one in row.results if one.weights]
+
+
+def test_equal_weights_under_two_names_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["long"], tmp_path / "copy", symlinks=True)
+    found = compare(rows_of(runs["long"], tmp_path / "copy"))
+    assert any("have the same weights" in note for note in found.notes)

@@ -5,14 +5,16 @@ import shutil
 import signal
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from evaluation.instruct.fine_tuning import answer_losses, make_example
-from evaluation.instruct.instruct import read_questions
+from evaluation.instruct.instruct import _write, read_questions
 from evaluation.shared.load import load, locate
-from evaluation.shared.records import read_answers, read_records
+from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
+from evaluation.shared.weights import WeightsIdentity
 from tests import launch
 from tests.conftest import ROOT, MakeRun, complete, shared
 from tests.evaluation.comparison.stored import refused, results, said
@@ -137,3 +139,31 @@ def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Pat
     moved = copied.rename(tmp_path / "moved")
     assert read_answers(file).home is None
     assert read_answers(file.rename(moved / "answers" / file.name)).home == moved
+
+
+def test_answers_of_another_model_are_never_replaced(copied: Path, data: Path, tmp_path: Path) -> None:
+    other, output = tmp_path / "old" / copied.name, tmp_path / "output"
+    shutil.copytree(copied, other, symlinks=True)
+    title = f"{copied.name} {(copied / 'checkpoints' / 'best').resolve().name}"
+    answers = [Answer(record=record, text="first", reference_loss=1.0) for record in records()[34:38]]
+    file = output / f"{title.replace(' ', '-')}-seed-0.json"
+    first = WeightsIdentity(values_sha256="a" * 64, files_sha256="b" * 64)
+    write_answers(file, Answers(model=title, seed=0, home=other, settings={}, answers=answers, weights=first))
+    before = file.read_bytes()
+    why = refused("instruct", copied, "--data", data, "--output", output)
+    assert f"{file}: holds the answers of another model of this name, of {other}, weights {'a' * 12}" in why
+    assert file.read_bytes() == before
+
+
+def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
+    file = tmp_path / "run-seed-0.json"
+    answers = [Answer(record=records()[0], text="first", reference_loss=1.0)]
+    settings = {"epochs": 2, "weights_sha256": "a" * 64, "losses": [2.0], "best_epoch": 0}
+    first = Answers(model="run", seed=0, home=None, settings=settings, answers=answers)
+    write_answers(file, first)
+    before = file.read_bytes()
+    _write(file, first)
+    assert not (tmp_path / "archive").exists()  # of the same fine-tuning: nothing is lost
+    _write(file, attrs.evolve(first, settings=settings | {"weights_sha256": "c" * 64}))
+    assert read_answers(file).settings["weights_sha256"] == "c" * 64
+    assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]

@@ -158,3 +158,16 @@ def test_of_a_run_only_one_checkpoint_is_judged(tmp_path: Path, capsys: pytest.C
     (run / "checkpoints" / "step-3").mkdir()
     with pytest.raises(BadInput, match="no answers of step-3; write them"):
         find_files([str(run / "checkpoints" / "step-3")])
+
+
+def test_answers_of_other_weights_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "model"
+    home.mkdir()
+    (home / "config.json").write_text("{}")
+    (home / "model.safetensors").write_bytes(b"weights")
+    file = write(tmp_path, "model", 50)
+    assert find_files([str(home)]) == [file]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"weights_file_sha256": "a" * 64}))
+    with pytest.raises(BadInput, match="no answers of the weights that it has now"):
+        find_files([str(home)])
+    assert f"{file}: left out: the answers of weights {'a' * 12}" in capsys.readouterr().out

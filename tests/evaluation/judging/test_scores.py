@@ -142,3 +142,13 @@ def test_of_several_candidates_a_side_it_is_the_mean_of_their_differences() -> N
     a, b, c = (JudgedCandidate(name=name, differences=pairs) for name in "abc")
     assert judged_difference([a, b], [c], 0.95) == Interval(value=3, low=0.5, high=5.5)
     assert judged_difference([a], [b], 0.95) is None
+
+
+def test_new_answers_of_one_name_get_their_result(sessions: Sessions) -> None:
+    sessions.said("--effort", "none")
+    first = sessions.result()
+    changed = sessions.files[0].read_text().replace("good says to", "good says now to")
+    sessions.files[0].write_text(json.dumps(json.loads(changed) | {"weights_sha256": "a" * 64}))
+    assert "no result was added" not in sessions.said("--effort", "none")
+    assert sessions.result()["answers_sha256"] != first["answers_sha256"]
+    assert sessions.result()["weights_sha256"] == "a" * 64

@@ -1,0 +1,41 @@
+"""Hashes of a loaded network and of a directory's files, by which the weights of a stored result are recognized."""
+
+import hashlib
+from pathlib import Path
+
+from common.files import sha256
+from evaluation.shared.foreign import model_files
+from evaluation.shared.weights import WeightsIdentity
+from model.gpt import GPT
+from training.checkpoints.directory import CHECKPOINTS, MANIFEST
+from training.checkpoints.saved_state import weights_digest
+from training.initial_weights import weights_sha256
+
+
+def identity_of(network: GPT, directory: Path) -> WeightsIdentity:
+    """Return the identity of a network that was loaded from a directory. Call it before the network is laid out."""
+    return WeightsIdentity(values_sha256=weights_sha256(network), files_sha256=files_sha256(directory))
+
+
+def files_sha256(directory: Path) -> str | None:
+    """Return the hash of the weights' file in a checkpoint; of another program's model, of its configuration, too.
+
+    None where there is no model, or its files cannot be read.
+    """
+    if (directory / MANIFEST).is_file():
+        return weights_digest(directory)
+    try:
+        digests = [(path.name, sha256(path)) for path in model_files(directory)]
+    except OSError:  # a file that an index names, for one
+        return None
+    return hashlib.sha256(repr(digests).encode()).hexdigest() if digests else None
+
+
+def identity_on_disk(home: Path, title: str) -> WeightsIdentity | None:
+    """Return the identity of what a result's title names now; None where that is not on this disk.
+
+    `home`: the directory of the results. `title`: as `ModelLocation.title` gives it.
+    """
+    checkpoint = home / CHECKPOINTS / title.rpartition(" ")[2]  # a title begins with the run's name
+    digest = files_sha256(checkpoint if checkpoint.is_dir() else home)
+    return None if digest is None else WeightsIdentity(files_sha256=digest)
