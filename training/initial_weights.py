@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from model.config import ModelConfig
 from model.counts import meta_network
 from model.gpt import GPT, initial_weights
 from tokens.format.manifest import TokenizerRecord
-from training.checkpoints.run_record import WeightsOrigin
+from training.checkpoints.run_record import RunRecord, WeightsOrigin
 from training.parallel.mesh import Placed, held_pieces, within
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
@@ -79,16 +79,9 @@ def start_from(
     wanted = state.parallel.network.config
 
     def load() -> WeightsOrigin:
-        other = initial.load_checked(wanted, model_file, tokenizer)
-        network, unseen = other.network, {} if tokenizer is None else unseen_tokens(other, tokenizer)
-        for name, parameter in network.named_parameters():
-            values = with_new_rows(name, parameter.detach(), network.config, wanted)
-            if unseen and axes_of(name, wanted).row_names == ["vocab"]:
-                values = values.index_copy(0, torch.tensor(list(unseen)), values[list(unseen.values())])
-            given[name] = values
-        grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
-        digest = weights_sha256(network)
-        return WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen) or None)
+        values, origin = values_from(initial, wanted, model_file, tokenizer)
+        given.update(values)
+        return origin
 
     origin = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.by_plain_name(state.parallel.named_parameters()).items():
@@ -104,6 +97,60 @@ def start_from(
         lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
     print_lines(ranks, lines)
     return origin
+
+
+def values_from(
+    initial: InitialWeights, wanted: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
+) -> tuple[dict[str, Tensor], WeightsOrigin]:
+    """Return the weights with which a run of another model begins, by plain name, and their origin.
+
+    They are whole, on the CPU, with rows for new ids and for special tokens that the other model has never seen.
+    Training begins with them, and `train.py --look` shows their losses. Raises BadInput, as `load_checked` does.
+    """
+    other = initial.load_checked(wanted, model_file, tokenizer)
+    network, unseen = other.network, {} if tokenizer is None else unseen_tokens(other, tokenizer)
+    given: dict[str, Tensor] = {}
+    for name, parameter in network.named_parameters():
+        values = with_new_rows(name, parameter.detach(), network.config, wanted)
+        if unseen and axes_of(name, wanted).row_names == ["vocab"]:
+            values = values.index_copy(0, torch.tensor(list(unseen)), values[list(unseen.values())])
+        given[name] = values
+    grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
+    digest = weights_sha256(network)
+    origin = WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen) or None)
+    return given, origin
+
+
+def first_network(
+    record: RunRecord, initial: InitialWeights | None, model_file: Path, tokenizer: TokenizerRecord | None
+) -> GPT:
+    """Return the network of a run as it was before its first step, on the CPU, from the run's record.
+
+    Raises BadInput where `initial` is not the model from whose weights the run began.
+    """
+    wanted, began = ModelConfig(**record.model), record.initial_weights
+    values: Iterable[tuple[str, Tensor]]
+    if initial is None and began is None:
+        values = initial_weights(meta_network(wanted), record.train["random_seed"])
+    elif initial is None:
+        assert began is not None
+        raise BadInput(f"the run began with the weights of {began.source}: pass --init-from {began.source}")
+    elif began is None:
+        raise BadInput(f"--init-from {initial.source}: the run began with random weights; leave it out")
+    else:
+        given, origin = values_from(initial, wanted, model_file, tokenizer)
+        if origin.sha256 != began.sha256:
+            raise BadInput(
+                f"--init-from {initial.source}: has weights of sha256 {origin.sha256[:12]}..., but the run began with "
+                f"{began.sha256[:12]}... of {began.source}; pass the model as it was then"
+            )
+        values = given.items()
+    network = GPT(wanted)
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, value in values:
+            parameters[name].copy_(value)
+    return network
 
 
 def unseen_tokens(other: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:

@@ -13,18 +13,19 @@ import torch
 from tqdm import tqdm
 
 from common.checks import integer
-from common.errors import EXIT_DONE, BadInput, printable
+from common.errors import EXIT_DONE, BadInput, printable, refusing
 from common.files import check_replaceable, replace_file, writing
 from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
 from model.config import ModelConfig
-from model.gpt import GPT, initialize
+from model.gpt import GPT
 from reporting.run_history import read_resolved
 from reporting.samples.sample_log import HeldOutText, bytes_of
 from reporting.samples.sample_sections import cell
 from tokens.batches.micro_batches import locate, ready
 from tokens.batches.sampling import rank_shares, read_target_weights, read_windows
+from tokens.format.manifest import TokenizerRecord
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
 from training.checkpoints.compatibility import differences
 from training.checkpoints.directory import checkpoints_of
@@ -36,7 +37,7 @@ from training.config.train_config import Run
 from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.hardware.usable_gpus import choose_device
-from training.initial_weights import InitialWeights
+from training.initial_weights import InitialWeights, first_network
 from training.launch import environment_rank
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
@@ -66,7 +67,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     if command.html is not None:
         check_replaceable(command.html, SIGN, "a page of train.py --look", "--html")
     os.nice(10)  # the run may be training here
-    record, _, notes = read_resolved(run.directory)
+    record, job, notes = read_resolved(run.directory)
     if record is None:
         absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
         raise BadInput(*[note.removeprefix("NOTE: ") for note in notes] or [absent])
@@ -75,7 +76,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     chosen = [one for one in batch if command.rank in (None, one.rank)]
     if not chosen:
         raise BadInput(f"--rank {command.rank}: wanted 0 to {batch[-1].rank}, a data-parallel rank that reads the step")
-    network, under = weights_before(run, record, step, initial)
+    network, under = weights_before(run, record, step, initial, job.tokenizer)
     device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
     losses = token_losses(network, torch.tensor([one.ids for one in chosen]), device)
     weights = np.stack([one.weights for one in chosen])
@@ -147,22 +148,19 @@ def mean(losses: np.ndarray, weights: np.ndarray) -> float:
     return float((losses * weights).sum() / max(1, weights.sum()))
 
 
-def weights_before(run: Run, record: RunRecord, step: int, initial: InitialWeights | None) -> tuple[GPT, str]:
-    """Return the weights of the newest checkpoint before a step, or the initial ones, and which. Raises BadInput."""
+def weights_before(
+    run: Run, record: RunRecord, step: int, initial: InitialWeights | None, tokenizer: TokenizerRecord | None
+) -> tuple[GPT, str]:
+    """Return the weights of the newest checkpoint before a step, or the first ones, and which. Raises BadInput.
+
+    `tokenizer`: of the run's tokens.
+    """
     if (found := find_before(checkpoints_of(run.directory), step)) is not None:
         return load_network(ModelLocation(found, run.directory, run.directory)), f"under {found.name}"
-    if initial is not None:
-        network = initial.load().network
-        if network.config.vocab_size < record.model["vocab_size"]:
-            raise BadInput(
-                f"--look {step}: no earlier checkpoint, and {initial.source} lacks ids; look at a later step"
-            )
-        return network, f"under {initial.source}: no earlier checkpoint"
-    if (origin := record.initial_weights) is not None:
-        raise BadInput(f"--look {step}: no earlier checkpoint; pass --init-from {origin.source}, as the run began")
-    network = GPT(ModelConfig(**record.model))
-    initialize(network, record.train["random_seed"])
-    return network, "under the run's random initial weights: no earlier checkpoint"
+    with refusing(f"--look {step}: no earlier checkpoint", kinds=(BadInput,)):
+        network = first_network(record, initial, run.directory / "model.json", tokenizer)
+    source = "the run's random initial weights" if initial is None else initial.source
+    return network, f"under {source}: no earlier checkpoint"
 
 
 def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
