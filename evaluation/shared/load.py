@@ -24,7 +24,7 @@ from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.loading import NANOGPT, load_tokenizer, recorded_tokenizer
-from tokens.tokenizer.template import Template
+from tokens.tokenizer.template import USER, Message, Template
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
 from training.checkpoints.directory import CHECKPOINTS, LINKS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
@@ -123,6 +123,12 @@ class Trained:
     def encode(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty one is `begin_id`."""
         return self.tokenizer.encode(prompt).tolist() or [self.begin_id]
+
+    def ask(self, text: str) -> list[int]:
+        """Return the ids by which the model is asked: a message in its template, or without one a text to continue."""
+        if self.template is None:
+            return self.encode(text)
+        return self.template.prompt(self.tokenizer, [Message(USER, text)])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ids; those beyond the tokenizer's vocabulary have none."""

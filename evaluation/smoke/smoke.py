@@ -27,9 +27,21 @@ LONGEST_CYCLE = 3  # tokens
 GREEDY = Sampling(temperature=0)
 
 
+@attrs.frozen
+class Prompt:
+    text: str  # as it is shown; of a model of conversations with the turn tokens around the message
+    ids: list[int]
+
+    @classmethod
+    def of(cls, trained: Trained, text: str) -> "Prompt":
+        """Return the prompt by which a model is asked: a message in its template, or a text to continue."""
+        ids = trained.ask(text)
+        return cls(text if trained.template is None else trained.decode(ids), ids)
+
+
 @attrs.frozen(kw_only=True)
 class Continuation:
-    prompt: str
+    prompt: str  # as it is shown
     temperature: float  # 0: the most likely token each time
     text: str  # what follows the prompt
     problem: str | None  # why it is degenerate; None: it is not
@@ -47,7 +59,8 @@ def run(command: SmokeCommand) -> None:
     problems: list[str] = []
 
     def measure(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
-        said = smoke(trained, command.prompt, command.tokens, sampling, ranks)
+        prompts = [Prompt.of(trained, text) for text in command.prompt]
+        said = smoke(trained, prompts, command.tokens, sampling, ranks)
         problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
         return values, "".join(f"\n{one}" for one in said)
@@ -58,23 +71,29 @@ def run(command: SmokeCommand) -> None:
 
 
 def smoke(
-    trained: Trained, prompts: Sequence[str], count: int | None, sampling: Sampling, ranks: Ranks
+    trained: Trained, prompts: Sequence[Prompt], count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
-    """Return continuations of prompts, or the gallery, greedy and sampled; call it on every rank. Raises BadInput."""
+    """Return continuations of prompts, or the gallery, greedy and sampled; call it on every rank. Raises BadInput.
+
+    A model of conversations ends an answer by itself.
+    """
     lay_out_for_generation(trained.network)
     new = min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
     ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
 
-    def work(job: tuple[str, Sampling]) -> Continuation:
+    stop = trained.stop_ids if trained.template is not None else frozenset[int]()
+
+    def work(job: tuple[Prompt, Sampling]) -> Continuation:
         prompt, way = job
-        chosen = [*trained.generate(trained.encode(prompt), new, way)]
+        chosen = [*trained.generate(prompt.ids, new, way, stop)]
         text = trained.decode(chosen)
         # Greedy continuations of small models always repeat.
         problem = _problem(chosen, text) if way is ways[-1] else None
-        return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
+        return Continuation(prompt=prompt.text, temperature=way.temperature, text=text, problem=problem)
 
     known = getattr(trained.tokenizer, "characters", None)
-    chosen = prompts or [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
+    gallery = [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
+    chosen = prompts or [Prompt.of(trained, text) for text in gallery]
     return share(ranks, [(prompt, way) for prompt in chosen for way in ways], work, "prompt")
 
 

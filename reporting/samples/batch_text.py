@@ -21,7 +21,7 @@ from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
 from model.config import ModelConfig
 from model.gpt import GPT
 from reporting.run_history import read_resolved
-from reporting.samples.sample_log import HeldOutText, bytes_of
+from reporting.samples.sample_log import HeldOutText, special_among, spelled
 from reporting.samples.sample_sections import cell
 from tokens.batches.micro_batches import locate, ready
 from tokens.batches.sampling import rank_shares, read_target_weights, read_windows
@@ -175,18 +175,21 @@ def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
 
 def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Iterator[HeldOutText]:
     """Yield sequences as text, or as ids where no tokenizer is known."""
-    place, known, end = ModelLocation(run.directory, run.directory, run.directory), None, -1
-    if (tokenizer := tokenizer_of(place, None, model)) is not None:
-        known, end = bytes_of(tokenizer), tokenizer.end_of_text_id
+    tokenizer = tokenizer_of(ModelLocation(run.directory, run.directory, run.directory), None, model)
     before: dict[int, int] = {}
-    for stream in {one.directory.train for one in sequences} if known else ():
+    for stream in {one.directory.train for one in sequences} if tokenizer else ():
         here = {one.number: one.first for one in sequences if one.directory.train is stream}
-        before |= zip(here, ends_before(stream, end, np.array([*here.values()])).tolist(), strict=True)
+        before |= zip(
+            here, ends_before(stream, tokenizer.end_of_text_id, np.array([*here.values()])).tolist(), strict=True
+        )
     for one in sequences:
-        document = "ids" if known is None else f"document {before[one.number] + 1:,}"
+        document = "ids" if tokenizer is None else f"document {before[one.number] + 1:,}"
+        if (length := one.directory.train.context_length) is not None:  # its padding ends no documents
+            document = f"row {one.first // length + 1:,}"
         source = f"sequence {one.number}, rank {one.rank}: {one.directory.path.name}, {document}, token {one.first:,}"
-        tokens = [f" {token}" if known is None else known.get(token, "") for token in one.ids]
-        yield HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1)
+        tokens = [f" {token}" for token in one.ids] if tokenizer is None else spelled(tokenizer, one.ids)
+        special = [] if tokenizer is None else special_among(tokenizer, one.ids)
+        yield HeldOutText(source=source, ids=one.ids, tokens=tokens, window=len(one.ids) - 1, special=special)
 
 
 def ends_before(stream: TokenStream, end_of_text: int, places: np.ndarray) -> np.ndarray:

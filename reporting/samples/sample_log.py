@@ -17,11 +17,11 @@ from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
 from evaluation.loss.held_out_loss import token_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load
-from evaluation.smoke.smoke import smoke
+from evaluation.smoke.smoke import Prompt, smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
-from tokens.format.token_file import open_split
-from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
+from tokens.format.token_file import TokenStream, open_split
+from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, name_of, step_of
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import checkpoints_by_step, manifest_entries
@@ -50,8 +50,9 @@ class HeldOutText:
 
     source: str  # where its tokens were read
     ids: list[int]
-    tokens: list[str]  # the bytes of each, as Latin-1; the end of text is ""
+    tokens: list[str]  # the bytes of each, as Latin-1; in older lines "" for a special token
     window: int  # tokens that are predicted together: the first of each window has no context but one token
+    special: list[int] = attrs.field(factory=list)  # those of the ids that are special tokens, ascending
 
 
 @attrs.frozen(kw_only=True)
@@ -181,19 +182,46 @@ def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def held_out_prompts(trained: Trained, text: Range | None) -> list[str]:
-    """Return the beginnings of lines of the held-out text, evenly spaced; none without it."""
+def held_out_prompts(trained: Trained, text: Range | None) -> list[Prompt]:
+    """Return the beginnings of lines of the held-out text, evenly spaced; none without it.
+
+    Of conversations: the beginnings of rows up to the first answer, with the ids that the model was trained on.
+    """
     if text is None:
         return []
     stream = open_split(text.directory, SPLIT)
-    ids = stream.read(text.start, min(stream.length - text.start, PROMPT_TOKENS)).tolist()
-    lines = trained.decode(ids).replace(END_OF_TEXT, "\n").splitlines()
-    return spaced([*{line.strip()[:PROMPT_CHARACTERS]: 0 for line in lines if line.strip()}], PROMPTS)
+    count = min(stream.length - text.start, PROMPT_TOKENS)
+    if stream.context_length is not None:
+        return spaced(_questions(trained, stream, range(text.start, text.start + count)), PROMPTS)
+    ids = stream.read(text.start, count).tolist()
+    lines = trained.decode(ids).replace(trained.tokenizer.end_of_text, "\n").splitlines()
+    beginnings = dict.fromkeys(line.strip()[:PROMPT_CHARACTERS] for line in lines if line.strip())
+    return [Prompt.of(trained, beginning) for beginning in spaced([*beginnings], PROMPTS)]
 
 
-def bytes_of(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the bytes of each id, as Latin-1; the end of text has none."""
-    return {number: token.decode("latin-1") for token, number in tokenizer.coder.ranks.items()}
+def _questions(trained: Trained, stream: TokenStream, span: range) -> list[Prompt]:
+    """Return the first question of each row of conversations in a part of a stream, each once."""
+    length = stream.context_length
+    assert length is not None
+    found: dict[str, Prompt] = {}
+    for start in range(-(-span.start // length) * length, span.stop - length + 1, length):
+        weights = np.empty(length, np.uint8)
+        stream.read_weights_into(weights, start)
+        first = int(weights.argmax())  # token that counts; before it is the question
+        if weights[first] and first > 0:
+            ids = stream.read(start, first).tolist()
+            shown = trained.decode(ids)
+            found.setdefault(shown, Prompt(shown, ids))
+    return [*found.values()]
+
+
+def spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Return the bytes of ids as a sample has them: as Latin-1, special tokens spelled."""
+    return [tokenizer.spell(token).decode("latin-1") for token in ids]
+
+
+def special_among(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    return sorted({*ids} & {*tokenizer.special_tokens.values()})
 
 
 def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:
@@ -236,6 +264,11 @@ def _measure(trained: Trained, text: Range, ranks: Ranks) -> tuple[HeldOutText, 
     """Return the text and the log-probability of each predicted token."""
     stream = open_split(text.directory, SPLIT)
     losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
-    known, window = bytes_of(trained.tokenizer), trained.network.config.context_length
-    held_out = HeldOutText(source=str(text), ids=ids, tokens=[known.get(token, "") for token in ids], window=window)
+    held_out = HeldOutText(
+        source=str(text),
+        ids=ids,
+        tokens=spelled(trained.tokenizer, ids),
+        window=trained.network.config.context_length,
+        special=special_among(trained.tokenizer, ids),
+    )
     return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]

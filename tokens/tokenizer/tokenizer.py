@@ -212,7 +212,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, special tokens spelled; broken UTF-8, and an id of nothing, become U+FFFD."""
-        return b"".join(self.spelled.get(token, REPLACEMENT) for token in ids).decode("utf-8", errors="replace")
+        return b"".join(map(self.spell, ids)).decode("utf-8", errors="replace")
+
+    def spell(self, token: int) -> bytes:
+        """Return the bytes of an id, special tokens spelled; U+FFFD for an id of nothing."""
+        return self.spelled.get(token, REPLACEMENT)
 
     @cached_property
     def spelled(self) -> dict[int, bytes]:
