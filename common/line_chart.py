@@ -93,8 +93,14 @@ class LineChart:
             return _powers_of(values, 1.1)
         return Scale(*value_range([np.zeros(1), *values], SIDE_MARGIN))
 
+    @property
+    def _shown_top(self) -> float:
+        """The largest value to show. Of each line at least the lowest value is shown: `top` hides no line."""
+        lowest = [float(line.y[np.isfinite(line.y)].min(initial=math.inf)) for line in self.lines]
+        return max([self.top, *(value for value in lowest if math.isfinite(value))])
+
     def _y_scale(self) -> "Scale":
-        shown = [line.y[np.isfinite(line.y) & (line.y <= self.top)] for line in self.lines]
+        shown = [line.y[np.isfinite(line.y) & (line.y <= self._shown_top)] for line in self.lines]
         if self.logarithmic:
             return _powers_of(shown, 1.2)
         scale = Scale(*value_range(shown, MARGIN))
@@ -104,12 +110,10 @@ class LineChart:
         """Return the title with the kind of the axis, and the values outside it."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
-        highest = max(float(one.max(initial=-math.inf)) for one in values.values())
-        if highest <= self.top:
+        highest, top = max(float(one.max(initial=-math.inf)) for one in values.values()), self._shown_top
+        if highest <= top:
             return title
-        whole = [name for name, one in values.items() if one.min(initial=math.inf) > self.top]
-        lines = f"; all values of {', '.join(whole)}" if whole else ""
-        return f"{title} (values above {short(self.top)} lie outside, up to {short(highest)}{lines})"
+        return f"{title} (values above {short(top)} lie outside, up to {short(highest)})"
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ import attrs
 
 from common.arguments import UsageError, option
 from common.checks import number
-from common.errors import printable
+from common.errors import BadInput, printable
 from common.files import check_replaceable, replace_file, writing
 from common.installation import keep_logs_only
 from training.checkpoints.directory import checkpoints_of, steps_in
@@ -128,11 +128,11 @@ class ReportCommand:
     def _write(self) -> None:
         """Write the page, first with what is known: to record the samples of a large model takes minutes."""
         from reporting.report_page import experiment_results, report_page
-        from reporting.run_history import read_history, run_names
+        from reporting.run_history import NotBegun, read_history, run_names
         from reporting.samples.sample_log import lacks_samples
         from reporting.samples.sample_sections import sample_sections
 
-        runs = self._found()
+        runs, problems = self._readable()
         results = {"Results": list(filter(None, map(experiment_results, self.runs)))}
         sampled = runs if len(runs) <= MOST_SAMPLED else []
         lacking = not self.no_samples and any(map(lacks_samples, sampled))
@@ -144,7 +144,27 @@ class ReportCommand:
             with writing(self._file):
                 replace_file(self._file, page)
         notes = [note for history in histories for note in history.notes] + notes
+        notes += [f"NOTE: left out: {problem}" for problem in problems if isinstance(problem, NotBegun)]
         print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
+        if damaged := [problem for problem in problems if not isinstance(problem, NotBegun)]:
+            raise BadInput(*(f"left out of the page: {problem}" for problem in damaged))
+
+    def _readable(self) -> tuple[list[Path], list[BadInput]]:
+        """Return the runs that can be shown, and the problems of the others. Raises BadInput where none can be."""
+        from reporting.run_history import read_history
+
+        runs: list[Path] = []
+        problems: list[BadInput] = []
+        for run in self._found():
+            try:
+                read_history(run)
+            except BadInput as problem:
+                problems.append(problem)
+            else:
+                runs.append(run)
+        if not runs and problems:
+            raise problems[0]
+        return runs, problems
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from common.line_chart import PALETTE, Line, LineChart
 from common.quantities import dollars
 from common.web_page import render
 from evaluation.comparison.compare import as_fragment, compare
-from evaluation.comparison.rows import read_rows
+from evaluation.comparison.rows import Row, distinct, read_rows
 from model.counts import parameter_count
 from model.stock import stock_class
 from reporting.run_charts import charted_axes, grouped, legend
@@ -185,11 +185,19 @@ def _evaluations(runs: Sequence[Path]) -> tuple[Markup | None, str | None]:
     advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
+    rows: list[Row] = []
+    problems: list[str] = []
+    for run in measured:  # one without comparable results is named, and the others are compared
+        try:
+            rows += read_rows([str(run)])
+        except BadInput as error:
+            problems.append(f"{error}.")
     try:
-        compared = as_fragment(compare(read_rows([str(run) for run in measured])))
+        compared = as_fragment(compare(distinct(rows))) if rows else None
     except BadInput as error:
-        return None, " ".join(filter(None, [f"No comparison: {error}.", advice]))
-    return compared, advice and f"No evaluations of {len(missing)} of {len(runs)} runs. {advice}"
+        compared, problems = None, [*problems, f"No comparison: {error}."]
+    absent = [f"No evaluations of {len(missing)} of {len(runs)} runs."] if compared is not None and missing else []
+    return compared, " ".join(filter(None, [*problems, *absent, advice])) or None
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:

@@ -34,6 +34,7 @@ ORDINARY_SHARE = 0.98  # of the values; a higher one is a spike where it is far 
 FEWEST_VALUES = 10  # below, all are shown
 BEARABLE_RANGES = 1.5  # of the ordinary values, up to which higher ones are shown as well
 BEARABLE_FACTOR = 2.0  # likewise, of the highest ordinary value that is no loss
+SHOWN_SHARE = 0.25  # of the values of each run, at least, are shown
 OUTLYING_FACTOR = 5.0  # between the highest values of an ordinary run and of one that lies outside
 
 
@@ -73,7 +74,11 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
-    """Return the largest value to show, infinite: all; spikes, outlying runs and the first `losses` may lie outside."""
+    """Return the largest value to show, infinite: all. Spikes, outlying runs and the first `losses` may lie outside.
+
+    No run is hidden: a quarter of its values or more is shown, whatever the number of runs. Of two runs, for example,
+    neither is the ordinary one.
+    """
     early = EARLY_SHARE if losses else 0.0
     later = [curve.values[(curve.steps >= early * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves]
     later = [values if len(values) else curve.known for values, curve in zip(later, curves, strict=True)]
@@ -81,9 +86,20 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
         return np.inf
     tops = [float(np.quantile(values, ORDINARY_SHARE, method="lower")) for values in later]
     most = OUTLYING_FACTOR * sorted(tops)[(len(tops) - 1) // 2]
-    ordinary = np.concatenate([values for values, top in zip(later, tops, strict=True) if top <= most or most <= 0])
-    low, high = float(ordinary.min()), float(np.quantile(ordinary, ORDINARY_SHARE, method="lower"))
-    limit = max(low + BEARABLE_RANGES * (high - low), 0.0 if losses else BEARABLE_FACTOR * high)
+    limit = -np.inf
+    chosen = [top <= most or most <= 0 for top in tops]
+    lowest = [float(np.quantile(values, SHOWN_SHARE, method="lower")) for values in later]
+    while True:
+        ordinary = np.concatenate([values for values, one in zip(later, chosen, strict=True) if one])
+        low, high = float(ordinary.min()), float(np.quantile(ordinary, ORDINARY_SHARE, method="lower"))
+        limit = max(limit, low + BEARABLE_RANGES * (high - low), -np.inf if losses else BEARABLE_FACTOR * high)
+        hidden = [at for at, value in enumerate(lowest) if value > limit]
+        if not hidden:
+            break
+        for at in hidden:  # all of its ordinary values; of a run that diverged, those before it did
+            diverged = tops[at] > OUTLYING_FACTOR * lowest[at] > 0
+            limit = max(limit, lowest[at] if diverged else tops[at])
+            chosen[at] = chosen[at] or not diverged
     every = np.concatenate([curve.known for curve in curves])
     return np.inf if every.max() <= limit else float(every[every <= limit].max())
 
@@ -115,9 +131,11 @@ class ChartedAxis:
             yield from self._losses("validation_loss", VALIDATION)
         for key, title, factor in PANELS:
             known = {at: Curve(curve.steps, curve.values * factor) for at, curve in self._known(key).items()}
-            tops = [float(np.nanmax(curve.values)) for curve in known.values()]
-            uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops) > 0
-            yield self._chart(title, key, known, logarithmic=uneven or key == "grad_norm")
+            tops = [float(curve.known.max()) for curve in known.values()]
+            uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops)
+            # A run without a positive value would have no place on a logarithmic axis.
+            positive = bool(tops) and min(tops) > 0
+            yield self._chart(title, key, known, logarithmic=positive and (uneven or key == "grad_norm"))
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
         """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
@@ -141,7 +159,10 @@ class ChartedAxis:
         for number, curve in known.items():
             several = self.histories[number].name, self.colours[number]
             lines += self._lines(number, key, curve, *(several if len(self.histories) > 1 else (title, PANEL_COLOUR)))
-        top = np.inf if logarithmic or not known else common_top([*known.values()], losses=key.endswith("_loss"))
+        drawn = [*known.values()]
+        if key in NOISY and not self._shows_raw(key):
+            drawn = [Curve(curve.steps, curve.smoothed()) for curve in drawn]
+        top = np.inf if logarithmic or not drawn else common_top(drawn, losses=key.endswith("_loss"))
         averages = "" if key not in NOISY or self._shows_raw(key) else ", moving average"
         return self._line_chart(title + averages, lines, top, logarithmic=logarithmic)
 

@@ -47,9 +47,13 @@ class Row:
 
 def read_rows(references: Sequence[str]) -> list[Row]:
     """Return the rows of models; of a run, the checkpoint measured last. Raises BadInput without results."""
+    return distinct([_read(reference) for reference in references])
+
+
+def distinct(found: Sequence[Row]) -> list[Row]:
+    """Return each row once, those of equal titles under different labels."""
     rows: list[Row] = []
-    for reference in references:
-        row = _read(reference)
+    for row in found:
         if not any((row.home, row.title) == (other.home, other.title) for other in rows):
             rows.append(row)
     titles = [row.title for row in rows]

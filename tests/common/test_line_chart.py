@@ -54,7 +54,7 @@ def test_a_chart_of_step_0_has_an_axis_up_to_1() -> None:
 
 def test_the_title_says_which_values_lie_outside_and_that_an_axis_is_logarithmic() -> None:
     assert "<figcaption>loss (values above 3 lie outside, up to 36k)<" in chart([2.0, 3.0, 36_000.0], top=3.0)
-    assert "up to 36k; all values of loss)<" in chart([36_000.0], top=3.0)
+    assert "<figcaption>loss<" in chart([36_000.0], top=3.0)  # no line is hidden
     assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
     assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)
 
@@ -93,3 +93,12 @@ def test_a_users_settings_do_not_reach_charts(tmp_path: Path, backend: str) -> N
         for folder, more in ((tmp_path, settings), (ROOT, dict[str, str]()))
     ]
     assert drawn[0] == drawn[1] and drawn[0].startswith(b"\x89PNG")
+
+
+def test_no_top_hides_a_line() -> None:
+    lines = [
+        Line(name=str(level), x=np.arange(3.0), y=np.array([level, level + 1, np.nan]), colour=0) for level in (1, 90)
+    ]
+    drawn = LineChart(title="loss", axis="steps", lines=lines, top=3.0).svg()
+    for path in re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', drawn):
+        assert any(0 <= int(height) <= 10_000 for height in re.findall(r"[ML]\d+ (-?\d+)", path))

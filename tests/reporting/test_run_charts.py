@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+import pytest
 
 from reporting.report_page import differing_settings
 from reporting.run_charts import charted_axes, common_top, grouped, legend
@@ -121,3 +122,50 @@ def test_one_bad_run_does_not_flatten_the_others_and_another_tokenizer_is_no_bad
 def test_a_moving_average_leaves_gaps_out() -> None:
     values = curve(np.array([1.0, np.nan, 3.0, 5.0])).smoothed()
     assert np.isnan(values[1]) and values[[0, 2, 3]].tolist() == [2.0, 3.0, 4.0]
+
+
+def visible(values: np.ndarray, top: float) -> float:
+    """Return the share of a run's finite values that a chart shows."""
+    known = values[np.isfinite(values)]
+    return float((known <= top).mean())
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [(2.5, 0.3), (0.3, 2.5), (9.0, 0.3, 0.2), (900.0, 0.3), (3.0,) * 2, (-1.0, -40.0), (40.0, -3.0), (1.0, 9.0, 80.0)],
+    ids=str,
+)
+def test_no_rule_about_outliers_hides_a_run(levels: tuple[float, ...]) -> None:
+    runs = [curve(level + np.linspace(0.1, 0.0, 60)) for level in levels]
+    top = common_top(runs, losses=True)
+    assert min(visible(one.values, top) for one in runs) >= 0.25
+    holes = [Curve(one.steps, np.where(one.steps % 3 == 0, np.nan, one.values)) for one in runs]
+    holes[0].values[:2] = np.inf
+    assert min(visible(one.values, common_top(holes, losses=True)) for one in holes) >= 0.25
+
+
+def test_a_lone_run_with_huge_first_losses_is_visible() -> None:
+    for count in (1, 2, 3, 12, 100):
+        values = np.append(1e6, np.full(count - 1, 3.0))
+        assert visible(values, common_top([curve(values)], losses=True)) > 0
+
+
+def test_averages_above_the_logged_values_are_visible(tmp_path: Path) -> None:
+    spiky = [start(), *(step(at, 1000.0 if at % 3 == 0 else 1.0) for at in range(1, 90))]
+    plain = [start(), *(step(at, 1.0) for at in range(1, 90))]
+    names = ("spiky", "plain", "other")
+    runs = [write_run(tmp_path / name, records) for name, records in zip(names, (spiky, plain, plain), strict=True)]
+    chart = charted_axes([read_history(run) for run in runs])[0].charts[0]
+    [path] = re.findall(r'data-name="spiky" d="([^"]*)"', chart)
+    heights = [int(height) for height in re.findall(r"[ML]-?\d+ (-?\d+)", path)]
+    assert any(0 <= height <= 10_000 for height in heights)
+
+
+def test_a_run_without_positive_values_stays_in_its_chart(tmp_path: Path) -> None:
+    names = {"still": 0.0, "slow": 1e-3, "wild": 1.0}
+    runs = [
+        write_run(tmp_path / name, [start(), *(step(at, learning_rate=rate, grad_norm=rate) for at in range(1, 50))])
+        for name, rate in names.items()
+    ]
+    for chart in charted_axes([read_history(run) for run in runs])[0].charts:
+        assert set(re.findall(r'data-name="([^"]*)" d="M', chart)) == set(names)
