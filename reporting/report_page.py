@@ -38,7 +38,7 @@ FLOPS = 6  # of a token and a weight in a matrix product, both passes
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
     """Return the page of runs and their histories. `sections`: by title; "Results", a list, comes first."""
-    compared, advice = _evaluations(runs) if runs else (None, "No run has begun.")
+    compared, advice = _evaluations(runs, histories) if runs else (None, "No run has begun.")
     groups = grouped(histories)
     return render(
         "reporting/templates/report_page.html",
@@ -178,11 +178,20 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
 
 
-def _evaluations(runs: Sequence[Path]) -> tuple[Markup | None, str | None]:
-    """Return the comparison of the runs that have results as HTML, and advice on those that have none."""
+def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple[Markup | None, str | None]:
+    """Return the comparison of the runs that have results as HTML, and advice on those that have none.
+
+    Runs of different tokenizers share no range of tokens: each tokenizer gets a command of its own.
+    """
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     missing = [str(run) for run in runs if run not in measured]
-    advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
+    by_tokenizer: dict[object, list[str]] = {}
+    for run, history in zip(runs, histories, strict=True):
+        if str(run) in missing:
+            known = history.job.tokenizer
+            by_tokenizer.setdefault(known and (known.name, known.fingerprint), []).append(str(run))
+    commands = [f"python evaluate.py loss {shlex.join(names)}" for names in by_tokenizer.values()]
+    advice = f"To measure the held-out loss: {'; '.join(commands)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
     rows: list[Row] = []

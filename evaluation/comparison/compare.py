@@ -1,6 +1,7 @@
 """Comparison of models: a table of stored results, which recipes differ significantly, and renderings."""
 
 import re
+import shlex
 import shutil
 import textwrap
 from collections import Counter
@@ -78,8 +79,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     shown = {evaluation: _shown(evaluation, rows) for evaluation in _evaluations(rows)}
     subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
     if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
-        names, command = ", ".join(row.label for row in rows), "python evaluate.py loss MODEL MODEL"
-        raise BadInput(f"{names}: no overlap between result files on one text; measure them together: {command}")
+        raise BadInput(_no_overlap(rows))
     marks, notes = _marks(shown)
     columns = [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
     statements, noises = [], []
@@ -133,6 +133,19 @@ def as_fragment(comparison: Comparison) -> Markup:
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
     return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
+
+
+def _no_overlap(rows: list[Row]) -> str:
+    """Return that models share no measured text, and the command that measures all of them on one."""
+    names = ", ".join(row.label for row in rows)
+    # The tokens of the first model are measured: one that has special tokens besides knows the ids of the others.
+    smallest_first = sorted(rows, key=lambda row: row.vocabulary_size)
+    models = [row.reference or str(row.home) for row in smallest_first]
+    problem = f"{names}: no overlap between result files on one text"
+    if len({row.tokenizer for row in rows} - {None}) > 1:  # no range of tokens is of all of them
+        command = shlex.join(["python", "evaluate.py", "core", *models])
+        return f"{problem}; their tokenizers differ, so measure them on the questions of CORE: {command}"
+    return f"{problem}; measure them together: {shlex.join(['python', 'evaluate.py', 'loss', *models])}"
 
 
 def _equal_weights(rows: list[Row]) -> list[str]:

@@ -19,6 +19,8 @@ from evaluation.shared.results import EvaluationResult, RunCost, cost_of, read_r
 from evaluation.shared.significance import CONFIDENCE
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import files_sha256, identity_on_disk
+from tokens.tokenizer.hugging_face_files import read_tokenizer_files
+from tokens.tokenizer.tokenizer import fingerprint
 from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
@@ -36,6 +38,9 @@ class Row:
     title: str  # in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
+    reference: str = ""  # as on the command line
+    tokenizer: str | None = None  # fingerprint, or name; None: unknown
+    vocabulary_size: int = 0  # of the tokenizer, with the special tokens that fine-tuning has added
     cost: RunCost | None = None  # None, as the following, where there is no checkpoint of ours
     validation_loss: float | None = None
     seed: int | None = None
@@ -71,7 +76,18 @@ def _read(reference: str) -> Row:
             f"{home / EVALUATIONS}: no comparable results of {reference}{others}; measure it first: {command}"
         )
     title = chosen.title
-    row = Row(label=title, title=title, home=home, results=chosen.results, weights=chosen.weights, notes=chosen.notes)
+    tokenizer, vocabulary_size = _tokenizer(home)
+    row = Row(
+        label=title,
+        title=title,
+        home=home,
+        results=chosen.results,
+        reference=reference,
+        tokenizer=tokenizer,
+        vocabulary_size=vocabulary_size,
+        weights=chosen.weights,
+        notes=chosen.notes,
+    )
     if (state := _state(home, title)) is None:
         return row
     changes = [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
@@ -136,6 +152,17 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     return ChosenResults(
         title=title, weights=weights if of_them else None, results=unknown + of_them, superseded=superseded, notes=notes
     )
+
+
+def _tokenizer(home: Path) -> tuple[str | None, int]:
+    """Return what distinguishes the tokenizer of a run or a model directory, None where unknown, and its ids."""
+    try:
+        if (recorded := ModelLocation(home, home, home).tokenizer) is not None:
+            return recorded.fingerprint or recorded.name, recorded.vocabulary_size
+        found = read_tokenizer_files(home)
+    except BadInput:
+        return None, 0
+    return (None, 0) if found is None else (fingerprint(found), found.vocabulary_size)
 
 
 def _is_other(measured: WeightsIdentity | None, now: WeightsIdentity | None) -> bool:

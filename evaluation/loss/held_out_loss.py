@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import in_groups
+from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
@@ -28,6 +28,7 @@ from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.ranks import read_ranks
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
+from training.checkpoints.saved_state import read_state
 from training.parallel.process_group import Ranks
 
 NOT_FINITE = "its loss is not finite: the weights are damaged, or training diverged"
@@ -76,7 +77,22 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     if not np.isfinite(losses).all():
         raise BadInput(f"{trained.place.path}: {NOT_FINITE}")
     result = summary(losses, targets, tokenizer, weights)
-    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
+    return {"range": identity, **attrs.asdict(result)}, f" {result}{_beside_training(trained, span)}"
+
+
+def _beside_training(trained: Trained, span: Range) -> str:
+    """Return why a loss is another one than training printed: that was measured on other documents."""
+    if not trained.place.is_own:
+        return UNKNOWN
+    state = read_state(trained.place.path)
+    if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
+        return ""
+    train, length = state.config.train, state.config.model["context_length"]
+    begin, count = train["start_val_token"], train["validation_sequences"] * length
+    return (
+        f"\n  These are other documents than those of the validation in training, tokens {begin:,} to "
+        f"{begin + count:,}, whose loss was {state.position.validation_loss:.4f}."
+    )
 
 
 def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
