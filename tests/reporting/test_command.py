@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from common.arguments import UsageError
+from common.errors import BadInput
 from reporting.command import ReportCommand, watch
 from reporting.samples.sample_log import read_samples
 from tests import launch
 from tests.conftest import ROOT, MakeRun
 from tests.launch import wait_until
+from tests.reporting.written_runs import start as started
 from tests.reporting.written_runs import training, write_run
 from tests.training.supervision.runs import start
 from training.supervision.run_lock import is_locked, take_run_lock
@@ -120,3 +122,17 @@ def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.Ca
         page = (folder / REPORT).read_text()
         assert "Same bits in a run shortened to 16 steps." in page and ("base-short" in page) == (number == 0)
         assert f"report {folder / REPORT}" in capsys.readouterr().out
+
+
+def test_one_bad_run_does_not_stop_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "good", training())
+    write_run(tmp_path / "new", [started()])
+    command = ReportCommand(runs=(tmp_path,), no_samples=True)
+    command._write()
+    assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: holds no measurement yet" in capsys.readouterr().out
+    assert "good" in (tmp_path / REPORT).read_text()
+    (tmp_path / REPORT).unlink()
+    (write_run(tmp_path / "damaged", training()) / "model.json").write_text("{")
+    with pytest.raises(BadInput, match="left out of the page: .*damaged"):
+        command._write()
+    assert "good" in (tmp_path / REPORT).read_text()

@@ -1,12 +1,13 @@
 """Replay: the record of steps, which the newest line of a step makes, and the table beside it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import MakeRun, complete, train
+from tests.conftest import ROOT, MakeRun, complete, train
 from training import replay
 
 
@@ -69,3 +70,14 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
 )
 def test_a_replay_claims_only_what_it_compared(compared: int, same: bool, text: str) -> None:
     assert replay.describe_comparison(compared, 9, same=same) == text
+
+
+def test_the_documented_replay_compares_each_step(make_run: MakeRun) -> None:
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    (steps,) = re.findall(r"--replay (\d+ \d+)", page)
+    interval = json.loads((ROOT / "runs" / "quickstart" / "train.json").read_text())["log_interval"]
+    run = make_run(log_interval=interval)
+    complete(run)
+    done = complete(run, "--replay", *steps.split())
+    rows = [line.split() for line in done.stdout.splitlines() if "train_loss" in line]
+    assert rows and {row[-1] for row in rows} == {"same"}

@@ -1,7 +1,9 @@
 """Comparison shows what models share, compares results on the same data only, and draws them, of stored runs too."""
 
 import json
+import shlex
 import shutil
+import string
 from pathlib import Path
 
 from common.quantities import small_number
@@ -18,8 +20,11 @@ from tests.evaluation.comparison.stored import (
     kept,
     losses_on,
     rows_of,
+    said,
     without_hash,
 )
+from tests.evaluation.core.written_bundle import WORDS, write_bundle
+from tokens.tokenizer.loading import load_tokenizer, record_of
 
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
@@ -184,3 +189,37 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     (tmp_path / "empty").mkdir()
     assert "no comparable results of" in refused(tmp_path / "empty")
     assert "no comparable results of" in refused(tmp_path / "absent")
+
+
+def advised(*models: str | Path) -> list[str]:
+    """Return the command that compare advises for models without a common text, without its interpreter."""
+    command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
+    script, *words = shlex.split(command)
+    assert script == "evaluate.py"
+    return words
+
+
+def test_the_advised_command_makes_two_models_comparable(runs: dict[str, Path], tmp_path: Path) -> None:
+    copies = [tmp_path / name for name in ("one", "two")]
+    for copy, count in zip(copies, (50, 60), strict=True):
+        shutil.copytree(runs["long"], copy, symlinks=True)
+        losses_on(copy, sha256=str(count))
+        (copy / "evaluations.jsonl").write_text(json.dumps(kept(copy)) + "\n")
+    said(*advised(*copies), "--device", "cpu", "--from", "1000", "--count", "2000")
+    assert "held-out loss" in compared(*copies)
+
+
+def test_the_advised_command_works_for_different_tokenizers(runs: dict[str, Path], tmp_path: Path) -> None:
+    copies = [tmp_path / name for name in ("bytes", "characters")]
+    for copy in copies:
+        shutil.copytree(runs["long"], copy, symlinks=True)
+        losses_on(copy, sha256=copy.name)
+        (copy / "evaluations.jsonl").write_text(json.dumps(kept(copy)) + "\n")
+    letters = "".join(sorted({*string.printable, *"".join(WORDS)}))
+    resolved = json.loads((copies[1] / "resolved.json").read_text())
+    resolved["tokenizer"] = record_of(load_tokenizer(f"chars:{letters}"), ranks=False).as_json()
+    (copies[1] / "resolved.json").write_text(json.dumps(resolved))
+    words = advised(*copies)
+    assert words[0] == "core"
+    said(*words, "--device", "cpu", "--bundle", write_bundle(tmp_path / "bundle"), "--count", "8")
+    assert "CORE, part" in compared(*copies)

@@ -4,14 +4,17 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from evaluation.loss.held_out_loss import byte_lengths, summary
+from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference
+from evaluation.loss.token_range import Range
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import MakeRun, change_weights, complete, seal_again, shared
@@ -20,6 +23,7 @@ from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.loading import load_tokenizer
+from training.checkpoints.saved_state import read_state
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
 
@@ -201,3 +205,13 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
     a, b = (LossSample(nats=np.array([nats]), tokens=np.array([10.0]), is_gpjt_range=False) for nats in (34.0, 30.0))
     found = loss_difference([a], [b], 0.95)  # of one group
     assert (round(found.value, 9), found.low, found.high) == (0.4, None, None)
+
+
+def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
+    place = locate(str(finished), None)
+    trained: Any = SimpleNamespace(place=place)
+    loss = read_state(place.path).position.validation_loss
+    told = _beside_training(trained, Range(directory=finished, split="validation", start=0, count=1))
+    assert (
+        f"other documents than those of the validation in training, tokens 0 to 320, whose loss was {loss:.4f}" in told
+    )

@@ -172,3 +172,24 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
     said = r"train.safetensors: damaged, or another file than the one that .*resolved.json"
     with pytest.raises(BadInput, match=said):
         rebuilt(copied, 8, other)
+
+
+def test_a_fine_tuning_begins_with_the_logged_loss(make_run: Make, finished: Path, tmp_path: Path) -> None:
+    talk = [[("user", f"q{number} what"), ("assistant", f"answer {number}")] for number in range(80)]
+    lines = [{"messages": [{"role": role, "content": said} for role, said in one]} for one in talk]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    how = ("--template", "turns", "--context-length", "32", "--tokenizer", "bytes", "--executor", "inline")
+    prepared = command(PREPARE, tmp_path / "talk.jsonl", "--output", tmp_path / "talk", *how)
+    assert prepared.returncode == 0, prepared.stderr
+    settings = {"objective": "answers", "validation_interval": None, "min_train_tokens": 8 * 32}
+    run = make_run(dataset=str(tmp_path / "talk"), model={"vocab_size": 261}, **settings)
+    complete(run, "--init-from", str(finished))
+    (run / "checkpoints").rename(tmp_path / "away")
+    done = complete(run, "--look", "1", "--init-from", str(finished))
+    assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(metrics(run, "train_loss")[1], abs=1e-4)
+    assert "<|user|>q" in done.stdout and "<|assistant|>answer" in done.stdout
+    assert "pass --init-from" in one_line(train(run, "--look", "1"))
+    assert "began with random weights" in one_line(train(finished, "--look", "1", "--init-from", str(run)))
+    assert "has weights of sha256" in one_line(
+        train(run, "--look", "1", "--init-from", str(tmp_path / "away" / "latest"))
+    )

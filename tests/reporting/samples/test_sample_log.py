@@ -4,15 +4,31 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
-from reporting.samples.sample_log import CheckpointSample, read_samples, weights_on_disk
-from reporting.samples.sample_sections import sample_sections
+from evaluation.loss.token_range import Range
+from evaluation.shared.load import ModelLocation, Trained
+from evaluation.smoke.smoke import Prompt
+from reporting.samples.sample_log import (
+    CheckpointSample,
+    HeldOutText,
+    held_out_prompts,
+    read_samples,
+    special_among,
+    spelled,
+    weights_on_disk,
+)
+from reporting.samples.sample_sections import cell, sample_sections
 from tests.reporting.samples.sampled import sample
 from tests.reporting.written_runs import training, write_run
+from tokens.format.token_file import open_split
+from tokens.tokenizer.loading import load_tokenizer, record_of
+from tokens.tokenizer.template import TEMPLATES, TURN_TOKENS, USER, Message
 from training.telemetry.metrics_log import SAMPLES
 
 
@@ -63,3 +79,41 @@ def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     os.mkfifo(checkpoint / "manifest.json")
     assert weights_on_disk(tmp_path) == {}
+
+
+def test_special_tokens_are_spelled_by_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
+    message = [Message(USER, "a<|end|>")]
+    ids = TEMPLATES["turns"].prompt(tokenizer, message)
+    tokens, special = spelled(tokenizer, ids), special_among(tokenizer, ids)
+    assert "".join(tokens) == "<|user|>a<|end|><|end|><|assistant|>"
+    text = HeldOutText(source="", ids=ids, tokens=tokens, window=8, special=special)
+    shown = [cell(text, at, []) for at in range(len(ids))]
+    assert [one["text"] for one in shown if "end" in one["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
+
+
+def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
+    tokenizer, template = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS), TEMPLATES["turns"]
+    record = record_of(tokenizer, ranks=False, template=template.text).as_json()
+    (tmp_path / "resolved.json").write_text(json.dumps({"tokenizer": record}))
+    network: Any = None
+    trained = Trained(network, tokenizer, ModelLocation(tmp_path, tmp_path, tmp_path))
+    prompt = Prompt.of(trained, "what")
+    assert prompt.ids == template.prompt(tokenizer, [Message(USER, "what")])
+    assert prompt.text == "<|user|>what<|end|><|assistant|>"
+
+
+def test_samples_ask_held_out_questions_as_trained(answers: Path) -> None:
+    trained: Any = SimpleNamespace(decode=str)
+    stream = open_split(answers, "validation")
+    prompts = held_out_prompts(trained, Range(directory=answers, split="validation", start=0, count=9))
+    rows = {tuple(stream.read(start, 32).tolist()): start for start in range(0, stream.length - 32, 32)}
+    assert prompts
+    for prompt in prompts:
+        starts = [start for row, start in rows.items() if list(row[: len(prompt.ids)]) == prompt.ids]
+        firsts = []  # the first token of each such row that counts
+        for start in starts:
+            weights = np.empty(32, np.uint8)
+            stream.read_weights_into(weights, start)
+            firsts.append(weights.tolist().index(1) if weights.any() else None)
+        assert len(prompt.ids) in firsts
