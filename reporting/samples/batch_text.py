@@ -177,11 +177,11 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Ite
     """Yield sequences as text, or as ids where no tokenizer is known."""
     tokenizer = tokenizer_of(ModelLocation(run.directory, run.directory, run.directory), None, model)
     before: dict[int, int] = {}
-    for stream in {one.directory.train for one in sequences} if tokenizer else ():
-        here = {one.number: one.first for one in sequences if one.directory.train is stream}
-        before |= zip(
-            here, ends_before(stream, tokenizer.end_of_text_id, np.array([*here.values()])).tolist(), strict=True
-        )
+    if tokenizer is not None:
+        for stream in {one.directory.train for one in sequences}:
+            here = {one.number: one.first for one in sequences if one.directory.train is stream}
+            counts = ends_before(stream, tokenizer.end_of_text_id, np.array([*here.values()]))
+            before |= zip(here, counts.tolist(), strict=True)
     for one in sequences:
         document = "ids" if tokenizer is None else f"document {before[one.number] + 1:,}"
         if (length := one.directory.train.context_length) is not None:  # its padding ends no documents

@@ -133,6 +133,6 @@ def test_one_bad_run_does_not_stop_the_page(tmp_path: Path, capsys: pytest.Captu
     assert "good" in (tmp_path / REPORT).read_text()
     (tmp_path / REPORT).unlink()
     (write_run(tmp_path / "damaged", training()) / "model.json").write_text("{")
-    with pytest.raises(BadInput, match="left out of the page: .*damaged"):
+    with pytest.raises(BadInput, match=r"left out of the page: .*damaged"):
         command._write()
     assert "good" in (tmp_path / REPORT).read_text()
