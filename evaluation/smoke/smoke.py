@@ -28,12 +28,12 @@ GREEDY = Sampling(temperature=0)
 
 
 @attrs.frozen
-class Prompt:
+class AskedPrompt:
     text: str  # as it is shown; of a model of conversations with the turn tokens around the message
     ids: list[int]
 
     @classmethod
-    def of(cls, trained: Trained, text: str) -> "Prompt":
+    def of(cls, trained: Trained, text: str) -> "AskedPrompt":
         """Return the prompt by which a model is asked: a message in its template, or a text to continue."""
         ids = trained.ask(text)
         return cls(text if trained.template is None else trained.decode(ids), ids)
@@ -59,7 +59,7 @@ def run(command: SmokeCommand) -> None:
     problems: list[str] = []
 
     def measure(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
-        prompts = [Prompt.of(trained, text) for text in command.prompt]
+        prompts = [AskedPrompt.of(trained, text) for text in command.prompt]
         said = smoke(trained, prompts, command.tokens, sampling, ranks)
         problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
@@ -71,7 +71,7 @@ def run(command: SmokeCommand) -> None:
 
 
 def smoke(
-    trained: Trained, prompts: Sequence[Prompt], count: int | None, sampling: Sampling, ranks: Ranks
+    trained: Trained, prompts: Sequence[AskedPrompt], count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
     """Return continuations of prompts, or the gallery, greedy and sampled; call it on every rank. Raises BadInput.
 
@@ -83,7 +83,7 @@ def smoke(
 
     stop = trained.stop_ids if trained.template is not None else frozenset[int]()
 
-    def work(job: tuple[Prompt, Sampling]) -> Continuation:
+    def work(job: tuple[AskedPrompt, Sampling]) -> Continuation:
         prompt, way = job
         chosen = [*trained.generate(prompt.ids, new, way, stop)]
         text = trained.decode(chosen)
@@ -93,7 +93,7 @@ def smoke(
 
     known = getattr(trained.tokenizer, "characters", None)
     gallery = [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
-    chosen = prompts or [Prompt.of(trained, text) for text in gallery]
+    chosen = prompts or [AskedPrompt.of(trained, text) for text in gallery]
     return share(ranks, [(prompt, way) for prompt in chosen for way in ways], work, "prompt")
 
 

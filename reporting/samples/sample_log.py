@@ -17,7 +17,7 @@ from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
 from evaluation.loss.held_out_loss import token_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load
-from evaluation.smoke.smoke import Prompt, smoke
+from evaluation.smoke.smoke import AskedPrompt, smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.token_file import TokenStream, open_split
@@ -182,7 +182,7 @@ def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def held_out_prompts(trained: Trained, text: Range | None) -> list[Prompt]:
+def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
     """Return the beginnings of lines of the held-out text, evenly spaced; none without it.
 
     Of conversations: the beginnings of rows up to the first answer, with the ids that the model was trained on.
@@ -196,14 +196,14 @@ def held_out_prompts(trained: Trained, text: Range | None) -> list[Prompt]:
     ids = stream.read(text.start, count).tolist()
     lines = trained.decode(ids).replace(trained.tokenizer.end_of_text, "\n").splitlines()
     beginnings = dict.fromkeys(line.strip()[:PROMPT_CHARACTERS] for line in lines if line.strip())
-    return [Prompt.of(trained, beginning) for beginning in spaced([*beginnings], PROMPTS)]
+    return [AskedPrompt.of(trained, beginning) for beginning in spaced([*beginnings], PROMPTS)]
 
 
-def _questions(trained: Trained, stream: TokenStream, span: range) -> list[Prompt]:
+def _questions(trained: Trained, stream: TokenStream, span: range) -> list[AskedPrompt]:
     """Return the first question of each row of conversations in a part of a stream, each once."""
     length = stream.context_length
     assert length is not None
-    found: dict[str, Prompt] = {}
+    found: dict[str, AskedPrompt] = {}
     for start in range(-(-span.start // length) * length, span.stop - length + 1, length):
         weights = np.empty(length, np.uint8)
         stream.read_weights_into(weights, start)
@@ -211,7 +211,7 @@ def _questions(trained: Trained, stream: TokenStream, span: range) -> list[Promp
         if weights[first] and first > 0:
             ids = stream.read(start, first).tolist()
             shown = trained.decode(ids)
-            found.setdefault(shown, Prompt(shown, ids))
+            found.setdefault(shown, AskedPrompt(shown, ids))
     return [*found.values()]
 
 

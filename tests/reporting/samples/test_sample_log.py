@@ -13,7 +13,7 @@ import pytest
 
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.smoke.smoke import Prompt
+from evaluation.smoke.smoke import AskedPrompt
 from reporting.samples.sample_log import (
     CheckpointSample,
     HeldOutText,
@@ -98,7 +98,7 @@ def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
     (tmp_path / "resolved.json").write_text(json.dumps({"tokenizer": record}))
     network: Any = None
     trained = Trained(network, tokenizer, ModelLocation(tmp_path, tmp_path, tmp_path))
-    prompt = Prompt.of(trained, "what")
+    prompt = AskedPrompt.of(trained, "what")
     assert prompt.ids == template.prompt(tokenizer, [Message(USER, "what")])
     assert prompt.text == "<|user|>what<|end|><|assistant|>"
 
