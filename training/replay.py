@@ -49,8 +49,6 @@ def replay(
     if not same:
         line = f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them"
         print_lines(ranks, [line])
-    elif missing := [f"{step:,}" for step, numbers in recorded.items() if not numbers]:
-        print_lines(ranks, [f"{METRICS} has no numbers of {len(missing)} of these steps, the first is {missing[0]}"])
     print_lines(ranks, ["  step  what          replayed                recorded"])
     for step in range(state.position.step, max(recorded)):
         result = train_step(state, settings, step, next_batch)
