@@ -111,10 +111,15 @@ def generate(
     return (drawn.token for drawn in draw(Prefix(model), prompt, count, sampling, stop))
 
 
-def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
-    """Return one token id for each row of logits. Raises ValueError when a logit is not finite."""
+def check_finite(logits: Float[Tensor, "*B V"]) -> None:
+    """Raise ValueError when a logit is not finite."""
     if not bool(torch.isfinite(logits).all()):
         raise ValueError("the model's logits are not finite: its weights are damaged or training diverged")
+
+
+def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
+    """Return one token id for each row of logits. Raises ValueError when a logit is not finite."""
+    check_finite(logits)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if sampling.top_k is not None:

@@ -82,7 +82,19 @@ class CacheGroup:
         return x
 
 
-Cache = KeyValueCache | CacheGroup
+class ScoringCache:
+    """One text's cache, with which the logits after each new token are computed, not only those after the last."""
+
+    def __init__(self, cache: KeyValueCache):
+        self.positions, self.attend, self.finish_last = cache.positions, cache.attend, cache.finish
+
+    def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
+        """Count the new tokens as seen; return `x` as it is."""
+        self.finish_last(x)
+        return x
+
+
+Cache = KeyValueCache | CacheGroup | ScoringCache
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API: JSON bodies, checked, as a prompt of token ids and the options of its answer."""
+"""Requests of OpenAI's API: JSON bodies, checked, as prompts of token ids and the options of their answers."""
 
 import re
 import secrets
@@ -16,7 +16,9 @@ from tokens.documents.messages import read_message
 from tokens.tokenizer.template import Message
 
 STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # most of each
+MOST_CHOICES = 128  # answers to one prompt, as OpenAI's
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
+ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")
 # Parameters that change no answer here.
 IGNORED = {
     **dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), ANY_TEXT),
@@ -25,13 +27,13 @@ IGNORED = {
 }
 # Parameters that change an answer in a way that is not implemented, with the values that ask for nothing.
 NEUTRAL = {
-    **dict.fromkeys(("n", "best_of"), ValueCheck(lambda value: type(value) is int and value == 1, "1")),
+    "best_of": ONE,
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), ValueCheck(lambda v: is_number(v) and v == 0, "0")),
     **dict.fromkeys(("tools", "functions", "logit_bias", "suffix"), ValueCheck(is_absent, "nothing")),
     **dict.fromkeys(("tool_choice", "function_call"), ValueCheck(lambda value: value == "none", '"none"')),
     "response_format": ValueCheck(lambda value: value == {"type": "text"}, '{"type": "text"}'),
-    "echo": ValueCheck(lambda value: value is False, "false"),
 }
+NEUTRAL_OF_CHAT = {"n": ONE, "echo": ValueCheck(lambda value: value is False, "false")}
 
 
 class ApiError(Exception):
@@ -51,6 +53,7 @@ class ServedModel:
     trained: Trained
     name: str
     longest_answer: int  # most tokens of an answer
+    most_answers: int  # most answers to one request: as many as its engine computes and lets wait
 
     @property
     def context(self) -> int:
@@ -96,7 +99,9 @@ class CompletionBody(AnswerOptions):
     """Body of /v1/completions."""
 
     prompt: Any
-    max_tokens: int = attrs.field(default=16, validator=integer(1))  # as OpenAI's
+    n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
+    echo: bool = attrs.field(default=False, validator=boolean())
+    max_tokens: int = attrs.field(default=16, validator=integer(0))  # as OpenAI's
     logprobs: int | None = attrs.field(default=None, validator=optional(integer(0, 20)))
 
 
@@ -114,8 +119,12 @@ class ChatBody(AnswerOptions):
 
 @attrs.frozen(kw_only=True)
 class AnswerRequest:
+    """One answer to one prompt. A request of several prompts, or with n above 1, has several."""
+
     prompt: list[int]
-    count: int  # most tokens
+    is_first: bool = True  # of the answers to this prompt, whose tokens are counted once
+    echo: list[int] | None = None  # tokens of the prompt that the answer begins with; of an empty text none
+    count: int  # most tokens; 0 only with echo
     sampling: Sampling
     stop: tuple[str, ...]
     alternatives: int | None  # of each token, with probabilities; None: no probabilities
@@ -124,49 +133,82 @@ class AnswerRequest:
     is_chat: bool
     repeatable: bool  # has a seed: nothing is reused or computed together, so that other requests change no bit
 
+    @property
+    def scores_prompt(self) -> bool:
+        """True if the answer states the probabilities of the prompt's tokens as well."""
+        return bool(self.echo) and self.alternatives is not None
 
-def read_request(content: bytes, served: ServedModel, *, chat: bool) -> AnswerRequest:
-    """Return the request of a body. Raises ApiError."""
+
+def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[AnswerRequest]:
+    """Return the answers that a body asks for, in the order of their indices. Raises ApiError."""
     try:
         body = {key: value for key, value in parse_json(content).items() if value is not None}
-        for key, check in (IGNORED | NEUTRAL).items():
+        neutral = NEUTRAL | (NEUTRAL_OF_CHAT if chat else {})
+        for key, check in (IGNORED | neutral).items():
             if key in body and not check.holds(value := body.pop(key)):
-                unsupported = "not supported here; " if key in NEUTRAL else ""
+                unsupported = "not supported here; " if key in neutral else ""
                 problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.wanted}, or leave it out"
-                raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in NEUTRAL else None)
+                raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in neutral else None)
         wanted = checked(ChatBody, body) if chat else checked(CompletionBody, body)
         if wanted.model != served.name:
             problem = f"the model {quoted(wanted.model)} does not exist; this server has '{served.name}'"
             raise ApiError(404, problem, param="model", code="model_not_found")
-        return _answer_request(wanted, served)
+        return _chat_answers(wanted, served) if isinstance(wanted, ChatBody) else _text_answers(wanted, served)
     except (ValueError, BadInput) as error:
         found = re.match(r"(?:(?:unknown )?key '(\w+)'|(\w+)(?:\[\d+\])?:)", str(error))
         raise ApiError(400, str(error), param=found and (found[1] or found[2])) from error
 
 
-def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> AnswerRequest:
+def _chat_answers(wanted: ChatBody, served: ServedModel) -> list[AnswerRequest]:
+    if wanted.top_logprobs and not wanted.logprobs:
+        raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
+    return [_answer_request(wanted, served, _chat_prompt(wanted, served), None)]
+
+
+def _text_answers(wanted: CompletionBody, served: ServedModel) -> list[AnswerRequest]:
+    """Return the answers to each prompt, one prompt after the other."""
+    if not wanted.max_tokens and not wanted.echo:
+        raise ValueError("max_tokens: got 0, wanted at least 1, or echo to be true: the answer would be empty")
+    prompts = _prompts_of(wanted)
+    if (answers := len(prompts) * wanted.n) > served.most_answers:
+        problem = f"prompt: {len(prompts):,} prompts with n = {wanted.n} are {answers:,} answers; this server draws at "
+        raise ValueError(f"{problem}most {served.most_answers:,} for one request, by its options --slots and --queue")
+    requests: list[AnswerRequest] = []
+    for where, given in prompts.items():
+        first = _answer_request(wanted, served, _plain_prompt(where, given, served), where)
+        if wanted.echo:
+            first = attrs.evolve(first, echo=first.prompt if given else [])
+        for place in range(wanted.n):
+            sampling = attrs.evolve(first.sampling, seed=_seed(wanted, place))
+            requests.append(attrs.evolve(first, is_first=place == 0, sampling=sampling))
+    return requests
+
+
+def _answer_request(
+    wanted: ChatBody | CompletionBody, served: ServedModel, prompt: list[int], where: str | None
+) -> AnswerRequest:
+    """Return the first answer to a prompt, without echo. `where`: the prompt's name; None: a chat. Raises ApiError."""
     if isinstance(wanted, ChatBody):
-        prompt, alternatives = _chat_prompt(wanted, served), wanted.top_logprobs if wanted.logprobs else None
         count = wanted.max_completion_tokens or wanted.max_tokens or served.context
         if wanted.max_tokens not in (None, count):
             raise ValueError(
                 f"max_tokens: got {wanted.max_tokens} and max_completion_tokens {count}, wanted one of them"
             )
-        if wanted.top_logprobs and not wanted.logprobs:
-            raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
+        alternatives = wanted.top_logprobs if wanted.logprobs else None
     else:
-        prompt, alternatives, count = _plain_prompt(wanted, served), wanted.logprobs, wanted.max_tokens
-    if len(prompt) >= served.context:
-        problem = f"the prompt has {len(prompt):,} tokens; prompt and answer together have at most {served.context:,}"
-        raise ApiError(400, f"{problem} tokens", code="context_length_exceeded")
+        count, alternatives = wanted.max_tokens, wanted.logprobs
+    if len(prompt) + min(count, 1) > served.context:
+        has = "the prompt has" if where in (None, "prompt") else f"{where}: the prompt has"
+        both = "prompt and answer together have" if count else "the context has"
+        problem = f"{has} {len(prompt):,} tokens; {both} at most {served.context:,} tokens"
+        raise ApiError(400, problem, param=where and "prompt", code="context_length_exceeded")
     if wanted.stream_options and not wanted.stream:
         raise ValueError("stream_options: got it without a stream, wanted stream to be true as well")
-    seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
     temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
     return AnswerRequest(
         prompt=prompt,
         count=min(count, served.longest_answer, served.context - len(prompt)),
-        sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=seed),
+        sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=_seed(wanted, 0)),
         stop=(wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop),
         alternatives=alternatives,
         stream=wanted.stream,
@@ -176,17 +218,28 @@ def _answer_request(wanted: ChatBody | CompletionBody, served: ServedModel) -> A
     )
 
 
-def _plain_prompt(wanted: CompletionBody, served: ServedModel) -> list[int]:
+def _seed(wanted: AnswerOptions, place: int) -> int:
+    """Return the seed of an answer. `place`: among the answers to its prompt; prompts do not change each other's."""
+    return secrets.randbits(53) if wanted.seed is None else wanted.seed + place
+
+
+def _prompts_of(wanted: CompletionBody) -> dict[str, Any]:
+    """Return the prompts of a request, by their names in errors: a text or token ids, or a list of these."""
     given = wanted.prompt
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
-        given = given[0]
+    if isinstance(given, list) and given and not all(type(one) is int for one in given):
+        return {f"prompt[{number}]": one for number, one in enumerate(given)}
+    return {"prompt": given}
+
+
+def _plain_prompt(where: str, given: Any, served: ServedModel) -> list[int]:
     if isinstance(given, str):
-        check_text(given, "prompt")
+        check_text(given, where)
         return served.trained.encode(given)
-    known = integer(0, served.trained.network.config.vocab_size - 1)
-    if isinstance(given, list) and given and all(known.holds(one) for one in given):
+    ids = integer(0, served.trained.network.config.vocab_size - 1)
+    if isinstance(given, list) and given and all(map(ids.holds, given)):
         return given
-    raise ValueError(f"prompt: got {quoted(wanted.prompt)}, wanted one string, or token ids, each {known.wanted}")
+    problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.wanted}"
+    raise ValueError(problem if where != "prompt" else f"{problem}; or a list of such prompts")
 
 
 def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:

@@ -13,7 +13,7 @@ from evaluation.serve.answer import DrawnAnswer
 from evaluation.serve.api_request import ApiError
 from evaluation.shared.load import Trained
 from model.generate import Prefix
-from model.gpt import CacheGroup
+from model.gpt import Cache, CacheGroup, ScoringCache
 
 CHUNK = 128  # tokens of a prompt that are computed before the others' next token
 GRACE_SECONDS = 3.0  # for active answers, once the server stops
@@ -32,17 +32,17 @@ class Engine:
         self._end: float | None = None  # time of the end, once it stops
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def submit(self, answer: DrawnAnswer) -> None:
-        """Queue an answer. Raises ApiError where the queue is full, or the server stops."""
+    def submit(self, answers: list[DrawnAnswer]) -> None:
+        """Queue all answers of a request, or none. Raises ApiError where the queue is full, or the server stops."""
         with self._changed:
             if self._end is not None:
                 raise stopping()
             self._open = [one for one in self._open if not one.closed]
-            if len(self._open) >= self.slots + self.waiting:
-                problem = f"{len(self._open)} requests are being answered or wait; try again later"
+            if len(self._open) + len(answers) > self.slots + self.waiting:
+                problem = f"{len(self._open)} answers are being drawn or wait; try again later"
                 raise ApiError(429, problem, code="rate_limit_exceeded")
-            self._open.append(answer)
-            self._queue.append(answer)
+            self._open += answers
+            self._queue += answers
             self._changed.notify()
 
     def stop(self) -> None:
@@ -59,10 +59,10 @@ class Engine:
                 if self._end is not None and now > self._end:
                     self._release(answer, stopping())
                 elif answer.closed or now > answer.deadline:
-                    problem = "the answer took too long; ask for fewer tokens"
+                    problem = "the answer took too long; ask for fewer tokens, or for fewer answers at once"
                     self._release(answer, ApiError(503, problem, code="timeout"))
             prompts = [one for one in self._active if one.drawing is not None and len(one.drawing.new) > 1]
-            alone = [one for one in self._active if one.request.repeatable or one in prompts]
+            alone = [one for one in self._active if one.request.repeatable or one.scores_prompt or one in prompts]
             together = [one for one in self._active if one not in alone]
             for group in [*filter(None, [together]), *([one] for one in alone)]:
                 self._advance(group)
@@ -94,18 +94,22 @@ class Engine:
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
             caches = [drawing.prefix.cache for drawing in drawings]
             now = [token for drawing in drawings for token in drawing.new[:CHUNK]]
-            cache = caches[0] if len(group) == 1 else CacheGroup(caches)
+            cache: Cache = caches[0] if len(group) == 1 else CacheGroup(caches)
+            if group[0].scores_prompt:  # such an answer is a group of its own
+                cache = ScoringCache(caches[0])
             logits = self.trained.network(torch.tensor([now], device=caches[0].memory.device), cache)[0]
+            if group[0].scores_prompt:
+                group[0].score_prompt(logits)
             if len(group) == 1 and (rest := drawings[0].new[CHUNK:]):
                 drawings[0].new = rest
                 return
-            for answer, drawing, row in zip(group, drawings, logits, strict=True):
+            for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):
-                    part = answer.take(drawing.take(row[None]))
-                    if part.text or part.tokens or part.finish:
-                        answer.post(part)
-                    if part.finish:
-                        self._release(answer, None)
+                    for part in answer.parts_after(row[None]):
+                        if part.text or part.tokens or part.finish:
+                            answer.post(part)
+                        if part.finish:
+                            self._release(answer, None)
 
     @contextmanager
     def _ending(self, answers: list[DrawnAnswer]) -> Iterator[None]:

@@ -36,7 +36,8 @@ def run(command: ServeCommand) -> None:
         trained.stop_ids  # noqa: B018  # a model without a tokenizer is refused here, not at the first request
         longest = command.tokens or trained.network.config.context_length
         name = trained.place.home.resolve().name.replace("--", "/")
-        served = ServedModel(trained=trained, name=name, longest_answer=longest)
+        most = command.slots + command.queue
+        served = ServedModel(trained=trained, name=name, longest_answer=longest, most_answers=most)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         names = ("localhost", "127.0.0.1", shown) if key is None else ()  # a page whose name was rebound has no key

@@ -26,7 +26,8 @@ from evaluation.serve.engine import Engine
 BODY_BYTES = 1 << 20  # most of a request
 BODY_SECONDS = 20.0  # to send it, and before it the headers
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
-Parts = AsyncGenerator[AnswerPart, None]
+Queue = asyncio.Queue[tuple[int, AnswerPart | Exception]]
+Parts = AsyncGenerator[tuple[int, AnswerPart], None]  # each with the index of its answer
 
 
 def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Collection[str]) -> Starlette:
@@ -34,15 +35,15 @@ def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Colle
 
     async def complete(request: Request, *, chat: bool) -> Response:
         wanted = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[AnswerPart | Exception]()
+        loop, queue = asyncio.get_running_loop(), Queue()
 
-        def post(part: AnswerPart | Exception) -> None:
+        def post(index: int, part: AnswerPart | Exception) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(queue.put_nowait, part)
+                loop.call_soon_threadsafe(queue.put_nowait, (index, part))
 
-        answer = DrawnAnswer(wanted, served, post)
-        engine.submit(answer)
-        return await respond(ApiReply(answer, served), parts_of(answer, queue, request))
+        answers = [DrawnAnswer(one, served, partial(post, index)) for index, one in enumerate(wanted)]
+        engine.submit(answers)
+        return await respond(ApiReply(answers, served), parts_of(answers, queue, request))
 
     async def models(request: Request) -> Response:
         entry = {"id": served.name, "object": "model", "created": 0, "owned_by": "lockstep"}
@@ -83,33 +84,42 @@ async def read_body(request: Request) -> bytes:
     return bytes(content)
 
 
-async def parts_of(answer: DrawnAnswer, queue: "asyncio.Queue[AnswerPart | Exception]", request: Request) -> Parts:
-    """Yield the parts of an answer, while its client is there: one that leaves frees the slot."""
+async def parts_of(answers: list[DrawnAnswer], queue: Queue, request: Request) -> Parts:
+    """Yield the parts of a request's answers as they come, while its client is there: one that leaves frees the slots.
+
+    An exception of one answer ends all of them.
+    """
 
     async def leave() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        answer.closed = True
-        queue.put_nowait(ConnectionError("the client has left"))
+        close(answers)
+        queue.put_nowait((0, ConnectionError("the client has left")))
 
     watch = asyncio.create_task(leave())
     try:
-        finish = None
-        while finish is None:
-            part = await queue.get()
+        unfinished = len(answers)
+        while unfinished:
+            index, part = await queue.get()
             if isinstance(part, Exception):
                 raise part
-            finish = part.finish
-            yield part
+            unfinished -= part.finish is not None
+            yield index, part
     finally:
-        answer.closed = True
+        close(answers)
         watch.cancel()
+
+
+def close(answers: list[DrawnAnswer]) -> None:
+    """Free the slots of answers that nobody reads any more."""
+    for answer in answers:
+        answer.closed = True
 
 
 async def respond(reply: ApiReply, parts: Parts) -> Response:
     try:
         first = await anext(parts)  # refusals until then have their status
-        if reply.answer.request.stream:
+        if reply.request.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events(reply, first, parts), media_type="text/event-stream", headers=headers)
         return JSONResponse(reply.body([first, *[part async for part in parts]]))
@@ -117,13 +127,13 @@ async def respond(reply: ApiReply, parts: Parts) -> Response:
         return Response()  # nobody reads it
 
 
-async def events(reply: ApiReply, first: AnswerPart, parts: Parts) -> AsyncGenerator[bytes, None]:
+async def events(reply: ApiReply, first: tuple[int, AnswerPart], parts: Parts) -> AsyncGenerator[bytes, None]:
     async with aclosing(parts):
         try:
-            yield as_event(reply.chunk(first, first=True))
-            async for part in parts:
-                yield as_event(reply.chunk(part))
-            if reply.answer.request.include_usage:
+            yield as_event(reply.chunk(*first, first=True))
+            async for index, part in parts:
+                yield as_event(reply.chunk(index, part))
+            if reply.request.include_usage:
                 yield as_event(reply.usage_chunk())
             yield b"data: [DONE]\n\n"
         except Exception as error:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.serve.answer import AnswerPart, DrawnAnswer
+from evaluation.serve.answer import AnswerPart, DrawnAnswer, Score
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from evaluation.serve.engine import Engine
 from evaluation.shared.load import ModelLocation, Trained
@@ -26,10 +26,14 @@ PLACE = ModelLocation(Path("m"), None, Path("m"))
 TOKENIZER = load_tokenizer("bytes")
 
 
+def new_answer(**changed: Any) -> DrawnAnswer:
+    trained = Trained(None, TOKENIZER, PLACE)  # type: ignore[arg-type]
+    served = ServedModel(trained=trained, name="", longest_answer=9, most_answers=4)
+    return DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
+
+
 def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
-    served = ServedModel(trained=Trained(None, TOKENIZER, PLACE), name="", longest_answer=9)  # type: ignore[arg-type]
-    answer = DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
-    found = []
+    answer, found = new_answer(**changed), []
     for token in [*text, TOKENIZER.end_of_text_id]:
         found.append(answer.take(Drawn(token, torch.zeros(301))))
         if found[-1].finish:
@@ -51,6 +55,26 @@ def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, s
         assert len(said) == len(text)
 
 
+@given(st.lists(st.binary(max_size=4), max_size=12), st.integers(0, 12))
+def test_an_offset_is_the_place_of_a_tokens_first_byte(spelled: list[bytes], prompt: int) -> None:
+    ids = [*range(1000, 1000 + len(spelled))]
+    answer = new_answer(echo=ids[:prompt], prompt=ids[:prompt] or [1], count=1 + len(ids[prompt:]))
+    answer._spelled = {**answer._spelled, **dict(zip(ids, spelled, strict=True))}
+    answer._prompt_scores += [Score(0.0, [])] * len(ids)
+    found = [answer._echo_part(ids[:prompt])]
+    for token in [*ids[prompt:], TOKENIZER.end_of_text_id]:
+        found.append(answer.take(Drawn(token, torch.zeros(2000))))
+    text, tokens = "".join(part.text for part in found), [one for part in found for one in part.tokens]
+    data = b"".join(spelled)
+    assert text == data.decode(errors="replace") and [one.token for one in tokens] == [*ids, TOKENIZER.end_of_text_id]
+    # The character of a byte is the last one that the bytes up to it begin, the rest left out.
+    for number, one in enumerate(tokens[:-1]):
+        before = b"".join(spelled[:number])
+        if spelled[number]:
+            assert one.offset == len((before + spelled[number][:1]).decode(errors="replace")) - 1
+    assert tokens[-1].offset == len(text)
+
+
 def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
     assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
@@ -61,7 +85,7 @@ def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> Non
     network = GPT(ModelConfig(**TINY_MODEL)).eval()
     initialize(network, 0)
     trained = Trained(network, TOKENIZER, PLACE)
-    served, engine = ServedModel(trained=trained, name="m", longest_answer=9), Engine(trained, 2, 2)
+    served, engine = ServedModel(trained=trained, name="m", longest_answer=9, most_answers=4), Engine(trained, 2, 2)
 
     def ended(seconds: float, damaged: float | None = None) -> str:
         posted: list[AnswerPart | Exception] = []
@@ -71,13 +95,13 @@ def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> Non
         kept = row.clone()
         if damaged is not None:
             row.fill_(damaged)
-        engine.submit(answer)
+        engine.submit([answer])
         while not (posted and (isinstance(posted[-1], Exception) or posted[-1].finish)):
             pass
         row.copy_(kept)
         return str(posted[-1]) if isinstance(posted[-1], Exception) else str(posted[-1].finish)
 
-    assert ended(-1e6) == "the answer took too long; ask for fewer tokens"
+    assert ended(-1e6) == "the answer took too long; ask for fewer tokens, or for fewer answers at once"
     assert "m: the model's logits are not finite" in ended(0, torch.nan)
     assert ended(0) in ("length", "stop")
     engine.stop()

@@ -95,6 +95,123 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
     assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
 
 
+def test_each_of_several_prompts_has_its_own_choices(served: Served) -> None:
+    asked: Any = client(served).completions
+    body = {"model": "run", "temperature": 0, "max_tokens": 8, "stop": ["thr"]}
+    prompts: list[Any] = ["one tw", [*b"two"], "Gr\u00fc\u00df"]
+    alone = [asked.create(prompt=prompt, **body) for prompt in prompts]
+    together = asked.create(prompt=prompts, n=2, **body)
+    assert [choice.index for choice in together.choices] == [*range(6)]
+    wanted = [(one.choices[0].text, one.choices[0].finish_reason) for one in alone for _ in range(2)]
+    assert [(choice.text, choice.finish_reason) for choice in together.choices] == wanted
+    assert together.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone) == 6 + 3 + 6
+    assert together.usage.completion_tokens == 2 * sum(one.usage.completion_tokens for one in alone)
+    chunks = [*asked.create(prompt=prompts, stream=True, stream_options={"include_usage": True}, **body)]
+    texts, ends = [""] * 3, [""] * 3
+    for choice in (chunk.choices[0] for chunk in chunks[:-1]):
+        texts[choice.index] += choice.text
+        ends[choice.index] += choice.finish_reason or ""
+    assert [*zip(texts, ends, strict=True)] == wanted[::2]
+    assert chunks[-1].choices == [] and chunks[-1].usage.prompt_tokens == together.usage.prompt_tokens
+
+
+def test_a_seed_gives_each_prompt_its_answers_in_any_company(served: Served) -> None:
+    asked: Any = client(served).completions
+    body = {"model": "run", "temperature": 1.5, "max_tokens": 30, "seed": 7}
+    pair, crowd = (asked.create(prompt=prompts, n=2, **body) for prompts in (["ab"], ["cd", "ab", "ef"]))
+    assert [one.text for one in pair.choices] == [one.text for one in crowd.choices[2:4]]
+    assert pair.choices[0].text != pair.choices[1].text
+
+
+def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, served: Served) -> None:
+    network = load(locate(str(chat_run), None), None, torch.device("cpu")).network
+    end = 256  # of a text, in the tokenizer `bytes`
+    prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97]]
+    form = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    status, _, body = ask(served, {"model": "run", "prompt": prompts, **form}, "/v1/completions")
+    assert status == 200 and [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    for prompt, choice in zip(prompts, body["choices"], strict=True):
+        with torch.inference_mode():
+            rows = torch.log_softmax(network(torch.tensor([prompt]))[0], dim=-1)
+        scores, text = choice["logprobs"], choice["text"]
+        assert text.startswith(b"".join(b"<|endoftext|>" if one == end else bytes([one]) for one in prompt).decode())
+        # One entry more than the prompt has tokens, whatever was drawn: the harness leaves the last one out.
+        assert {len(values) for values in scores.values()} == {len(prompt) + 1}
+        assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+        wanted = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
+        assert scores["token_logprobs"][1:-1] == pytest.approx(wanted, abs=1e-4)
+        pairs = [*zip(scores["token_logprobs"], scores["top_logprobs"], strict=True)][1:-1]
+        greedy = [value == max(top.values()) for value, top in pairs]
+        assert greedy == [int(row.argmax()) == token for row, token in zip(rows, prompt[1:], strict=False)]
+    streamed = [*client(served).completions.create(model="run", prompt=prompts[1], stream=True, **form)]
+    assert "".join(one.choices[0].text for one in streamed) == body["choices"][1]["text"]
+    values = [value for one in streamed for value in one.choices[0].logprobs.token_logprobs]
+    assert values == body["choices"][1]["logprobs"]["token_logprobs"]
+
+
+def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None:
+    asked: Any = client(served).completions
+    body = {"model": "run", "echo": True, "temperature": 0}
+    bare = asked.create(prompt=["Gr\u00fc\u00df", ""], max_tokens=0, **body)
+    assert [(one.text, one.finish_reason, one.logprobs) for one in bare.choices] == [
+        ("Gr\u00fc\u00df", "length", None),
+        ("", "length", None),
+    ]
+    assert bare.usage.completion_tokens == 0
+    scored = asked.create(prompt="Gr\u00fc\u00df", max_tokens=0, logprobs=0, **body).choices[0].logprobs
+    assert scored.text_offset == [0, 1, 2, 2, 3, 3] and scored.tokens == [
+        "G",
+        "r",
+        *[f"\\x{one:x}" for one in b"\xc3\xbc\xc3\x9f"],
+    ]
+    pairs = zip(scored.tokens[1:], scored.token_logprobs[1:], strict=True)
+    assert scored.top_logprobs == [None, *({name: value} for name, value in pairs)]
+    plain = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8).choices[0].text
+    assert asked.create(prompt="one tw", max_tokens=8, stop=["ne"], **body).choices[0].text == "one tw" + plain
+    full = [5] * CONTEXT
+    assert asked.create(prompt=full, max_tokens=0, logprobs=5, **body).usage.total_tokens == CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "problem"),
+    [
+        (
+            {"prompt": ["a", "b" * 600]},
+            "prompt",
+            rf"prompt\[1\]: the prompt has 600 tokens; .* at most {CONTEXT} tokens",
+        ),
+        (
+            {"prompt": "b" * 600, "echo": True, "logprobs": 1},
+            "prompt",
+            f"has 600 tokens; prompt and answer .* {CONTEXT}",
+        ),
+        (
+            {"prompt": "b" * 513, "echo": True, "max_tokens": 0},
+            "prompt",
+            f"has 513 tokens; the context has at most {CONTEXT}",
+        ),
+        ({"prompt": ["a", 5]}, "prompt", r"prompt\[1\]: got 5, wanted a string, or a list of token ids"),
+        ({"prompt": [[5], []]}, "prompt", r"prompt\[1\]: got \[\]"),
+        ({"prompt": [[5], [5, 70_000]]}, "prompt", r"prompt\[1\]: got \[5, 70000\], wanted .* at most 260"),
+        ({"prompt": [True]}, "prompt", r"prompt\[0\]: got True"),
+        ({"prompt": []}, "prompt", r"prompt: got \[\]"),
+        ({"prompt": ["a", "\ud800"]}, "prompt", r"prompt\[1\]: got half a surrogate pair"),
+        ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server draws at most 72"),
+        ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),
+        ({"n": 0}, "n", "n: got 0, wanted an integer of at least 1, at most 128"),
+        ({"echo": 1}, "echo", "true or false"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1, or echo to be true"),
+        ({"best_of": 3}, "best_of", "not supported"),
+    ],
+)
+def test_a_refusal_of_a_completion_names_the_prompt(
+    served: Served, changed: dict[str, Any], param: str, problem: str
+) -> None:
+    status, _, body = ask(served, {"model": "run", "prompt": "a", "max_tokens": 1, **changed}, "/v1/completions")
+    assert (status, body["error"]["param"]) == (400, param), body
+    assert re.search(problem, body["error"]["message"]), body
+
+
 @pytest.mark.parametrize(
     ("changed", "status", "param", "problem"),
     [
