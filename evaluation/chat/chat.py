@@ -15,7 +15,15 @@ from common.errors import BadInput, nearest, printable, refusing, say
 from common.files import writing
 from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
-from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
+from evaluation.shared.generation import (
+    forgotten,
+    latest_turns,
+    load_for_generation,
+    read_prompt,
+    sampling_of,
+    show,
+    whole_characters,
+)
 from evaluation.shared.load import Trained
 from model.generate import Prefix, Sampling, draw
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
@@ -72,20 +80,15 @@ class Conversation:
 
     def _prompt(self, question: Message) -> list[int]:
         """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
-        limit = self.context - max(1, min(self.longest, self.context // 4))
-        ids: list[int] = []
-        for first in range(self.unseen, len(self.turns) + 1, 2):
-            ids = self._encode([*self.turns[first:], question])
-            if len(ids) <= limit:
-                self.unseen = first
-                return ids
-        counted = "message and system message" if self.system else "message"
-        raise BadInput(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {self.context:,}")
+        turns = [*self.turns[self.unseen :], question]
+        left_out, ids = latest_turns(self.system, turns, self._encode, self.context, self.longest)
+        self.unseen += left_out
+        return ids
 
-    def _encode(self, turns: list[Message]) -> list[int]:
+    def _encode(self, messages: list[Message]) -> list[int]:
         if self.trained.template is not None:
-            return self.trained.template.prompt(self.trained.tokenizer, [*self.system, *turns])
-        return self.trained.encode("".join(said + "\n" * (role == ASSISTANT) for role, said in turns))
+            return self.trained.template.prompt(self.trained.tokenizer, messages)
+        return self.trained.encode("".join(said + "\n" * (role == ASSISTANT) for role, said in messages))
 
 
 def run(command: ChatCommand) -> None:
@@ -132,7 +135,7 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         if len(conversation.turns) == before:
             say("NOTE: no answer; the message is forgotten")
         if conversation.unseen > unseen == 0:
-            say(f"NOTE: the oldest turns are forgotten: the context has {conversation.context:,} tokens")
+            say(f"NOTE: {forgotten(conversation.context)}")
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:

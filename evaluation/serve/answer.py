@@ -163,12 +163,13 @@ class ApiReply:
             text, tokens = "".join(part.text for part in own), [token for part in own for token in part.tokens]
             message = {"message": {"role": "assistant", "content": text, "refusal": None}}
             choices.append(self._choice(index, AnswerPart(text, tokens, own[-1].finish), message))
-        return {**self._head(""), "choices": choices, "usage": self.usage()}
+        return {**self._head(""), "choices": choices, "usage": self.usage(), **self._left_out()}
 
     def chunk(self, index: int, part: AnswerPart, *, first: bool = False) -> JSON:
         delta = {"delta": {**({"role": "assistant"} if first else {}), "content": part.text}}
         unused = {"usage": None} if self.request.include_usage else {}
-        return {**self._head(".chunk"), "choices": [self._choice(index, part, delta)], **unused}
+        left_out = self._left_out() if first else {}
+        return {**self._head(".chunk"), "choices": [self._choice(index, part, delta)], **unused, **left_out}
 
     def usage_chunk(self) -> JSON:
         return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
@@ -179,6 +180,12 @@ class ApiReply:
         prompt, count = sum(len(one.request.prompt) for one in first), sum(one.count for one in self.answers)
         tokens = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         return {**tokens, "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in first)}}
+
+    def _left_out(self) -> JSON:
+        """Return how many of the oldest turns are left out, if the request asks for truncation; not in OpenAI's API."""
+        if self.request.left_out is None:
+            return {}
+        return {"left_out": max(answer.request.left_out or 0 for answer in self.answers)}
 
     def _head(self, suffix: str) -> JSON:
         kind, prefix = "text_completion", "cmpl"

@@ -2,18 +2,22 @@
 
 import re
 import secrets
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import attrs
 
-from common.checks import ValueCheck, boolean, checked, integer, is_absent, number, optional, text
+from common.checks import ValueCheck, boolean, checked, integer, is_absent, number, one_of, optional, text
 from common.errors import LARGEST_INTEGER, BadInput, quoted
 from common.json_files import check_text, is_number, parse_json
 from evaluation.command_line import LEAST_TEMPERATURE
+from evaluation.shared.generation import TooLong, latest_turns
 from evaluation.shared.load import Trained
 from model.generate import Sampling
 from tokens.documents.messages import read_message
-from tokens.tokenizer.template import Message
+from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # most of each
 MOST_CHOICES = 128  # answers to one prompt, as OpenAI's
@@ -68,6 +72,7 @@ def _is_stop(value: Any) -> bool:
 
 
 STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
+TEXTS = ValueCheck(lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value), "texts")
 
 
 def _is_stream_options(value: Any) -> bool:
@@ -92,6 +97,8 @@ class AnswerOptions:
     stop: str | list[str] = attrs.field(factory=list, validator=STOP)
     stream: bool = attrs.field(default=False, validator=boolean())
     stream_options: dict[str, bool] = attrs.field(factory=dict, validator=STREAM_OPTIONS)
+    # Of OpenAI's API of responses; "auto": where the context is full, leave out the oldest turns, and say how many.
+    truncation: str = attrs.field(default="disabled", validator=one_of("disabled", "auto"))
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +106,7 @@ class CompletionBody(AnswerOptions):
     """Body of /v1/completions."""
 
     prompt: Any
+    earlier: list[str] = attrs.field(factory=list, validator=TEXTS)  # before each prompt: texts and their continuations
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())
     max_tokens: int = attrs.field(default=16, validator=integer(0))  # as OpenAI's
@@ -123,6 +131,7 @@ class AnswerRequest:
 
     prompt: list[int]
     is_first: bool = True  # of the answers to this prompt, whose tokens are counted once
+    left_out: int | None = None  # of the oldest turns, if truncation is asked for
     echo: list[int] | None = None  # tokens of the prompt that the answer begins with; of an empty text none
     count: int  # most tokens; 0 only with echo
     sampling: Sampling
@@ -162,7 +171,8 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
 def _chat_answers(wanted: ChatBody, served: ServedModel) -> list[AnswerRequest]:
     if wanted.top_logprobs and not wanted.logprobs:
         raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
-    return [_answer_request(wanted, served, _chat_prompt(wanted, served), None)]
+    left_out, prompt = _chat_prompt(wanted, served)
+    return [attrs.evolve(_answer_request(wanted, served, prompt, None), left_out=left_out)]
 
 
 def _text_answers(wanted: CompletionBody, served: ServedModel) -> list[AnswerRequest]:
@@ -175,9 +185,12 @@ def _text_answers(wanted: CompletionBody, served: ServedModel) -> list[AnswerReq
         raise ValueError(f"{problem}most {served.most_answers:,} for one request, by its options --slots and --queue")
     requests: list[AnswerRequest] = []
     for where, given in prompts.items():
-        first = _answer_request(wanted, served, _plain_prompt(where, given, served), where)
+        if wanted.echo and wanted.logprobs is not None:
+            _check_scored(where, given, served)
+        left_out, prompt = _plain_prompt(where, given, wanted, served)
+        first = attrs.evolve(_answer_request(wanted, served, prompt, where), left_out=left_out)
         if wanted.echo:
-            first = attrs.evolve(first, echo=first.prompt if given else [])
+            first = attrs.evolve(first, echo=prompt if given or wanted.earlier else [])
         for place in range(wanted.n):
             sampling = attrs.evolve(first.sampling, seed=_seed(wanted, place))
             requests.append(attrs.evolve(first, is_first=place == 0, sampling=sampling))
@@ -188,26 +201,22 @@ def _answer_request(
     wanted: ChatBody | CompletionBody, served: ServedModel, prompt: list[int], where: str | None
 ) -> AnswerRequest:
     """Return the first answer to a prompt, without echo. `where`: the prompt's name; None: a chat. Raises ApiError."""
-    if isinstance(wanted, ChatBody):
-        count = wanted.max_completion_tokens or wanted.max_tokens or served.context
-        if wanted.max_tokens not in (None, count):
-            raise ValueError(
-                f"max_tokens: got {wanted.max_tokens} and max_completion_tokens {count}, wanted one of them"
-            )
-        alternatives = wanted.top_logprobs if wanted.logprobs else None
-    else:
-        count, alternatives = wanted.max_tokens, wanted.logprobs
+    count = _longest_answer(wanted, served)
     if len(prompt) + min(count, 1) > served.context:
         has = "the prompt has" if where in (None, "prompt") else f"{where}: the prompt has"
         both = "prompt and answer together have" if count else "the context has"
         problem = f"{has} {len(prompt):,} tokens; {both} at most {served.context:,} tokens"
-        raise ApiError(400, problem, param=where and "prompt", code="context_length_exceeded")
+        raise _too_long(problem, where and "prompt")
     if wanted.stream_options and not wanted.stream:
         raise ValueError("stream_options: got it without a stream, wanted stream to be true as well")
+    if isinstance(wanted, ChatBody):
+        alternatives = wanted.top_logprobs if wanted.logprobs else None
+    else:
+        alternatives = wanted.logprobs
     temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
     return AnswerRequest(
         prompt=prompt,
-        count=min(count, served.longest_answer, served.context - len(prompt)),
+        count=min(count, served.context - len(prompt)),
         sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=_seed(wanted, 0)),
         stop=(wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop),
         alternatives=alternatives,
@@ -216,6 +225,21 @@ def _answer_request(
         is_chat=isinstance(wanted, ChatBody),
         repeatable=wanted.seed is not None,
     )
+
+
+def _longest_answer(wanted: ChatBody | CompletionBody, served: ServedModel) -> int:
+    """Return the most tokens that an answer may have, if the context has room for them."""
+    given = wanted.max_tokens
+    if isinstance(wanted, ChatBody) and wanted.max_completion_tokens is not None:
+        if given not in (None, wanted.max_completion_tokens):
+            problem = f"got {given} and max_completion_tokens {wanted.max_completion_tokens}, wanted one of them"
+            raise ValueError(f"max_tokens: {problem}")
+        given = wanted.max_completion_tokens
+    return served.longest_answer if given is None else min(given, served.longest_answer)
+
+
+def _too_long(problem: str, param: str | None) -> ApiError:
+    return ApiError(400, problem, param=param, code="context_length_exceeded")
 
 
 def _seed(wanted: AnswerOptions, place: int) -> int:
@@ -231,25 +255,63 @@ def _prompts_of(wanted: CompletionBody) -> dict[str, Any]:
     return {"prompt": given}
 
 
-def _plain_prompt(where: str, given: Any, served: ServedModel) -> list[int]:
+def _plain_prompt(where: str, given: Any, wanted: CompletionBody, served: ServedModel) -> tuple[int | None, list[int]]:
+    """Return how many of the earlier texts are left out, None if all have to fit, and the ids of a prompt."""
     if isinstance(given, str):
-        check_text(given, where)
-        return served.trained.encode(given)
+        texts = [*wanted.earlier, given]
+        for text in texts:
+            check_text(text, where)
+        turns = [Message((USER, ASSISTANT)[number % 2], text) for number, text in enumerate(texts)]
+        return _prompt_of(
+            [], turns, lambda turns: served.trained.encode("".join(said for _, said in turns)), wanted, served
+        )
+    if wanted.earlier:
+        raise ValueError(f"earlier: got texts before token ids, wanted {where} to be a string")
     ids = integer(0, served.trained.network.config.vocab_size - 1)
     if isinstance(given, list) and given and all(map(ids.holds, given)):
-        return given
+        return None, given
     problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.wanted}"
     raise ValueError(problem if where != "prompt" else f"{problem}; or a list of such prompts")
 
 
-def _chat_prompt(wanted: ChatBody, served: ServedModel) -> list[int]:
+def _check_scored(where: str, given: Any, served: ServedModel) -> None:
+    """Refuse a text that is scored and spells a special token: its client would count one token, and here are several.
+
+    lm-evaluation-harness does so with tokenized_requests=False.
+    """
+    special = served.trained.tokenizer.special_tokens
+    if isinstance(given, str) and (name := next((name for name in special if name in given), None)):
+        problem = f"{where}: got {quoted(name)} in a text whose tokens are scored; in a text it is ordinary characters"
+        raise ValueError(f"{problem}; send token ids instead, with {special[name]} for it")
+
+
+def _prompt_of(
+    system: list[Message],
+    turns: list[Message],
+    encode: Callable[[list[Message]], list[int]],
+    wanted: ChatBody | CompletionBody,
+    served: ServedModel,
+) -> tuple[int | None, list[int]]:
+    """Return how many of the oldest turns are left out, None if all have to fit, and the ids of the prompt."""
+    if wanted.truncation == "disabled":
+        return None, encode([*system, *turns])
+    try:
+        return latest_turns(system, turns, encode, served.context, _longest_answer(wanted, served))
+    except TooLong as error:
+        raise _too_long(str(error), "messages" if isinstance(wanted, ChatBody) else "prompt") from error
+
+
+def _chat_prompt(wanted: ChatBody, served: ServedModel) -> tuple[int | None, list[int]]:
     trained = served.trained
     if trained.template is None:
         raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
     if (count := len(wanted.messages)) > served.context:  # of at least a token each
         raise ValueError(f"messages: got {count:,}, wanted at most {served.context:,}, as the context has tokens")
     messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
-    return trained.template.prompt(trained.tokenizer, messages)
+    system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
+    return _prompt_of(
+        system, messages[len(system) :], partial(trained.template.prompt, trained.tokenizer), wanted, served
+    )
 
 
 def _message(where: str, given: Any) -> Message:

@@ -4,6 +4,7 @@ const facts = at("facts").dataset, isChat = facts.chat === "1", bounds = facts.b
 const talk = at("talk"), message = at("message");
 let history = [];       // messages of the conversation; of a base model the one text so far
 let running = null;     // AbortController of the answer that comes
+let forgets = false;    // the oldest turns did not fit the context any more, and are no longer sent
 
 document.body.classList.toggle("plain", !isChat);
 
@@ -13,6 +14,12 @@ function add(parent, name, className, text = "") {
   element.textContent = text;   // never HTML: the text is the model's
   parent.append(element);
   return element;
+}
+
+function noted(text) {
+  const line = add(talk, "p", "said note", text);
+  line.setAttribute("role", "note");
+  return line;
 }
 
 // A chunk's tokens in one form: bytes, probability, alternatives.
@@ -87,8 +94,8 @@ async function ask(body, signal) {
 
 function wanted() {
   const common = {model: facts.model, stream: true, temperature: Number(at("temperature").value),
-    top_p: Number(at("top-p").value), max_tokens: Number(at("longest").value) || undefined};
-  if (!isChat) return {...common, prompt: history.join(""), logprobs: 5};
+    top_p: Number(at("top-p").value), max_tokens: Number(at("longest").value) || undefined, truncation: "auto"};
+  if (!isChat) return {...common, earlier: history.slice(0, -1), prompt: history.at(-1), logprobs: 5};
   const system = at("system").value.trim();
   const messages = [...(system ? [{role: "system", content: system}] : []), ...history];
   return {...common, messages, logprobs: true, top_logprobs: 5};
@@ -107,6 +114,7 @@ async function answer() {
       const choice = chunk.choices[0], part = choice.delta?.content ?? choice.text ?? "", tokens = tokensOf(choice);
       const follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
       if (!count) first = performance.now();
+      if (chunk.left_out) forget_oldest(said, asking, chunk.left_out);
       if (part) show(text, part, tokens);
       [got, count, finish] = [got + part, count + tokens.length, choice.finish_reason];
       if (follows) talk.scrollTop = talk.scrollHeight;
@@ -129,10 +137,17 @@ async function answer() {
   return resize();
 }
 
+// The model no longer sees the oldest turns, as in `evaluate.py chat`: they stay on the page.
+function forget_oldest(said, asking, count) {
+  asking.splice(0, count);
+  if (!forgets && history === asking) said.before(noted(facts.forgotten));
+  forgets ||= history === asking;
+}
+
 async function send(event) {
   event.preventDefault();
-  const text = message.value;
-  if (running || (isChat && !text.trim()) || (!history.length && !text)) return;
+  const text = isChat ? message.value.trim() : message.value;
+  if (running || (!text && (isChat || !history.length))) return;
   at("empty").hidden = true;
   message.value = "";
   resize();
@@ -154,6 +169,7 @@ function resize() {
 function forget() {
   running?.abort();
   history = [];
+  forgets = false;
   for (const said of talk.querySelectorAll(".said")) said.remove();
   at("empty").hidden = false;
   message.focus();

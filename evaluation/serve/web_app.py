@@ -22,6 +22,7 @@ from common.web_page import HEAT_LEGEND, render
 from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
+from evaluation.shared.generation import forgotten
 
 BODY_BYTES = 1 << 20  # most of a request
 BODY_SECONDS = 20.0  # to send it, and before it the headers
@@ -167,6 +168,7 @@ class OriginGuard:
 def page_of(served: ServedModel) -> HTMLResponse:
     """Return the page, with a policy by which a browser runs no other script and asks no other server."""
     values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
+    values["forgotten"] = forgotten(served.context)
     longest = min(served.longest_answer, served.context)
     html = render("evaluation/serve/chat_page.html", title=f"{served.name}: chat", longest=longest, **values)
     policy = "default-src 'none'; connect-src 'self'; img-src data:"

@@ -2,21 +2,26 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from common.errors import printable, refusing
+from common.errors import BadInput, printable, refusing
 from common.installation import GuardedStream
 from common.json_files import FILE_BYTES, check_text
 from evaluation.command_line import GenerationOptions, ModelOptions
 from evaluation.shared.load import Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS
 from model.generate import Sampling, lay_out_for_generation
+from tokens.tokenizer.template import USER, Message
 from training.parallel.process_group import meet, stop
 
 FILE = "FILE:"  # before the path of a prompt, as in nanoGPT's sample.py
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these
+
+
+class TooLong(BadInput):
+    """A message of a user that leaves no room to an answer."""
 
 
 def load_for_generation(options: ModelOptions) -> Trained:
@@ -58,6 +63,33 @@ def show(parts: Iterable[str]) -> bool:
     finally:
         print(flush=True)
     return True
+
+
+def latest_turns(
+    system: list[Message],
+    turns: list[Message],
+    encode: Callable[[list[Message]], list[int]],
+    context: int,
+    longest: int,
+) -> tuple[int, list[int]]:
+    """Return how many of the oldest turns have to be left out, and the ids of the prompt that the rest makes.
+
+    The prompt keeps the messages of `system`. It goes on with a user's turn, and leaves a quarter of the context to the
+    answer, or `longest` tokens if that is less. Raises TooLong if the user's last turn alone leaves less.
+    """
+    limit = context - max(1, min(longest, context // 4))
+    ids: list[int] = []
+    for first in [number for number, turn in enumerate(turns) if turn.role == USER] or [0]:
+        ids = encode([*system, *turns[first:]])
+        if len(ids) <= limit:
+            return first, ids
+    counted = "message and system message" if system else "message"
+    raise TooLong(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {context:,}")
+
+
+def forgotten(context: int) -> str:
+    """Return the note about turns that `latest_turns` left out."""
+    return f"the oldest turns are forgotten: the context has {context:,} tokens"
 
 
 def whole_characters(trained: Trained, ids: Iterable[int]) -> Iterator[str]:

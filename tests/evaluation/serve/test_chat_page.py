@@ -1,11 +1,12 @@
 """The page of `evaluate.py serve` in a browser: chat, colours with alternatives, stop, errors, phone, dark."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.serve.conftest import Serve, Served
+from tests.evaluation.serve.conftest import CONTEXT, Serve, Served
 
 CHROMIUM = Path("/usr/bin/chromium")
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -75,9 +76,36 @@ def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, se
     say(page, "Hello", ".text span:nth-child(4)")
     page.click("#stop")
     page.locator(".about", has_text="stopped").wait_for()
-    say(page, "x" * 600, ".error", has_text="at most 512 tokens")
+    say(page, "x" * 600, ".error", has_text="got 60")
     assert page.input_value("#message") == "x" * 600 and page.evaluate(WIDE) <= 0
     assert len(troubles) == 1 and "400" in troubles[0]
+
+
+@pytest.mark.parametrize("kind", ["chat", "base"])
+def test_a_full_context_forgets_the_oldest_and_says_so(
+    browser: Any, served: Served, finished: Path, serve: Serve, kind: str
+) -> None:
+    """The finished run has a context of 32 tokens of one byte each, and no conversation template."""
+    with nullcontext(served) if kind == "chat" else serve(finished) as server:
+        troubles: list[str] = []
+        page = opened(browser, server, troubles)
+        length = 150 if kind == "chat" else 10
+        page.click("#options-button")
+        page.fill("#longest", "4")
+        sent = []
+        page.on("request", lambda asked: sent.append(asked.post_data_json) if asked.method == "POST" else None)
+        for letter in "abcdef":
+            say(page, letter * length)
+            page.locator("#send").wait_for(state="visible", timeout=60_000)
+        assert page.locator(".error").count() == 0 and troubles == []
+        context = CONTEXT if kind == "chat" else 32
+        [note] = page.locator(".note").all_inner_texts()
+        assert note == f"NOTE: the oldest turns are forgotten: the context has {context} tokens"
+        turns = [len(body.get("messages") or [*body["earlier"], body["prompt"]]) for body in sent]
+        assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # what is forgotten is not sent again
+        page.click("#new")
+        assert page.locator(".note").count() == 0
+        say(page, "x" * 600, ".error", has_text="message: got 6")
 
 
 def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(browser: Any, served: Served) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import BadInput
+from evaluation.chat.chat import Conversation
 from evaluation.shared.load import load, locate
 from model.generate import Sampling
 from tests import launch
@@ -93,6 +95,32 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
     chunks = [*asked.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
     assert "".join(one.choices[0].text for one in chunks) == said.choices[0].text
     assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
+
+
+def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: Served) -> None:
+    trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
+    conversation = Conversation(trained, 20, "Be brief.")
+    turns = [Message(("user", "assistant")[number % 2], f"{number} " + "word " * 20) for number in range(6)]
+    conversation.turns = turns
+    prompt = conversation._prompt(Message("user", "Hello"))
+    sent = [*conversation.system, *turns, Message("user", "Hello")]
+    body: Any = {**GREEDY, "max_tokens": 20, "messages": [message._asdict() for message in sent]}
+    status, _, told = ask(served, body)
+    assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+    status, _, told = ask(served, body | {"truncation": "auto"})
+    assert (status, told["left_out"], told["usage"]["prompt_tokens"]) == (200, conversation.unseen, len(prompt))
+    assert conversation.unseen > 0
+    chunk = next(iter(client(served).chat.completions.create(**body, stream=True, extra_body={"truncation": "auto"})))
+    assert chunk.left_out == conversation.unseen
+    long = "a" * 600
+    with pytest.raises(BadInput) as refused:
+        conversation._prompt(Message("user", long))
+    body["messages"] = [*body["messages"], {"role": "user", "content": long}]
+    status, _, told = ask(served, body | {"truncation": "auto"})
+    assert (status, told["error"]["message"]) == (400, str(refused.value))
+    texts = {"earlier": ["a" * 300, "b" * 100], "prompt": "c" * 200, "truncation": "auto", "max_tokens": 300}
+    status, _, told = ask(served, {"model": "run", **texts}, "/v1/completions")
+    assert (status, told["left_out"], told["usage"]["prompt_tokens"]) == (200, 2, 200)
 
 
 def test_each_of_several_prompts_has_its_own_choices(served: Served) -> None:
@@ -196,6 +224,11 @@ def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None
         ({"prompt": [True]}, "prompt", r"prompt\[0\]: got True"),
         ({"prompt": []}, "prompt", r"prompt: got \[\]"),
         ({"prompt": ["a", "\ud800"]}, "prompt", r"prompt\[1\]: got half a surrogate pair"),
+        (
+            {"prompt": ["a", "<|endoftext|>a"], "echo": True, "logprobs": 1},
+            "prompt",
+            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored; .* send token ids .* 256",
+        ),
         ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server draws at most 72"),
         ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),
         ({"n": 0}, "n", "n: got 0, wanted an integer of at least 1, at most 128"),
