@@ -8,15 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token, UnknownOptionError
+import attrs
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+from cyclopts.argument import Argument
 from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
-from common.errors import EXIT_DONE, EXIT_USAGE, printable, quoted
+from common.errors import EXIT_DONE, EXIT_USAGE, either, nearest, printable, quoted
+from common.other_programs import argument_advice, option_advice
 
 WIDTH = 80  # of the help, in columns
-HELP = ("--help", "-h")
 NAME_WIDTH = 22  # of its left column
+HELP_WORDS = ("--help", "-h")
 
 
 class UsageError(Exception):
@@ -55,27 +68,30 @@ def option(
 
 
 def parse(
-    script: str, commands: type | Mapping[str, Any], words: Sequence[str], *, help_text: str = "", epilog: str = ""
+    script: str,
+    commands: type | Mapping[str, Any],
+    words: Sequence[str],
+    *,
+    help_text: str = "",
+    epilog: str = "",
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
-    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and `meant`,
-    which returns advice on an unknown option and its value. Exits after --help, and with one line on a usage error.
+    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and
+    `keys_of_set`, which returns the keys that its --set takes. A command named "" is meant if the first word names no
+    other one. Exits after --help, and with one line on a usage error.
     """
+    siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
+    if "" in siblings and (not words or words[0] not in siblings):
+        commands = siblings[""]
     app = _app(script, help_text or commands.__doc__ or "", getattr(commands, "help_groups", {}))
     if isinstance(commands, type):
         app.default(commands)
-    elif not words:
-        refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
     else:
-        if words[0] not in (
-            *commands,
-            *HELP,
-        ):  # cyclopts would print the help of all, with status 0, if it is asked for
-            known = ", ".join(commands)
-            close = difflib.get_close_matches(words[0], commands, n=1, cutoff=0.5)
-            advice = f"; did you mean '{close[0]}'?" if close else ""
-            refuse(script, f"unknown command {quoted(words[0])}{advice}; known: {known}")
+        if not words:
+            refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
+        if words[0] not in commands and words[0] not in HELP_WORDS:
+            refuse(script, _unknown_command(script, words[0], commands))
         for name, command in commands.items():
             app.command(_app(name, command.__doc__ or "", {}), name=name)
             app[name].default(command)
@@ -83,11 +99,9 @@ def parse(
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         value = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        unknown = (error.token.keyword or error.token.value) if isinstance(error, UnknownOptionError) else ""
-        values = [word.partition("=")[2] or after for word, after in pairwise([*words, ""]) if word.startswith(unknown)]
-        advice = commands.meant(unknown, values[0]) if unknown and values and hasattr(commands, "meant") else ""
-        problem = f"{unknown}: unknown option{advice}" if advice else _problem(error)
-        refuse(script, problem, " ".join(error.command_chain or ()))
+        command = "" if isinstance(commands, type) else words[0]
+        line = CommandLine(script, command, words, commands if isinstance(commands, type) else commands[command])
+        refuse(script, line.problem(error, siblings), command)
     except UsageError as error:
         refuse(script, str(error))
     if value is None:  # the help was printed
@@ -95,6 +109,120 @@ def parse(
             print(epilog, end="")
         sys.exit(EXIT_DONE)
     return value
+
+
+@attrs.frozen
+class CommandLine:
+    """A command line that is wrong, and what is wrong with it, in our words: cyclopts' errors are read as data."""
+
+    script: str
+    command: str  # "" for a script without commands
+    words: Sequence[str]
+    options: Any  # class or function of the command
+
+    def problem(self, error: CycloptsError, siblings: Mapping[str, Any]) -> str:
+        """Return a usage error as one line. `siblings`: all commands of the script, whose options it may name."""
+        if isinstance(error, UnknownOptionError):
+            return self._unknown_option(error.token.keyword or error.token.value, siblings)
+        if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+            return self._too_many(error.unused_tokens[0])
+        argument = error.argument
+        if argument is None:
+            return "the command line cannot be read"
+        name = argument.name.strip("-.") if _is_positional(argument) else argument.name
+        if isinstance(error, MissingArgumentError):
+            return f"{name}{self._missing(argument)}"
+        if isinstance(error, CoercionError):
+            return f"{name}: {_wrong_value(error, argument)}"
+        repeated = isinstance(error, RepeatArgumentError)
+        return f"{name}: " + ("given twice; give it once" if repeated else f"wanted {_wanted(argument)}")
+
+    def _unknown_option(self, given: str, siblings: Mapping[str, Any]) -> str:
+        word = given.partition("=")[0]
+        followed = pairwise([*self.words, "-"])
+        values = [one.partition("=")[2] or after for one, after in followed if one.partition("=")[0] == word]
+        value = values[0] if values and not values[0].startswith("-") else ""
+        keys = self.options.keys_of_set() if hasattr(self.options, "keys_of_set") else {}
+        advice = option_advice(self.script, self.command, word, value, keys)
+        if not advice:
+            names = [name for argument in arguments_of(self.options) for name in argument.names if name[:1] == "-"]
+            owners = [name for name, other in siblings.items() if name != self.command and word in option_names(other)]
+            close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+            if owners:
+                advice = f"; it is one of {either(f'{self.script} {owner}'.rstrip() for owner in owners)}"
+            elif close:
+                advice = f"; did you mean {close[0]}?"
+        return f"{word}: unknown option{advice}"
+
+    def _too_many(self, argument: str) -> str:
+        wanted = " ".join(one.name.strip("-") for one in arguments_of(self.options) if _is_positional(one))
+        advice = argument_advice(self.script, self.command, argument)
+        return f"got {quoted(argument)} besides, wanted {wanted or 'no arguments'} and options{advice}"
+
+    def _place_of(self, argument: Argument) -> int | None:
+        """Return the number of the last word that gives an option, counted from 1; None if no word does."""
+        spelled = [word.partition("=")[0].replace("_", "-") for word in self.words]
+        return max((number for number, word in enumerate(spelled, 1) if word in argument.names), default=None)
+
+    def _missing(self, argument: Argument) -> str:
+        """Return what is missing: the argument, or the value of an option that is there."""
+        place = self._place_of(argument)
+        if place is None:
+            return f" is missing: {_help_of(argument)[1]}"
+        values, (count, _) = self.words[place:], argument.token_count()
+        got = next((number for number, word in enumerate(values) if word.startswith("-")), len(values))
+        if count > 1:
+            return f": got {min(got, count)} of {count} values, wanted {_wanted(argument)}"
+        advice = f"; if {values[0]} is the value, write {argument.name}={values[0]}" if values else ""
+        return f": its value is missing, wanted {_wanted(argument)}{advice}"
+
+
+def _wrong_value(error: CoercionError, argument: Argument) -> str:
+    """Return what is wrong with a value: a check's own words, or what was wanted instead."""
+    if error.msg is not None:  # of our check
+        return str(error.msg)
+    value = "" if error.token is None else error.token.value
+    if argument.hint is bool:
+        return f"got {quoted(value)}, wanted no value"
+    close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.6)
+    return f"got {quoted(value)}, wanted {_wanted(argument)}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def arguments_of(options: Any) -> list[Argument]:
+    """Return the options and positional arguments of a command's class or function."""
+    app = _app("", "", {})
+    app.default(options)
+    return [argument for argument in app.assemble_argument_collection() if argument.parse]
+
+
+def option_names(options: Any) -> list[str]:
+    return [name for argument in arguments_of(options) if not _is_positional(argument) for name in argument.names]
+
+
+def _is_positional(argument: Argument) -> bool:
+    return argument.name.strip("-.").isupper()
+
+
+def _help_of(argument: Argument) -> tuple[str, str]:
+    """Return the metavar of an argument, and its help."""
+    metavar, _, text = (argument.parameter.help or "").rpartition("\n")
+    return metavar, text
+
+
+def _wanted(argument: Argument) -> str:
+    choices = argument.get_choices(force=True)
+    return either(choices) if choices else _help_of(argument)[0] or "a value"
+
+
+def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str:
+    known = f"; known: {', '.join(commands)}"  # all of them: a list that is cut off hides the one that was meant
+    if not word.startswith("-"):
+        close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
+        meant = f"; did you mean {quoted(close[0])}?" if close else ""
+        return f"{quoted(word)}: unknown command{meant}{known}"
+    owners = [name for name, options in commands.items() if word.partition("=")[0] in option_names(options)]
+    example = f", such as {script} {owners[0]} ... {word}" if owners else known
+    return f"COMMAND is missing before {word}{example}"
 
 
 class PlainHelp(PlainFormatter):
@@ -149,16 +277,6 @@ def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:
     )
     app.help_formatter = PlainHelp(app, groups)
     return app
-
-
-def _problem(error: CycloptsError) -> str:
-    """Return a usage error as one line; a positional argument is named as in the help."""
-    error.verbose = False
-    name = "" if error.argument is None else error.argument.name
-    if isinstance(error, MissingArgumentError) and error.argument and name.strip("-.").isupper():
-        return f"{name.strip('-.')} is missing: {(error.argument.parameter.help or '').rpartition(chr(10))[2]}"
-    text = f"{name}: {error.msg}" if name and error.msg is not None else str(error)
-    return text.replace(name, name.strip("-.")) if name.isupper() else text
 
 
 def refuse(script: str, problem: str, command: str = "") -> NoReturn:

@@ -49,7 +49,7 @@ def test_an_unknown_option_that_is_a_key_is_answered_with_set(make_run: MakeRun)
         (["--seed", "3"], "--seed: unknown option; did you mean --set train.random_seed=3?"),
         (["--lr=1e-3"], "--lr: unknown option; did you mean --set train.learning_rate=1e-3?"),
         (["--n-layers", "4"], "--n-layers: unknown option; did you mean --set model.n_layers=4?"),
-        (["--sed", "4"], "Unknown option: --sed"),
+        (["--sed", "4"], "--sed: unknown option"),
     ):
         done = train(make_run(words[0].strip("-")), *words)
         assert done.returncode == 2 and said in done.stderr

@@ -115,13 +115,11 @@ COMMANDS: dict[str, Any] = {
 def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
     """Return the command of a command line: the first word is one of COMMANDS, or anything else prepares tokens."""
     script = "prepare_data.py"
-    if not words or words[0] not in COMMANDS:
-        return cast(PrepareCommand, parse(script, PrepareCommand, words, epilog=EPILOG))
-    takes_output = words[0] == "tokenizer"
-    if not takes_output and any(word.partition("=")[0] in OUTPUTS for word in words):
+    reads_only = bool(words) and words[0] in COMMANDS and words[0] != "tokenizer"
+    if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
         advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
         refuse(script, f"'{words[0]}' is a command, which takes no --output; {advice}")
-    command = parse(script, COMMANDS, words)
+    command = parse(script, {"": PrepareCommand, **COMMANDS}, words, epilog=EPILOG)
     if isinstance(command, TokenizerCommand):
         return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)
-    return cast(Lines, command)
+    return cast("PrepareCommand | Lines", command)

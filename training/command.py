@@ -1,6 +1,7 @@
 """Command lines of train.py and find_batch_size.py: options of a launch, and its errors as lines."""
 
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -114,14 +115,11 @@ class Options:
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
 
-def meant_key(word: str, value: str) -> str:
-    """Return advice on an unknown option that is a key, ours or another program's; "" on any other."""
-    from training.config.foreign_keys import FOREIGN_KEYS, hint
+def settable_keys() -> Mapping[str, Collection[str]]:
+    """Return the keys that --set takes, by file."""
     from training.config.train_config import KEYS
 
-    key = word.strip("-").replace("-", "_")
-    known = key in FOREIGN_KEYS or any(key in keys for keys in KEYS.values())
-    return hint("train", key, value or "VALUE", KEYS, overridden=True) if known else ""
+    return KEYS
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +133,7 @@ class TrainCommand:
         "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
         "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
-    meant = staticmethod(meant_key)
+    keys_of_set = staticmethod(settable_keys)
     run: RunDirectory = attrs.field(kw_only=False)
     options: Options = attrs.field(factory=Options)
     like: Annotated[
@@ -226,7 +224,7 @@ class TrainCommand:
 class FindCommand:
     """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
 
-    meant = staticmethod(meant_key)
+    keys_of_set = staticmethod(settable_keys)
     run: RunDirectory = attrs.field(kw_only=False)
     predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None

@@ -1,14 +1,21 @@
 """Command lines: checked numbers, usage errors of one line, plain help."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
 import pytest
 
-from common.arguments import UsageError, option, parse
+from common.arguments import UsageError, arguments_of, option, option_names, parse
 from common.checks import integer
 from common.errors import EXIT_USAGE
+from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
+from experiments.command import LadderCommand, SweepCommand, TrialCommand
+from reporting.command import ReportCommand
+from tokens.command import COMMANDS as PREPARE_COMMANDS
+from tokens.prepare.command import PrepareCommand
+from training.command import FindCommand, TrainCommand
 
 
 @attrs.frozen(kw_only=True)
@@ -57,48 +64,158 @@ def test_a_command_line_becomes_its_class() -> None:
     ("words", "said"),
     [
         ([], "NAME is missing: one or more; see --help"),
-        (["a", "--cuont=1"], "Unknown option: --cuont=1. Did you mean --count?"),
-        (["a", "--no-fast"], "Unknown option: --no-fast. Did you mean --fast?"),
-        (["a", "--version"], "Unknown option: --version"),
-        (["a", "--device", "tpu\x1b[2J"], 'Invalid value "tpu\\x1b[2J" for --device. Choose from: "cuda", "cpu".'),
-        (["a", "--set"], "Parameter --set requires an argument"),
-        (["a", "--span", "1"], "Parameter --span requires 2 positional arguments. Only got 1"),
+        (["a", "--cuont=1"], "--cuont: unknown option; did you mean --count?; see --help"),
+        (["a", "--no-fast"], "--no-fast: unknown option; did you mean --fast?"),
+        (["a", "--version"], "--version: unknown option; see --help"),
+        (["a", "--device", "tpu\x1b[2J"], "--device: got 'tpu\\x1b[2J', wanted cuda or cpu; see --help"),
+        (["a", "--device", "gpu"], "--device: got 'gpu', wanted cuda or cpu; did you mean cpu?"),
+        (["a", "--set"], "--set: its value is missing, wanted KEY=VALUE; see --help"),
+        (["a", "--set", "-x"], "--set: its value is missing, wanted KEY=VALUE; if -x is the value, write --set=-x;"),
+        (["a", "--span", "1"], "--span: got 1 of 2 values, wanted FROM TO; see --help"),
         (["a", "--span", "1", "0"], "--span: got '0', wanted an integer of at least 1"),
         (["a", "--count=11"], "--count: got '11', wanted an integer of at least 1, at most 10; see --help"),
         (["a", "--count", ""], "--count: got '', wanted an integer"),
+        (["a", "--fast=maybe"], "--fast: got 'maybe', wanted no value"),
         (["a", "--fast"], "--fast needs --device"),
-        (["a", "--\x1b\udcff"], "Unknown option: --\\x1b\\udcff"),
+        (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
+        (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
     ],
 )
 def test_a_usage_error_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(words, capsys).startswith(f"example.py: {said}")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Other:
     """Do something else."""
 
-    name: Annotated[str, option("what", name="NAME")]
+    name: Annotated[str, option("what", name="NAME")] = attrs.field(kw_only=False)
+    out: Annotated[str, option("where to", "DIR")] = "x"
 
 
 def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {"example": Example, "other": Other}
     assert parse("example.py", commands, ["other", "x"]) == Other("x")
-    assert refused([], capsys, commands) == "example.py: COMMAND is missing; known: example, other; see --help"
-    assert "unknown command 'othre'; did you mean 'other'?; known: example, other;" in refused(
-        ["othre"], capsys, commands
+    for words, said in (
+        ([], "COMMAND is missing; known: example, other; see --help"),
+        (["othre"], "'othre': unknown command; did you mean 'other'?; known: example, other; see --help"),
+        (["zzz"], "'zzz': unknown command; known: example, other; see --help"),
+        (["zzz", "--help"], "'zzz': unknown command; known: example, other; see --help"),
+        (["--out", "x"], "COMMAND is missing before --out, such as example.py other ... --out; see --help"),
+        (["other"], "other: NAME is missing: what; see --help"),
+        (["other", "x", "y"], "other: got 'y' besides, wanted NAME and options; see --help"),
+        (["other", "x", "--count=3"], "other: --count: unknown option; it is one of example.py example; see --help"),
+    ):
+        assert refused(words, capsys, commands) == f"example.py: {said}"
+
+
+def test_a_command_without_a_name_is_meant_by_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = {"": Example, "other": Other}
+    assert parse("example.py", commands, ["othr"]) == Example(("othr",))
+    line = refused(["a", "--out=x"], capsys, commands)
+    assert line == "example.py: --out: unknown option; it is one of example.py other; see --help"
+    assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is one of example.py; see --help")
+
+
+# All commands of all scripts, by script and command.
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "train.py": {"": TrainCommand},
+    "find_batch_size.py": {"": FindCommand},
+    "prepare_data.py": {"": PrepareCommand, **PREPARE_COMMANDS},
+    "evaluate.py": {name: command.options for name, command in EVALUATE_COMMANDS.items()},
+    "report.py": {"": ReportCommand},
+    "experiment.py": {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand},
+}
+PAIRS = [(script, command) for script, commands in SCRIPTS.items() for command in commands]
+OF_LIBRARIES = (
+    "Unknown option",
+    "Parameter",
+    "requires",
+    "Invalid value",
+    "Unused",
+    "convert",
+    "Did you mean",
+    "Command",
+)
+
+
+def parsed_by(script: str, words: Sequence[str]) -> Any:
+    commands = SCRIPTS[script]
+    return parse(script, commands[""] if [*commands] == [""] else commands, words)
+
+
+def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line about a wrong command line of one of our scripts, in our words."""
+    with pytest.raises(SystemExit) as ended:
+        parsed_by(script, words)
+    shown = capsys.readouterr()
+    [line] = shown.err.splitlines()
+    assert (ended.value.code, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
+    assert line.endswith("; see --help") and not any(text in line for text in OF_LIBRARIES), line
+    return line
+
+
+@pytest.mark.parametrize(("script", "command"), PAIRS)
+def test_every_usage_error_of_every_command_is_ours(
+    script: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [one for one in arguments_of(SCRIPTS[script][command]) if one.show]
+    positional = [one for one in arguments if one.name.strip("-.").isupper()]
+    options = [one for one in arguments if one not in positional]
+    # Of the options that are required: a wrong value is seen before a missing one only in the order of the class.
+    required = [f"{one.name}={'999' if 'int' in str(one.hint) else 'x'}" for one in options if one.required]
+    given = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional))]
+
+    def said(*words: str) -> str:
+        return usage_error(script, [*given, *words], capsys)
+
+    assert "--xyzzy: unknown option; see --help" in said("--xyzzy")
+    assert "-Z: unknown option" in said("-Z")
+    line = usage_error(script, [*filter(None, [command])], capsys)
+    assert re.search(r"[A-Z/]+(\.\.\.)? is missing: \S", line), line
+    if positional and not any(one.name.endswith("...") for one in positional):
+        assert f"got 'extra' besides, wanted {positional[0].name.strip('-')}" in said("extra")
+    for one in options:
+        name, choices = one.name, one.get_choices(force=True)
+        others = [word for word in required if word.partition("=")[0] != name]
+        if one.hint is bool:
+            assert f"{name}: got 'perhaps', wanted no value" in said(f"{name}=perhaps")
+            continue
+        assert f"{name}: " in said(name) and " wanted " in said(name)
+        if one.token_count()[0] == 1:
+            assert f"; if --xyzzy is the value, write {name}=--xyzzy" in said(name, "--xyzzy")
+        if choices:
+            assert f"{name}: got 'xyzzy', wanted {choices[0]}" in said(name, "xyzzy", *others)
+        elif re.search("int|float", str(one.hint)) and one.token_count()[0] == 1:
+            assert f"{name}: got '-x', wanted " in said(f"{name}=-x", *others)
+    if options:
+        longest = max((one.name for one in options), key=len)
+        assert f"unknown option; did you mean {longest}?" in said(longest + "q")
+    strange = next(
+        (
+            name
+            for other, kind in SCRIPTS[script].items()
+            if other != command
+            for name in sorted(option_names(kind))
+            if name not in option_names(SCRIPTS[script][command])
+        ),
+        None,
     )
-    for words, said in ((["other"], "NAME is missing: what"), (["other", "x", "y"], "['y']")):
-        line = refused(words, capsys, commands)
-        assert line.startswith("example.py: other: ") and said in line
+    if strange is not None:
+        assert f"{strange}: unknown option; " in said(f"{strange}=1")
 
 
 def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:
     """Even if help is asked for: a script that names a command which has gone must not end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
-    for words in (["bogus"], ["bogus", "--help"], ["--bogus", "--help"], ["bogus", "-h"]):
+    for words, problem in (
+        (["bogus"], "'bogus': unknown command"),
+        (["bogus", "--help"], "'bogus': unknown command"),
+        (["bogus", "-h"], "'bogus': unknown command"),
+        (["--bogus", "--help"], "COMMAND is missing before --bogus"),
+    ):
         line = refused(words, capsys, commands)
-        assert line == f"example.py: unknown command '{words[0]}'; known: {', '.join(commands)}; see --help"
+        assert line == f"example.py: {problem}; known: {', '.join(commands)}; see --help"
 
 
 def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_every_option_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a"], "--output requires an argument"),
+        (["a"], "--output is missing: token directory"),
         (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "wanted a sum below 1"),
         (["a", "--output", "ftp://x/y"], "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
         (["a", "--output", "s3://key:secret@a/b"], "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),

@@ -77,7 +77,7 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         ),
         (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0 up to 1e+06, such as 3.5"),
         (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted an integer"),
-        (["--began", "1"], "Unknown option: --began"),
+        (["--began", "1"], "--began: unknown option"),
         (["--predict", "l4", "--write"], "--write goes with a search, not with --predict"),
         (["--device", "cpu", "--machines", "m.json"], "--machines goes with --predict"),
         (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted an integer of at least 1"),

@@ -6,62 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, nearest, quoted
+from common.other_programs import FOREIGN_KEYS
 
-# Keys of nanoGPT, Hugging Face and others by ours. After a colon: how the values differ, or what to do instead.
-_THEIRS = {
-    "model.context_length": "block_size n_ctx n_positions max_position_embeddings max_seq_len seq_len",
-    "model.emb_dim": "n_embd hidden_size d_model",
-    "model.n_heads": "n_head num_attention_heads",
-    "model.n_layers": "n_layer num_hidden_layers",
-    "model.drop_rate": "dropout embd_pdrop resid_pdrop attn_pdrop",
-    "model.tie_weights": "tie_word_embeddings",
-    "model.qkv_bias: of queries, keys and values; model.biases is of all else": "bias",
-    "model.n_kv_heads": "num_key_value_heads n_kv_head",
-    "model.mlp_width": "intermediate_size n_inner",
-    "model.norm_eps": "rms_norm_eps layer_norm_epsilon",
-    "model.rope_base": "rope_theta",
-    "model.logit_softcap": "final_logit_softcapping",
-    "model.scale_attention_by_inverse_layer": "scale_attn_by_inverse_layer_idx",
-    "train.microbatch_size": "per_device_train_batch_size",
-    "train.microbatch_size: sequences of a GPU in one forward pass; a step has train.global_batch_size": "batch_size",
-    "train.global_batch_size": "train_batch_size",
-    "train.recompute_blocks": "gradient_checkpointing",
-    "train.max_epochs": "num_train_epochs epochs",
-    "train.min_train_tokens: which counts tokens; the option --max-steps pauses a run": "max_iters max_steps",
-    "train.min_train_tokens: the decay ends with the run": "lr_decay_iters",
-    "train.learning_rate": "lr max_lr",
-    "train.matrix_learning_rate": "matrix_lr muon_lr",
-    "train.embedding_learning_rate": "embedding_lr embed_lr",
-    "train.head_learning_rate": "head_lr unembedding_lr",
-    "train.vector_learning_rate": "scalar_lr",
-    "train.schedule_learning_rate": "decay_lr",
-    'train.schedule_learning_rate: "cosine", "linear", "warmup_stable_decay" or "constant"': "lr_scheduler_type "
-    "lr_scheduler scheduler schedule lr_schedule learning_rate_schedule",
-    "train.decay_period_percent: in percent of all steps": "warmdown_iters cooldown_frac warmdown_ratio decay_ratio",
-    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_step warmup_ratio",
-    "train.adam_beta1": "beta1",
-    "train.adam_beta2": "beta2",
-    "train.weight_decay": "wd",
-    "train.clipping_max_norm": "grad_clip max_grad_norm",
-    "train.optimizer": "optim",
-    "train.keep_checkpoints": "save_total_limit",
-    "train.checkpoint_interval: in steps": "save_steps",
-    "train.log_interval: in steps": "logging_steps",
-    "train.validation_interval: in steps": "eval_interval eval_steps",
-    "train.validation_sequences: in sequences": "eval_iters",
-    "train.random_seed": "seed",
-    "train.precision": "dtype",
-    "train.precision: bf16": "bf16",
-    "train.precision: fp16": "fp16",
-    "train.compile": "torch_compile",
-    "train.final_learning_rate_percent: in percent of train.learning_rate": "min_lr min_lr_ratio final_lr_frac",
-    ": the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
-    ": the option --device of train.py chooses the device": "device",
-    ": a run writes into its run directory": "out_dir output_dir",
-}
 # Keys of train.json that are read no more.
 _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")
-FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
 def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:

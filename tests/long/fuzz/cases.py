@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from common.other_programs import FOREIGN_KEYS
 from tests.conftest import seal_again
 from tests.long.fuzz.damage import (
     BYTES,
@@ -26,7 +27,6 @@ from tests.long.fuzz.damage import (
     none,
     with_keys,
 )
-from training.config.foreign_keys import FOREIGN_KEYS
 from training.config.train_config import KEYS
 
 TRAIN = ("train.py", "{}/run", "--device", "cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from common.other_programs import FOREIGN_KEYS
 from tests.conftest import write_run
-from training.config.foreign_keys import FOREIGN_KEYS
 from training.config.train_config import KEYS, load_run
 
 

@@ -1,0 +1,213 @@
+"""Options, keys and forms of other programs, and what they are here: the one table, which usage errors quote.
+
+The programs are gpjt/ddp-base-model-from-scratch, nanoGPT, nanochat, Levanter, and Hugging Face's Trainer with its
+example scripts. docs/other-programs.md shows the table.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+
+class Meaning(NamedTuple):
+    """What options of other programs are here."""
+
+    theirs: str  # names without dashes, with underscores, separated by spaces
+    here: str  # a command
+    note: str = ""
+    scripts: tuple[str, ...] = ()  # in which it is meant: scripts, some with a command; (): in all
+
+
+TRAINING = ("train.py", "find_batch_size.py")
+EVALUATION, PREPARATION = ("evaluate.py",), ("prepare_data.py",)
+GENERATION = ("evaluate.py sample", "evaluate.py chat")
+# In the order in which they are looked up: the first row whose scripts fit counts.
+OPTIONS = (
+    # Generation: nanoGPT's sample.py, nanochat's chat_cli, Hugging Face's run_generation.
+    Meaning("start p", "python evaluate.py sample MODEL --prompt TEXT", scripts=("evaluate.py sample",)),
+    Meaning("p", "python evaluate.py chat MODEL --prompt TEXT", scripts=("evaluate.py chat",)),
+    Meaning("num_samples num_return_sequences", "python evaluate.py sample MODEL --samples N", scripts=EVALUATION),
+    Meaning(
+        "max_new_tokens max_tokens max_gen_toks length",
+        "python evaluate.py sample MODEL --tokens N",
+        scripts=EVALUATION,
+    ),
+    Meaning("t", "python evaluate.py sample MODEL --temperature T", scripts=GENERATION),
+    Meaning("k", "python evaluate.py sample MODEL --top-k K", scripts=GENERATION),
+    Meaning("s step model_step", "python evaluate.py sample MODEL --checkpoint NAME", scripts=EVALUATION),
+    Meaning(
+        "out_dir output_dir init_from model_name_or_path pretrained model_tag g source i hf_path",
+        "python evaluate.py sample MODEL",
+        "MODEL is a run, a checkpoint, a model directory, or OWNER/NAME on the hub",
+        EVALUATION,
+    ),
+    Meaning("max_per_task limit", "python evaluate.py core MODEL --count N", scripts=EVALUATION),
+    # Preparation of tokens.
+    Meaning("num_proc preprocessing_num_workers", "python prepare_data.py SOURCE --output DIR --workers N"),
+    Meaning(
+        "vocab_size", "python prepare_data.py tokenizer SOURCE --vocab-size N", "then --tokenizer FILE", PREPARATION
+    ),
+    Meaning("shard_size", "python prepare_data.py SOURCE --output DIR --shard-tokens N", scripts=PREPARATION),
+    Meaning(
+        "dataset_name dataset_config_name train_file data_dir data_path data.id data.train_urls",
+        "python prepare_data.py SOURCE --output DIR",
+        "SOURCE is a file, a folder, or hf:OWNER/NAME; a run trains on DIR by --token-files DIR",
+    ),
+    Meaning(
+        "validation_file validation_split_percentage data.validation_urls",
+        "python prepare_data.py SOURCE --output DIR --validation-fraction F",
+        "it is cut off when tokens are prepared",
+    ),
+    Meaning("tokenizer_name data.tokenizer", "python prepare_data.py SOURCE --output DIR --tokenizer FILE"),
+    # Trackers.
+    Meaning(
+        "wandb wandb_log wandb_project wandb_run_name report_to run_name run trainer.tracker trainer.tracker.project "
+        "trainer.wandb.project",
+        "python report.py RUN --to wandb --watch",
+        "next to the run: it sends the metrics as they come, or those of a finished run",
+    ),
+    Meaning("tensorboard logging_dir", "python report.py RUN --to tensorboard --watch"),
+    # Runs.
+    Meaning(
+        "config config_path config_file config_name",
+        "python train.py RUN --like runs/quickstart",
+        "the configuration is the folder RUN, with model.json and train.json; this command writes a new one",
+    ),
+    Meaning(
+        "out_dir output_dir trainer.checkpointer.base_path",
+        "python train.py RUN",
+        "a run writes into its folder RUN",
+    ),
+    Meaning(
+        "depth",
+        "python train.py RUN --set n_layers=N --set emb_dim=C",
+        "nanochat's depth sets the width as well: C is 64 x N",
+        TRAINING,
+    ),
+    Meaning(
+        "resume_from_checkpoint resume_from_step trainer.load_checkpoint trainer.load_checkpoint_path",
+        "python train.py RUN --resume NAME",
+        "without --resume, the same command resumes from the newest checkpoint",
+    ),
+    Meaning("overwrite_output_dir", "python train.py RUN --resume never", "earlier results are archived"),
+    Meaning(
+        "model_name_or_path pretrained initialize_from_hf initialize_from", "python train.py RUN --init-from OWNER/NAME"
+    ),
+    Meaning("do_train", "python train.py RUN"),
+    Meaning("eval_only do_eval", "python evaluate.py loss RUN"),
+    Meaning("push_to_hub hub_model_id", "python evaluate.py export RUN DIR --push OWNER/NAME"),
+    Meaning("hf_save_path", "python evaluate.py export RUN DIR"),
+    Meaning(
+        "nproc_per_node nnodes num_processes num_gpus gpus local_rank backend ddp_backend",
+        "torchrun --standalone --nproc_per_node=N train.py RUN",
+        "several machines: docs/nodes.md",
+    ),
+    Meaning("no_cuda use_cpu device_type", "python train.py RUN --device cpu", scripts=TRAINING),
+    Meaning("auto_find_batch_size", "python find_batch_size.py RUN --write"),
+    Meaning("eval_batch_size per_device_eval_batch_size", "python evaluate.py loss RUN", "it chooses its own batches"),
+    Meaning("core_metric_every core_metric_max_per_task", "python evaluate.py core RUN", "training measures the loss"),
+    Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
+)
+
+# Keys of model.json and train.json. After a colon: how the values differ, or what to do instead.
+KEYS = {
+    "model.context_length": "block_size n_ctx n_positions max_position_embeddings max_seq_len seq_len",
+    "model.emb_dim": "n_embd hidden_size d_model hidden_dim",
+    "model.n_heads": "n_head num_attention_heads num_heads",
+    "model.n_layers": "n_layer num_hidden_layers num_layers",
+    "model.drop_rate": "dropout embd_pdrop resid_pdrop attn_pdrop",
+    "model.tie_weights": "tie_word_embeddings",
+    "model.qkv_bias: of queries, keys and values; model.biases is of all else": "bias",
+    "model.n_kv_heads": "num_key_value_heads n_kv_head num_kv_heads",
+    "model.mlp_width": "intermediate_size n_inner intermediate_dim",
+    "model.norm_eps": "rms_norm_eps layer_norm_epsilon",
+    "model.rope_base": "rope_theta",
+    "model.logit_softcap": "final_logit_softcapping",
+    "model.scale_attention_by_inverse_layer": "scale_attn_by_inverse_layer_idx",
+    "train.microbatch_size": "per_device_train_batch_size device_batch_size",
+    "train.microbatch_size: sequences of a GPU in one forward pass; a step has train.global_batch_size": "batch_size",
+    "train.global_batch_size": "train_batch_size",
+    "train.global_batch_size: in sequences, not tokens": "total_batch_size",
+    "train.recompute_blocks": "gradient_checkpointing",
+    "train.max_epochs": "num_train_epochs epochs",
+    "train.min_train_tokens: which counts tokens; the option --max-steps pauses a run": "max_iters max_steps "
+    "num_iterations num_train_steps",
+    "train.min_train_tokens: in tokens, not in tokens per parameter": "target_param_data_ratio",
+    "train.min_train_tokens: the decay ends with the run": "lr_decay_iters",
+    "train.learning_rate": "lr max_lr",
+    "train.matrix_learning_rate": "matrix_lr muon_lr",
+    "train.embedding_learning_rate": "embedding_lr embed_lr",
+    "train.head_learning_rate": "head_lr unembedding_lr",
+    "train.vector_learning_rate": "scalar_lr",
+    "train.schedule_learning_rate": "decay_lr",
+    'train.schedule_learning_rate: "cosine", "linear", "warmup_stable_decay" or "constant"': "lr_scheduler_type "
+    "lr_scheduler scheduler schedule lr_schedule learning_rate_schedule",
+    "train.decay_period_percent: in percent of all steps": "warmdown_iters cooldown_frac warmdown_ratio decay_ratio",
+    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_step warmup_ratio warmup",
+    "train.adam_beta1": "beta1",
+    "train.adam_beta2": "beta2",
+    "train.weight_decay": "wd",
+    "train.clipping_max_norm": "grad_clip max_grad_norm",
+    "train.optimizer": "optim",
+    "train.keep_checkpoints": "save_total_limit",
+    "train.checkpoint_interval: in steps": "save_steps save_every save_interval",
+    "train.log_interval: in steps": "logging_steps",
+    "train.validation_interval: in steps": "eval_interval eval_steps eval_every",
+    "train.validation_sequences: in sequences": "eval_iters",
+    "train.random_seed": "seed",
+    "train.precision": "dtype",
+    "train.precision: bf16": "bf16",
+    "train.precision: fp16": "fp16",
+    "train.compile": "torch_compile",
+    "train.parallel": "fsdp",
+    "train.final_learning_rate_percent: in percent of train.learning_rate": "min_lr min_lr_ratio final_lr_frac",
+    ": the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
+    ": the option --device of train.py chooses the device": "device",
+    ": a run writes into its run directory": "out_dir output_dir",
+}
+FOREIGN_KEYS = {name: ours for ours, names in KEYS.items() for name in names.split()}
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # Python's, which --set would take for words
+
+
+def option_advice(script: str, command: str, word: str, value: str, keys: Mapping[str, Collection[str]]) -> str:
+    """Return the end of an error about an unknown option: what it is here, or "" if the table does not have it.
+
+    `command`: of evaluate.py and others, or ""; `value`: the option's, or ""; `keys`: those that --set takes, by file,
+    none if the script has no --set.
+    """
+    name = word.strip("-").replace("-", "_")
+    key = name.rpartition(".")[2]  # of model.hidden_dim, for one
+    own = next((f"{section}.{key}" for section, names in keys.items() if key in names), None)
+    if own is not None:
+        return f"; did you mean --set {own}={_json_value(value)}?"
+    for row in OPTIONS:
+        fits = not row.scripts or any(f"{script} {command} ".startswith(f"{place} ") for place in row.scripts)
+        if fits and name in row.theirs.split():
+            return f"; here: {row.here}" + (f" ({row.note})" if row.note else "")
+    if key not in FOREIGN_KEYS:
+        return ""
+    ours, _, note = FOREIGN_KEYS[key].partition(": ")
+    if not ours:
+        return f"; there is no such key here: {note}"
+    if keys and not note:
+        return f"; did you mean --set {ours}={_json_value(value)}?"
+    setting = f"--set {ours}={'VALUE' if note else _json_value(value)}"
+    return f"; here: {setting if keys else f'python train.py RUN {setting}'}" + (f" ({note})" if note else "")
+
+
+def argument_advice(script: str, command: str, argument: str) -> str:
+    """Return the end of an error about an argument too many: the form in which another program takes it."""
+    name, equals, value = argument.partition("=")
+    if script in ("train.py", "find_batch_size.py") and equals and name.replace(".", "_").isidentifier():
+        return f"; did you mean --set {name}={_json_value(value)}?"
+    if script == "train.py":  # gpjt's: RUN DATASETS
+        return f"; here: python train.py RUN --token-files {argument}"
+    return ""
+
+
+def _json_value(value: str) -> str:
+    with suppress(ValueError):
+        json.loads(value)
+        return value
+    return _CONSTANTS.get(value, value) or "VALUE"

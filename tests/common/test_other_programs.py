@@ -1,0 +1,90 @@
+"""The table of other programs' options: each row is a command or a key that exists, and docs show the table."""
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from common.other_programs import KEYS, OPTIONS, Meaning, argument_advice, option_advice
+from tests.common.test_arguments import SCRIPTS, parsed_by, usage_error
+from tests.launch import ROOT
+from training.config.train_config import KEYS as OURS
+
+VALUES = {"RUN": "runs/quickstart", "MODEL": "runs/quickstart", "SOURCE": "stdlib", "DIR": "token_files/x", "C": "128"}
+VALUES |= {"FILE": "tokenizer.json", "N": "300", "K": "5", "F": "0.1", "T": "0.5", "TEXT": "x", "NAME": "best"}
+VALUES |= {"OWNER/NAME": "gpt2/x"}
+DOCS = ROOT / "docs" / "other-programs.md"
+
+
+def completed(command: str) -> list[str]:
+    """Return the words of an advised command, with values in place of its capitals."""
+    return [VALUES.get(word, word.replace("=N", "=300").replace("=C", "=128")) for word in command.split()]
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.theirs.split()[0])
+def test_each_advised_command_is_accepted(row: Meaning) -> None:
+    words = [*itertools.dropwhile(lambda word: not word.endswith(".py"), completed(row.here))]
+    assert row.here.startswith(("python ", "torchrun --standalone --nproc_per_node=N "))
+    assert parsed_by(words[0], words[1:]) is not None
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.theirs.split()[0])
+def test_each_option_of_another_program_is_answered_by_a_command(
+    row: Meaning, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, _, command = (row.scripts[0] if row.scripts else "train.py").partition(" ")
+    command = command or ("sample" if script == "evaluate.py" else "")
+    for name in row.theirs.split():
+        words = [*filter(None, [command]), "x", f"-{name}" if len(name) == 1 else f"--{name}", "3"]
+        line = usage_error(script, words, capsys)
+        assert f"unknown option; here: {row.here}" in line, line
+
+
+def test_each_key_of_the_table_is_one_of_ours() -> None:
+    for ours in KEYS:
+        section, _, name = ours.partition(": ")[0].partition(".")
+        assert not section or name in OURS[section]
+
+
+@pytest.mark.parametrize(
+    ("script", "word", "value", "advice"),
+    [
+        ("train.py", "--compile", "False", "; did you mean --set train.compile=false?"),
+        ("train.py", "--lr", "3e-4", "; did you mean --set train.learning_rate=3e-4?"),
+        ("train.py", "--trainer.seed", "", "; did you mean --set train.random_seed=VALUE?"),
+        ("train.py", "--model.num_layers", "8", "; did you mean --set model.n_layers=8?"),
+        ("evaluate.py", "--lr", "1", "; here: python train.py RUN --set train.learning_rate=1"),
+        (
+            "evaluate.py",
+            "--batch_size",
+            "8",
+            "; here: python train.py RUN --set train.microbatch_size=VALUE (sequences",
+        ),
+        ("train.py", "--zzz", "", ""),
+    ],
+)
+def test_a_key_as_an_option_is_answered_by_set(script: str, word: str, value: str, advice: str) -> None:
+    keys: Any = OURS if script == "train.py" else {}
+    told = option_advice(script, "", word, value, keys)
+    assert told.startswith(advice) if advice else told == ""
+
+
+def test_arguments_of_other_programs_are_answered_by_an_option() -> None:
+    assert argument_advice("train.py", "", "datasets") == "; here: python train.py RUN --token-files datasets"
+    assert argument_advice("train.py", "", "model.n_layers=4") == "; did you mean --set model.n_layers=4?"
+    assert argument_advice("report.py", "", "datasets") == ""
+
+
+def test_docs_show_the_whole_table() -> None:
+    shown = DOCS.read_text()
+    for row in OPTIONS:
+        names = ", ".join(f"`{name}`" for name in row.theirs.split())
+        where = ", ".join(f"`{place}`" for place in row.scripts)
+        assert f"| {names} | `{row.here}` | {row.note} | {where} |" in shown
+    for ours, theirs in KEYS.items():
+        key, _, note = ours.partition(": ")
+        names = ", ".join(f"`{name}`" for name in theirs.split())
+        assert f"| {names} | {f'`{key}`' if key else ''} | {note} |" in shown
+    assert len(re.findall(r"^\| `", shown, re.MULTILINE)) == len(OPTIONS) + len(KEYS)
+    assert SCRIPTS  # of the parametrized forms
