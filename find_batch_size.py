@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from common.errors import BadInput, accepted
 from common.installation import exit_status, prepare_process, run_command
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ def find(command: "FindCommand") -> None:
         from training.planning.price_list import gpus_of
 
         known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
-        gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
-        print("\n".join(prediction_table(run.model, run.train, gpus, ranks)))
+        gpus, problems = accepted(command.predict.split(","), lambda name: find_gpu(name.strip(), known))
+        if gpus:
+            print("\n".join(prediction_table(run.model, run.train, gpus, ranks)))
+        if problems:
+            raise BadInput(*problems)
     elif command.probe is not None:
         from training.batch_finder.probe import run_probe
 

@@ -24,7 +24,7 @@ from cyclopts.argument import Argument
 from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
-from common.errors import EXIT_DONE, EXIT_USAGE, either, nearest, printable, quoted
+from common.errors import EXIT_DONE, EXIT_USAGE, either, printable, quoted
 from common.other_programs import argument_advice, option_advice
 
 WIDTH = 80  # of the help, in columns

@@ -1,8 +1,9 @@
 """Validators of configuration fields and option texts, and JSON values structured as typed attrs classes."""
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import attrs
 
@@ -126,7 +127,7 @@ def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False
     try:
         return _converter(unknown_keys).structure(value, kind)
     except Exception as error:  # cattrs: groups of errors, one for each field
-        told = transform_error(error, "", lambda each, _: "missing" if isinstance(each, KeyError) else str(each))
+        told = transform_error(error, "", lambda each, _: _in_words(each))
         problem, _, field = told[0].rpartition(" @ ")
         raise ValueError(f"{field.removeprefix('.')}: {problem}" if field else problem) from error
 
@@ -150,6 +151,19 @@ def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
     return kind(**{keys[key].alias: value for key, value in values.items()}, **given)
 
 
+def _in_words(error: Exception) -> str:
+    """Return an error of cattrs in our words; errors of our own hooks and validators are in them already."""
+    from cattrs.errors import ForbiddenExtraKeysError
+
+    if isinstance(error, KeyError):
+        return "missing"
+    if isinstance(error, ForbiddenExtraKeysError):
+        fields: Any = attrs.fields(error.cl)  # type: ignore[arg-type]  # structured kinds are attrs classes
+        key = min(error.extra_fields)
+        return f"unknown key {quoted(key)}{nearest(key, (field.alias for field in fields))}"
+    return str(error)
+
+
 @cache
 def _converter(unknown_keys: bool) -> "Converter":
     from cattrs import Converter, cols, gen
@@ -157,6 +171,7 @@ def _converter(unknown_keys: bool) -> "Converter":
     converter = Converter(forbid_extra_keys=not unknown_keys)
     for kind in _SCALARS:
         converter.register_structure_hook(kind, _checked(kind, _scalar))
+    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _literal)
     for matches, container, make in (
         (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
         (cols.is_mutable_sequence, list, cols.list_structure_factory),
@@ -181,6 +196,13 @@ def _checked(wanted: type, structure: Hook) -> Hook:
         return structure(value, kind)
 
     return hook
+
+
+def _literal(value: Any, kind: Any) -> Any:
+    choices = get_args(kind)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"got {quoted(value)}, wanted {either(json.dumps(choice) for choice in choices)}")
+    return value
 
 
 def _scalar(value: Any, kind: Any) -> Any:

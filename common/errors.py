@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common.redaction import redacted
 
@@ -19,6 +19,9 @@ EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX
 
 LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
 QUOTED_CHARACTERS = 100  # shown of a value in an error
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 _dropped: dict[str, str | None] = {}  # first problem of each kind of output or advice; None: reported
 
@@ -53,6 +56,23 @@ def check_all(*checks: Callable[[], Any], known: Iterable[str] = ()) -> list[Any
     if problems:
         raise BadInput(*problems)
     return values
+
+
+def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list[Value], list[str]]:
+    """Return `work` of each item of a list that a user gave, and the problems of those for which it raises BadInput.
+
+    One bad item does not stop the others: the caller goes on with the good ones, and raises BadInput at its end.
+    """
+    values: list[Value] = []
+    problems: list[str] = []
+    for item in items:
+        try:
+            values.append(work(item))
+        except BadInput as error:
+            if error.alone:
+                raise
+            problems += error.problems
+    return values, problems
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import attrs
 from markupsafe import Markup
 from tabulate import tabulate
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, accepted, printable
 from common.quantities import small_number
 from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
@@ -70,8 +70,13 @@ class Comparison:
 
 
 def run(command: CompareCommand) -> None:
-    comparison = compare(read_rows(command.models), command.seed_deviation)
-    print(as_markdown(comparison) if command.markdown else as_text(comparison))
+    """Print the comparison of the models that have results. Raises BadInput, at the end for the others."""
+    readable, problems = accepted(command.models, lambda model: (read_rows([model]), model)[1])
+    if readable:
+        comparison = compare(read_rows(readable), command.seed_deviation)
+        print(as_markdown(comparison) if command.markdown else as_text(comparison))
+    if problems:
+        raise BadInput(*problems)
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:

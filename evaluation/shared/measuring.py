@@ -1,15 +1,17 @@
 """Measurement of models by all ranks: each model loaded, measured and its result stored; batches of work shared out."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
-from common.errors import printable, printable_lines
+from common.errors import BadInput, accepted, printable, printable_lines
 from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result
+from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
 
@@ -25,23 +27,34 @@ def measure_each(
     prepare: Callable[[list[ModelLocation]], Prepared],
     measure: Callable[[Trained, Prepared, Ranks], tuple[dict[str, Any], str]],
 ) -> None:
-    """Measure, store and print. `prepare`: on rank 0, before loading; `measure`: on all, returns result and text."""
+    """Measure, store and print. `prepare`: on rank 0, before loading; `measure`: on all, returns result and text.
+
+    A model that cannot be measured does not stop the others; BadInput at the end names it.
+    """
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
-    def make() -> tuple[list[ModelLocation], Prepared]:
-        places = [locate(model, options.checkpoint) for model in options.models]
-        return places, prepare(places)
+    def make() -> tuple[list[ModelLocation], Prepared, list[str]]:
+        places, problems = accepted(options.models, partial(locate, name=options.checkpoint))
+        if not places:
+            raise BadInput(*problems)
+        return places, prepare(places), problems
 
-    places, prepared = from_coordinator(ranks, make)
-    for place in places:
+    def measured(place: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
         trained = load_on_all(ranks, place, options.tokenizer)
         # Before the measurement, which may lay the network out for generation.
         weights = identity_of(trained.network, place.path) if ranks.coordinates else None
-        values, text = measure(trained, prepared, ranks)
-        if ranks.coordinates:
+        return weights, measure(trained, prepared, ranks)
+
+    places, prepared, problems = from_coordinator(ranks, make)
+    for place in places:
+        results, refused = accepted([place], measured)
+        problems += refused
+        for weights, (values, text) in results if ranks.coordinates else ():
             append_result(place.home, place.title, kind, values, weights)
             print(f"{printable(str(place.path))}:{printable_lines(text)}")
     stop()
+    if problems:
+        raise BadInput(*problems)
 
 
 def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:

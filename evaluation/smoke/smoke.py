@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, accepted
 from common.json_files import check_text
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
@@ -65,9 +65,11 @@ def run(command: SmokeCommand) -> None:
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
         return values, "".join(f"\n{one}" for one in said)
 
-    measure_each(command, "smoke", lambda _: None, measure)
+    _, refused = accepted([command], lambda _: measure_each(command, "smoke", lambda _: None, measure))
     if problems:
-        raise BadInput(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+        refused.append(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+    if refused:
+        raise BadInput(*refused)
 
 
 def smoke(

@@ -4,7 +4,7 @@ JSON values become attrs classes without conversion; what does not fit is named 
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -105,3 +105,24 @@ def test_unknown_keys_are_ignored_on_request() -> None:
 def test_absent_has_one_definition() -> None:
     assert all(checks.is_absent(value) for value in (None, "", " \n", [], {}))
     assert not any(checks.is_absent(value) for value in (0, 0.0, False, "0", [None], [[]], {"a": None}, float("nan")))
+
+
+@attrs.frozen(kw_only=True)
+class Inner:
+    size: int
+    kind: Literal["a", "b"] = "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"size": 1, "knid": "a"}, "unknown key 'knid'; did you mean 'kind'?"),
+        ({"size": 1, "kind": "c"}, 'kind: got \'c\', wanted "a" or "b"'),
+        ({}, "size: missing"),
+    ],
+)
+def test_errors_of_json_values_are_in_our_words(value: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        checks.structured(value, Inner)
+    assert str(raised.value) == problem
+    assert checks.structured({"size": 1, "kind": "b"}, Inner) == Inner(size=1, kind="b")

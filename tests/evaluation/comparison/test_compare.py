@@ -6,8 +6,12 @@ import shutil
 import string
 from pathlib import Path
 
+import pytest
+
+from common.errors import BadInput
 from common.quantities import small_number
-from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare
+from evaluation.command_line import CompareCommand
+from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare, run
 from evaluation.core.core_scores import PUBLISHED
 from evaluation.loss.loss_measures import GPJT_RANGE
 from tests import launch
@@ -223,3 +227,12 @@ def test_the_advised_command_works_for_different_tokenizers(runs: dict[str, Path
     assert words[0] == "core"
     said(*words, "--device", "cpu", "--bundle", write_bundle(tmp_path / "bundle"), "--count", "8")
     assert "CORE, part" in compared(*copies)
+
+
+def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, absent = losses_on(tmp_path / "measured"), tmp_path / "absent"
+    with pytest.raises(BadInput) as raised:
+        run(CompareCommand((str(absent), str(home))))
+    [problem] = raised.value.problems
+    assert problem.startswith(f"{absent}/evaluations.jsonl: no comparable results of {absent}; measure it first: ")
+    assert "held-out loss" in capsys.readouterr().out
