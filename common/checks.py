@@ -151,14 +151,14 @@ def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
     return kind(**{keys[key].alias: value for key, value in values.items()}, **given)
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """Return an error of cattrs in our words; errors of our own hooks and validators are in them already."""
     from cattrs.errors import ForbiddenExtraKeysError
 
     if isinstance(error, KeyError):
         return "missing"
     if isinstance(error, ForbiddenExtraKeysError):
-        fields: Any = attrs.fields(error.cl)  # type: ignore[arg-type]  # structured kinds are attrs classes
+        fields: Any = attrs.fields(error.cl)
         key = min(error.extra_fields)
         return f"unknown key {quoted(key)}{nearest(key, (field.alias for field in fields))}"
     return str(error)
@@ -171,7 +171,7 @@ def _converter(unknown_keys: bool) -> "Converter":
     converter = Converter(forbid_extra_keys=not unknown_keys)
     for kind in _SCALARS:
         converter.register_structure_hook(kind, _checked(kind, _scalar))
-    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _literal)
+    converter.register_structure_hook_func(_is_literal, _literal)
     for matches, container, make in (
         (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
         (cols.is_mutable_sequence, list, cols.list_structure_factory),
@@ -196,6 +196,11 @@ def _checked(wanted: type, structure: Hook) -> Hook:
         return structure(value, kind)
 
     return hook
+
+
+def _is_literal(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
 
 
 def _literal(value: Any, kind: Any) -> Any:

@@ -134,7 +134,7 @@ class DrawnAnswer:
 def scores_of(tokens: list[int], logits: Tensor, alternatives: int) -> list[Score]:
     """Return the scores of tokens (T,), each by its row of logits (T, V), with the likeliest `alternatives`."""
     scores = torch.log_softmax(logits.float(), dim=-1)
-    given = scores.gather(-1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
+    given = scores.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=scores.device)[:, None])[:, 0]
     likeliest = scores.topk(min(alternatives, scores.shape[-1]), dim=-1)
     ids, values = likeliest.indices.tolist(), likeliest.values.tolist()
     pairs = [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]

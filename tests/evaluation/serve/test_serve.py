@@ -14,6 +14,7 @@ import torch
 
 from common.errors import BadInput
 from evaluation.chat.chat import Conversation
+from evaluation.serve.engine import CHUNK
 from evaluation.shared.load import load, locate
 from model.generate import Sampling
 from tests import launch
@@ -154,10 +155,11 @@ def test_a_seed_gives_each_prompt_its_answers_in_any_company(served: Served) -> 
 def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, served: Served) -> None:
     network = load(locate(str(chat_run), None), None, torch.device("cpu")).network
     end = 256  # of a text, in the tokenizer `bytes`
-    prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97]]
+    prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97], [97]]
+    prompts.append([98] * (CHUNK + 1))
     form = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
     status, _, body = ask(served, {"model": "run", "prompt": prompts, **form}, "/v1/completions")
-    assert status == 200 and [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert status == 200 and [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3, 4]
     for prompt, choice in zip(prompts, body["choices"], strict=True):
         with torch.inference_mode():
             rows = torch.log_softmax(network(torch.tensor([prompt]))[0], dim=-1)
