@@ -22,8 +22,8 @@ def prompt(template: Template, *messages: Any, **options: Any) -> str:
     network = SimpleNamespace(config=SimpleNamespace(context_length=512, vocab_size=261))
     trained: Any = SimpleNamespace(template=template, tokenizer=tokenizer, network=network)
     body = json.dumps({"model": "m", "messages": messages, **options}).encode()
-    served = ServedModel(trained=trained, name="m", longest_answer=9)
-    return tokenizer.decode(read_request(body, served, chat=True).prompt)
+    served = ServedModel(trained=trained, name="m", longest_answer=9, most_answers=9)
+    return tokenizer.decode(read_request(body, served, chat=True)[0].prompt)
 
 
 def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
