@@ -8,12 +8,22 @@ import attrs
 import numpy as np
 
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
-from evaluation.shared.significance import Interval, combined_error, mean_and_error, student_interval
+from evaluation.shared.significance import Interval, combined_error, hits_error, mean_and_error, student_interval
 
 TASKS = 22  # of CORE
 PUBLISHED = {"GPT-2 small": "0.1139", "GPT-2 medium": "0.1849", "GPT-2 large": "0.2146", "GPT-2 XL": "0.2565"}
 SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
-Parts = Mapping[str, np.ndarray]  # by file of items: what each of them adds to the mean over tasks, float64 (items,)
+
+
+@attrs.frozen
+class Part:
+    """What each item of a file adds to the mean over tasks."""
+
+    values: np.ndarray  # float64 (items,)
+    step: float = 0.0  # value of a hit less that of a miss; 0: the value is no hit or miss, but a measured number
+
+
+Parts = Mapping[str, Part]  # by file of items
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
@@ -22,7 +32,8 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
     `dataset`: file of the items; `baseline`: accuracy by chance; `hits` bool, `bits` float64 (items,): whether an item
     is answered, and the bits per byte of its gold answer, in the order in which they were measured.
     """
-    (accuracy, error), (gold, gold_error) = mean_and_error(hits), mean_and_error(bits)
+    accuracy, error = float(np.mean(hits)), hits_error(hits.astype(np.float64), 1.0, paired=False)
+    gold, gold_error = mean_and_error(bits)
     return {
         "dataset": dataset,
         "baseline": baseline,
@@ -42,20 +53,23 @@ def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
 
     Tasks that share a file share its order: they are one part, since their errors are correlated.
     """
-    parts: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = {}, {}
+    parts: tuple[dict[str, Part], dict[str, Part]] = {}, {}
     for task in tasks.values():
         hits = np.unpackbits(np.frombuffer(bytes.fromhex(task["hits"]), np.uint8))[: task["items"]]
-        centered = (hits - task["baseline"]) / (1 - task["baseline"])
-        for part, values in zip(parts, (centered, np.array(task["gold_bits"], np.float64)), strict=True):
-            if not 0 < task["items"] == len(values):
-                raise ValueError(f"{task['items']} items, but values of {len(values)}")
-            part[task["dataset"]] = part.get(task["dataset"], 0.0) + values / len(tasks)
+        scale = 1 / (1 - task["baseline"]) / len(tasks)
+        centered = Part((hits - task["baseline"]) * scale, scale)
+        gold = Part(np.array(task["gold_bits"], np.float64) / len(tasks))
+        for part, more in zip(parts, (centered, gold), strict=True):
+            if not 0 < task["items"] == len(more.values):
+                raise ValueError(f"{task['items']} items, but values of {len(more.values)}")
+            known = part.get(task["dataset"], Part(np.zeros(1)))
+            part[task["dataset"]] = Part(known.values + more.values, known.step + more.step)
     return parts
 
 
-def sum_of_means(parts: Parts) -> tuple[float, float | None, float]:
+def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | None, float]:
     """Return the sum of the means of independent parts, its standard error, None of one unit, and its freedom."""
-    found = [(*mean_and_error(values), len(values) - 1) for values in parts.values()]
+    found = [(*_mean_and_error(part, paired=paired), len(part.values) - 1) for part in parts.values()]
     errors = [(error, freedom) for _, error, freedom in found if error is not None]
     error, freedom = combined_error(*errors) if len(errors) == len(found) else (None, math.inf)
     return math.fsum(mean for mean, _, _ in found), error, freedom
@@ -63,8 +77,14 @@ def sum_of_means(parts: Parts) -> tuple[float, float | None, float]:
 
 def core_difference(a: list[Parts], b: list[Parts], confidence: float) -> Interval:
     """Return the difference of two means over tasks, paired by item: its difficulty, common to both, cancels."""
-    sides = [{file: np.mean([one[file] for one in side], axis=0) for file in side[0]} for side in (a, b)]
-    return student_interval(*sum_of_means({file: sides[0][file] - sides[1][file] for file in sides[0]}), confidence)
+    sides = [{file: np.mean([one[file].values for one in side], axis=0) for file in side[0]} for side in (a, b)]
+    parts = {file: Part(sides[0][file] - sides[1][file], part.step) for file, part in a[0].items()}
+    return student_interval(*sum_of_means(parts, paired=True), confidence)
+
+
+def _mean_and_error(part: Part, *, paired: bool) -> tuple[float, float | None]:
+    mean, error = mean_and_error(part.values)
+    return mean, hits_error(part.values, part.step, paired=paired) if part.step else error
 
 
 CORE = Measure(
@@ -88,7 +108,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     yield EvaluationResult.of(
         record,
         evaluation="core" if whole else "core part",
-        subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(each)) for file, each in parts.items()]}",
+        subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(part.values)) for file, part in parts.items()]}",
         description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
         measurements=measurements,
     )

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from common.errors import BadInput
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups
+from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
 from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import perplexity
-from evaluation.shared.significance import mean_and_error, plus_minus
+from evaluation.shared.significance import plus_minus, stream_mean
 from model.gpt import GPT
 from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
@@ -38,7 +38,11 @@ BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocab
 
 @attrs.frozen(kw_only=True)
 class HeldOutLoss:
-    """A model's loss on a range. Standard errors are over documents, as tokens of one document are correlated."""
+    """A model's loss on a range. Standard errors are over documents, as tokens of one document are correlated.
+
+    They are larger where neighbouring documents are alike, so that the value plus and minus about two errors is a 95 %
+    interval (`stored_error`).
+    """
 
     tokens: int
     documents: int | None  # that the range touches; None, as are bytes, where the tokenizer is unknown
@@ -48,6 +52,7 @@ class HeldOutLoss:
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
+    independent_documents: float | None = None  # that would give the error of the nats, if none of them were alike
     groups: dict[str, list[float]]  # of `in_groups`
 
     def __str__(self) -> str:
@@ -56,6 +61,9 @@ class HeldOutLoss:
         if self.bits_per_byte is not None:
             parts.append(f"{plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)} bits per byte")
         documents = "" if self.documents is None else f", documents: {self.documents:,}"
+        if self.documents is not None and self.independent_documents is not None:
+            if (worth := round(self.independent_documents)) < self.documents:
+                documents += f", which are alike: worth {worth:,} independent ones"
         return f"{', '.join(parts)}, over {self.tokens:,} tokens{documents}"
 
 
@@ -130,17 +138,18 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None
     lengths = byte_lengths(tokenizer)[targets] if tokenizer else np.zeros(len(targets))
     counts, text_bytes = (np.add.reduceat(each, begins, dtype=np.float64) for each in (weights, lengths * weights))
     nats, counts, text_bytes = (each[counts > 0] for each in (nats, counts, text_bytes))
-    mean, error = mean_and_error(nats, counts)
-    bits, bits_error = mean_and_error(nats / math.log(2), text_bytes) if tokenizer else (None, None)
+    loss = stream_mean(nats, counts)
+    bits = stream_mean(nats / math.log(2), text_bytes) if tokenizer else None
     return HeldOutLoss(
         tokens=int(counts.sum()),
         documents=len(counts) if tokenizer else None,
         text_bytes=int(text_bytes.sum()) if tokenizer else None,
-        nats_per_token=mean,
-        nats_per_token_error=error,
-        perplexity=perplexity(mean),
-        bits_per_byte=bits,
-        bits_per_byte_error=bits_error,
+        nats_per_token=loss.value,
+        nats_per_token_error=stored_error(loss, counts),
+        perplexity=perplexity(loss.value),
+        bits_per_byte=None if bits is None else bits.value,
+        bits_per_byte_error=None if bits is None else stored_error(bits, text_bytes),
+        independent_documents=None if tokenizer is None else loss.independent,
         groups=in_groups(nats, counts, text_bytes),
     )
 

@@ -1,5 +1,6 @@
 """Measures of held-out loss, in sums over groups of documents: difficulty common to two models cancels."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 
 from evaluation.command_line import RangeName
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
-from evaluation.shared.significance import Interval, mean_and_error, ratio_freedom, student_interval
+from evaluation.shared.significance import Interval, StreamMean, ratio_freedom, stream_mean, student_interval
 
 GROUPS = 256  # in one result, at most
+LEAST_FREEDOM = 4  # degrees of freedom of a difference on which a verdict is given, where neighbours are alike
 
 
 @attrs.frozen(kw_only=True)
@@ -55,10 +57,16 @@ def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> d
 
 
 def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:
-    """Compare group by group: the difficulty of a text, common to both models, cancels in their difference."""
+    """Compare group by group: the difficulty of a text, common to both models, cancels in their difference.
+
+    The error counts that neighbouring groups are alike. The interval has no bounds, which `compare` reports as "cannot
+    tell", if they are so alike over so long a part of the text that their number tells too little.
+    """
     nats = [np.mean([sample.nats for sample in side], axis=0) for side in (a, b)]
-    value, error = mean_and_error(nats[0] - nats[1], a[0].tokens)
-    return student_interval(value, error, ratio_freedom(a[0].tokens), confidence)
+    found = stream_mean(nats[0] - nats[1], a[0].tokens)
+    if found.independent < len(nats[0]) and found.freedom < LEAST_FREEDOM:
+        return Interval(value=found.value)
+    return student_interval(found.value, found.error, found.freedom, confidence)
 
 
 HELD_OUT = Measure(
@@ -78,9 +86,22 @@ HELD_OUT = Measure(
 BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 
+def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
+    """Return the error to store and print: that of a reader who counts a degree of freedom for each unit of its size.
+
+    So the value, plus and minus about two errors, is the 95 % interval, however few the degrees of freedom are.
+    """
+    return mean.error_for(ratio_freedom(sizes))
+
+
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     span, groups = record["range"], record["groups"]
-    nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
+    nats, tokens, text_bytes = np.array([groups["nats"], groups["tokens"], groups["text_bytes"]], np.float64)
+    errors = {key: record.get(f"{key}_error") for key in ("nats_per_token", "bits_per_byte")}
+    if "independent_documents" not in record:  # stored when documents were taken as independent
+        for key, values, sizes in (("nats_per_token", nats, tokens), ("bits_per_byte", nats / math.log(2), text_bytes)):
+            if errors[key] is not None and (found := stream_mean(values, sizes)).independent < len(nats):
+                errors[key] = stored_error(found, sizes)
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
     sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
     where, end = span.get("dataset") or Path(span["tokens"]).name, span["start"] + span["count"]
@@ -88,7 +109,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         Measurement(
             measure=measure,
             value=record[key],
-            error=record.get(f"{key}_error"),
+            error=errors[key],
             freedom=ratio_freedom(tokens),
             sample=sample,
         )
@@ -99,6 +120,6 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         subject=f"{span['sha256']} {tokens.astype(int).tolist()}",  # groups of other documents have other sizes
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
-        "documents",
+        "documents, larger where neighbours are alike",
         measurements=measurements,
     )

@@ -10,20 +10,31 @@ variances, but needs a seed or two more; the exponent is our choice: benchmarks/
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 from statistics import NormalDist
 
 import attrs
 import numpy as np
-from scipy import optimize, special
+from scipy import fft, optimize, special
 
 ERROR = 0.05  # probability of any false difference, where none is
 CONFIDENCE = 1 - ERROR
 OWN_EXPONENT = 2 / 3
+BAND_ERROR = 0.04  # of a run's mean over all places of a band; the rest of ERROR is left to single places
+# Level at which a judge's difference must also lie outside the t-interval of its two models' own seeds: of two seeds
+# each, and of more. benchmarks/judge_errors.py shows why: no level of two seeds gives both few errors and verdicts.
+OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS = 0.12, 0.035
 POWER = 0.9
 SOUGHT_DEVIATIONS = 3.0  # seed deviations that the default number of seeds finds
 _NODES, _CELLS, _REACH = 96, 200, 8.5
+# Spectra that a stream of units may have: a first-order autoregression, plus a share of noise that is new in each unit
+_CORRELATIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.99)
+_FRESH_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
+_LEAST_UNITS, _MOST_UNITS = 8, 1024  # from which a correlation is looked for; more units are summed in groups
+_PREFERRED = 4.0  # twice the log-likelihood by which a correlation must beat independence, for its two parameters
+_AS_LIKELY = 1.0  # twice the log-likelihood that a more cautious spectrum may lose against the likeliest
+_FLAT = 0.65  # share of the power at frequency zero that the chosen frequencies have on average, by the spectrum
 
 Runs = Mapping[int, float]  # values of a recipe's runs, by training seed
 
@@ -111,19 +122,125 @@ def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple
     return mean, math.sqrt(squares * number / (number - 1)) / total
 
 
+def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None:
+    """Return the standard error of a mean over items, each of which was hit or missed; None of one item.
+
+    `step`: how much the value of a hit is above that of a miss. `paired`: values are differences of two models, which
+    are 0 where both hit or both miss. Where all items are hit, or all missed, or the models never differ, the plain
+    error is 0, and says that another sample could not have differed. So the error is at least that of two items more:
+    one hit and one miss (Agresti and Coull, American Statistician 52, 1998), or, if paired, one item on which the
+    models differ, half in each direction, and one on which they do not (Agresti and Min, Statistics in Medicine 24,
+    2005).
+    """
+    error, number = mean_and_error(values)[1], len(values) + 2
+    if error is None:
+        return None
+    low = float(values.min())
+    more, more_squares = (0.0, step**2) if paired else (2 * low + step, low**2 + (low + step) ** 2)
+    mean = (float(values.sum()) + more) / number
+    variance = (float(np.square(values).sum()) + more_squares) / number - mean**2
+    return max(error, math.sqrt(max(0.0, variance) / number))
+
+
+@attrs.frozen(kw_only=True)
+class StreamMean:
+    """The mean of a stream of units, of which neighbours may be alike."""
+
+    value: float
+    error: float | None  # standard error; None of one unit
+    freedom: float  # degrees of freedom of the error
+    independent: float  # number of independent units that would give this error; that of all, where none are alike
+
+    def error_for(self, freedom: float) -> float | None:
+        """Return the error that gives the same 95 % interval where a reader assumes other degrees of freedom."""
+        if self.error is None:
+            return None
+        at = (1 + CONFIDENCE) / 2
+        return self.error * student_quantile(at, self.freedom) / student_quantile(at, freedom)
+
+
+def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
+    """Return the ratio of the sums of units in the order of their stream, with an error that counts their correlation.
+
+    Neighbouring documents of a corpus are often alike, and an error that takes them as independent is then too small:
+    by half or more. Their deviations are transformed to frequencies (cosines), where independent units have the same
+    power everywhere. If a spectrum of correlated units explains the powers better (by Whittle's likelihood), the
+    variance is the mean power of the lowest frequencies alone, corrected by that spectrum for what they miss of the
+    power at zero, with a degree of freedom for each of them (Mueller, Journal of Econometrics 141, 2007; Lazarus et
+    al., Journal of Business and Economic Statistics 36, 2018). Otherwise it is the error of `mean_and_error`. What this
+    cannot see: correlation over more units than the stream has. benchmarks/document_errors.py measures the coverage.
+    """
+    mean, error = mean_and_error(values, sizes)
+    number, freedom = len(values), ratio_freedom(sizes)
+    deviations = values - mean * sizes
+    independent = StreamMean(value=mean, error=error, freedom=freedom, independent=number)
+    if number < _LEAST_UNITS or error is None or error <= 1e-12 * abs(mean):
+        return independent
+    if number > _MOST_UNITS:
+        deviations = np.add.reduceat(deviations, np.arange(_MOST_UNITS) * number // _MOST_UNITS)
+    powers = np.square(fft.dct(deviations, norm="ortho")[1:])
+    frequencies, variance = _power_at_zero(powers)
+    grouped = math.sqrt(variance * len(deviations)) / float(sizes.sum())
+    if frequencies == len(powers):
+        return independent if number <= _MOST_UNITS else attrs.evolve(independent, error=grouped)
+    worth = number * (error / grouped) ** 2 if grouped else float(number)
+    return StreamMean(
+        value=mean, error=grouped, freedom=min(freedom, frequencies), independent=max(1.0, min(number, worth))
+    )
+
+
+def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
+    """Return how many of the lowest frequencies tell the power at frequency zero, and that power."""
+    shapes, logarithms, flatness = _spectra(len(powers))
+    likelihood = -0.5 * (logarithms + len(powers) * np.log(shapes @ powers / len(powers)))
+    behind = 2 * (likelihood.max() - likelihood)  # of each spectrum; the first is that of independent units
+    if behind[0] < _PREFERRED:
+        return len(powers), float(powers.mean())
+    likely = np.flatnonzero(behind <= _AS_LIKELY)
+    counts = np.maximum(1, (flatness[likely] >= _FLAT).sum(axis=1))
+    chosen = int(counts.argmin())
+    count = int(counts[chosen])
+    return count, float(powers[:count].mean() / flatness[likely[chosen], count - 1])
+
+
+@lru_cache(maxsize=8)
+def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the spectra at so many frequencies above zero, independent units first.
+
+    The inverse of each (spectra, frequencies), the sum of its logarithms (spectra,), and the mean of its lowest 1, 2,
+    ... frequencies as a share of its power at zero (spectra, frequencies).
+    """
+    cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
+    rows, at_zero = [np.ones(number)], [1.0]
+    for correlation in _CORRELATIONS:
+        for fresh in _FRESH_SHARES:
+            scaled = (1 - fresh) * (1 - correlation**2)
+            rows.append(fresh + scaled / (1 - 2 * correlation * cosines + correlation**2))
+            at_zero.append(fresh + scaled / (1 - correlation) ** 2)
+    spectra = np.array(rows)
+    means = np.cumsum(spectra, axis=1) / np.arange(1, number + 1)
+    return 1 / spectra, np.log(spectra).sum(axis=1), means / np.array(at_zero)[:, None]
+
+
 def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds, both (M,), that hold all M values of one more run together; `values`: of R runs (R, M).
 
     Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section 4.7) with
     Bonferroni's level. The variance is that of all M places, or of those up to `apart` away where they scatter more;
-    values `apart` places from each other share no noise.
+    values `apart` places from each other are taken to share no noise. What a run keeps from its first place to its last
+    is shared by all of them, and only R - 1 degrees of freedom are known of it. So the band is never narrower than
+    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures both together.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
-    near = [variances[max(0, place - apart) : place + apart + 1].mean() for place in range(number)]
+    near = []
+    for place in range(number):
+        reach = min(apart, place + 1)  # the first values are means over fewer steps, and scatter more than the next
+        near.append(variances[max(0, place - reach) : place + reach + 1].mean())
     critical = student_quantile(1 - ERROR / number / 2, (runs - 1) * number / apart)
-    reach = critical * np.sqrt(np.maximum(near, variances.mean()) * (1 + 1 / runs))
-    return mean - reach, mean + reach
+    of_runs = student_quantile(1 - BAND_ERROR / 2, runs - 1) * values.mean(axis=1).std(ddof=1)
+    half = np.maximum(critical * np.sqrt(np.maximum(near, variances.mean())), of_runs) * math.sqrt(1 + 1 / runs)
+    return mean - half, mean + half
 
 
 def ratio_freedom(sizes: np.ndarray) -> float:
@@ -239,9 +356,11 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     """Return each model's mean score, and the differences a - b of models a < b, with 95 % intervals.
 
     `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, for all models
-    alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models. The noise of
-    single answers is counted in both errors: intervals are conservative. Of one seed they cover questions only, and do
-    not say which model is better. Intervals of differences are simultaneous (Bonferroni).
+    alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models, but no
+    interval is narrower than the t-interval of its own models' seeds. With two seeds that guard is weak: their intervals
+    assume that the seeds of all models scatter alike. The noise of single answers is counted in both errors: intervals
+    are conservative. Of one seed they cover questions only, and do not say which model is better. Intervals of
+    differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():
@@ -251,15 +370,21 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     counts = (~np.isnan(scores[0])).sum(0)
     sums = np.nansum(scores, axis=1)  # (M, Q)
     freedom = models * (seeds - 1)
-    squares = np.square(np.nanmean(scores, axis=2) - np.nanmean(scores, axis=(1, 2))[:, None]).sum()
-    variance = float(squares) / freedom / seeds if freedom else 0.0  # of a model's mean over seeds
+    # Of a model's mean over seeds (M,)
+    variances = np.nanmean(scores, axis=2).var(axis=1, ddof=1) / seeds if freedom else np.zeros(models)
+    pooled = float(variances.mean())
 
-    def interval(of_questions: np.ndarray, sides: int, confidence: float) -> Interval:
+    def interval(of_questions: np.ndarray, sides: tuple[int, ...], confidence: float) -> Interval:
         value, error = mean_and_error(of_questions, counts)
-        of_seeds = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(sides * variance) if freedom else 0.0
-        return student_interval(value, error, questions - 1, confidence).widened(of_seeds)
+        found = student_interval(value, error, questions - 1, confidence)
+        if not freedom:
+            return found
+        of_all = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(len(sides) * pooled)
+        own, own_freedom = combined_error(*((math.sqrt(variances[model]), seeds - 1) for model in sides))
+        own_error = OWN_ERROR_OF_TWO_SEEDS if seeds == 2 else OWN_ERROR_OF_SEEDS
+        return found.widened(max(of_all, student_quantile(1 - own_error / 2, own_freedom) * own))
 
     pairs = list(combinations(range(models), 2))
     simultaneous = 1 - ERROR / max(1, len(pairs))
-    means = [interval(sums[model], 1, CONFIDENCE) for model in range(models)]
-    return means, {(a, b): interval(sums[a] - sums[b], 2, simultaneous) for a, b in pairs}
+    means = [interval(sums[model], (model,), CONFIDENCE) for model in range(models)]
+    return means, {(a, b): interval(sums[a] - sums[b], (a, b), simultaneous) for a, b in pairs}

@@ -152,7 +152,8 @@ def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> No
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
-    text = student_quantile(0.975, 199) * ((squares / 200 - value**2) / 199) ** 0.5
+    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two items more, one of which differs
+    text = student_quantile(0.975, 199) * (more / 202) ** 0.5
     reach = math.hypot(text, student_quantile(0.975, 1) * 0.005 / 0.75)  # differences of 0.12 and 0.13
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
     found = compare(rows).statements

@@ -170,7 +170,8 @@ def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:
     found = compare(rows_of(a, b))
     assert found.columns == ["model", "CORE", "gold bits/byte"]
     # of 10 in 200 items, each 4/3; 20 files of one task and one of two: sqrt(20 + 4) / 22 of a file's error
-    difference, error = 0.05 / 0.75, math.sqrt(0.05 * 0.95 / 199) / 0.75 * math.sqrt(24) / 22
+    # and, in the error, two items more, with one difference, half in each direction
+    difference, error = 0.05 / 0.75, math.sqrt((11 / 202 - (10 / 202) ** 2) / 202) / 0.75 * math.sqrt(24) / 22
     bounds = f"{difference:.4f} [{difference - 1.96 * error:.4f}, {difference + 1.96 * error:.4f}]"
     assert any(line.startswith(f"CORE: a is below b by {bounds} of the centered score") for line in found.statements)
     assert any(line.startswith("gold bits/byte: a is below b by 0.0100 [0.0100,") for line in found.statements)

@@ -1,0 +1,80 @@
+"""Error rates of a reference's band: further runs of the recipe that leave it, and runs with a fault that do.
+
+    python benchmarks/band_errors.py [--families 2400]
+
+A loss is measured as in reference.json: means over tenths of a run, at 40 marks. Its noise is new at each of 400 steps,
+or an AR(1) of 0.9 by step or by mark, or constant over a run (normal, or Student's t with 3 degrees of freedom), or
+half new at each step and half constant. A faulty run lies above the others from the middle on.
+"""
+
+import itertools
+
+import bench  # first: it makes the repository's modules importable
+import numpy as np
+from error_grid import FAMILIES, covered_text, false_text, generator, percent, series
+
+from evaluation.shared.significance import prediction_band
+
+MARKS, APART, STEPS = 40, 4, 400  # APART: marks of a tenth
+KINDS = (
+    "new at each step",
+    "AR(1) of 0.9 by step",
+    "AR(1) of 0.9 by mark",
+    "constant, normal",
+    "constant, Student's t",
+    "half new, half constant",
+)
+FAULTS = (4.0, 8.0)  # deviations of a mark's noise between runs
+
+
+def main(*, families: int = FAMILIES) -> None:
+    """Print a row for each cell."""
+    rows = []
+    for cell, (kind, runs) in enumerate(itertools.product(KINDS, (3, 5, 8))):
+        random = generator("band", cell)
+        outside, given, found, widths = 0, 0, [0] * len(FAULTS), []
+        deviation = float(noise(kind, random, (2000,))[:, -1].std())
+        fall = 3 + 4 * np.arange(1, MARKS + 1) ** -0.5
+        for _ in range(families):
+            losses = fall + noise(kind, random, (runs + 1,))
+            low, high = prediction_band(losses[:-1], APART)
+            new = losses[-1]
+            given += 1
+            outside += bool(((new < low) | (new > high)).any())
+            widths.append(float(np.mean(high - low)) / 2 / deviation)
+            for number, fault in enumerate(FAULTS):
+                faulty = new + fault * deviation * (np.arange(MARKS) >= MARKS // 2)
+                found[number] += bool((faulty > high).any())
+        rows.append(
+            [
+                f"{kind}, {runs} runs",
+                false_text(outside, families),
+                covered_text(given - outside, given),
+                f"{np.median(widths):.1f}",
+                *(percent(one / families) for one in found),
+            ]
+        )
+    columns = ["outside", "inside", "half width, deviations", *(f"fault of {one:g} found" for one in FAULTS)]
+    print(bench.table(["noise, runs of the reference", *columns], rows))
+
+
+def noise(kind: str, random: np.random.Generator, shape: tuple[int]) -> np.ndarray:
+    """Return the noise of means over tenths (runs, MARKS)."""
+    if kind == "AR(1) of 0.9 by mark":
+        return series(random, (*shape, MARKS), 0.9)
+    constant = np.zeros((*shape, 1))
+    if kind.startswith("constant"):
+        constant = random.standard_t(3, (*shape, 1)) if "Student" in kind else random.standard_normal((*shape, 1))
+        return constant + np.zeros((*shape, MARKS))
+    by_step = series(random, (*shape, STEPS), 0.9 if kind.startswith("AR") else 0.0)
+    sums = np.cumsum(np.concatenate([np.zeros((*shape, 1)), by_step], axis=-1), axis=-1)
+    ends = np.arange(1, MARKS + 1) * (STEPS // MARKS)
+    starts = np.maximum(ends - APART * (STEPS // MARKS), 0)
+    means = (sums[..., ends] - sums[..., starts]) / (ends - starts)
+    if kind.startswith("half"):
+        return means + random.standard_normal((*shape, 1)) * float(np.sqrt(1 / (APART * STEPS / MARKS)))
+    return means
+
+
+if __name__ == "__main__":
+    bench.run(main)

@@ -1,0 +1,76 @@
+"""Error rates of CORE: intervals of tasks that are nearly always hit or missed, of means over tasks, and of differences.
+
+    python benchmarks/hit_errors.py [--families 2400]
+
+Items are hit by chance, each for itself. In the last rows of the first table five items share a passage, half of whose
+difficulty is common to them; CORE counts items, so this is the error rate without its assumption.
+"""
+
+import itertools
+
+import bench  # first: it makes the repository's modules importable
+import numpy as np
+from error_grid import FAMILIES, covered_text, false_text, generator
+from scipy import special
+
+from evaluation.core.core_scores import core_difference, over_tasks, sum_of_means, task_score
+from evaluation.shared.significance import student_interval
+
+ITEMS, RATES = (20, 60, 200, 1000), (0.0, 0.005, 0.02, 0.1, 0.5, 0.98, 1.0)
+BASELINE, TASKS, PASSAGE = 0.25, 22, 5
+
+
+def main(*, families: int = FAMILIES) -> None:
+    """Print the three tables."""
+    rows = []
+    for cell, (items, rate) in enumerate(itertools.product(ITEMS, RATES)):
+        hits = generator("task", cell).random((families, items)) < rate
+        rows.append([f"{items:,} items, {rate:.1%} hit", covered_text(covered([[one] for one in hits], [rate]), families)])
+    for cell, items in enumerate((60, 200, 1000)):
+        hits = passages(generator("passage", cell), (families, items))
+        text = covered_text(covered([[one] for one in hits], [0.5]), families)
+        rows.append([f"{items:,} items, 50.0% hit, {PASSAGE} share a passage", text])
+    print(bench.table(["one task", "covered"], rows), flush=True)
+    rows = []
+    for cell, items in enumerate(ITEMS):
+        random, rates = generator("tasks", cell), np.linspace(0, 0.9, TASKS)
+        rates[: TASKS // 2] = 0.003  # a small model misses nearly all items of many tasks
+        drawn = random.random((families, TASKS, items)) < rates[:, None]
+        rows.append([f"{TASKS} tasks of {items:,} items", covered_text(covered(list(drawn), list(rates)), families)])
+    print("\n" + bench.table(["mean over tasks", "covered"], rows), flush=True)
+    rows = []
+    for cell, (items, share) in enumerate(itertools.product(ITEMS, (0.0, 0.005, 0.02, 0.1))):
+        random = generator("pair", cell)
+        same = random.random((families, items)) < 0.5
+        swapped = random.random((2, families, items)) < share / 2  # each model by itself
+        sides = [same ^ one for one in swapped]
+        apart = sum(
+            core_difference([parts([a])], [parts([b])], 0.95).apart for a, b in zip(*sides, strict=True)
+        )
+        rows.append([f"{items:,} items, {share:.1%} differ", false_text(apart, families)])
+    print("\n" + bench.table(["two equal models", "apart in"], rows))
+
+
+def parts(tasks: list[np.ndarray]):  # type: ignore[no-untyped-def]
+    """Return the parts of CORE of these hits, by task."""
+    bits = np.linspace(1, 2, len(tasks[0]))
+    found = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
+    return over_tasks(found)[0]
+
+
+def covered(models: list[list[np.ndarray]], rates: list[float]) -> int:
+    """Return for how many models the 95 % interval of the mean over tasks holds its expectation."""
+    truth = float(np.mean([(rate - BASELINE) / (1 - BASELINE) for rate in rates]))
+    found = [student_interval(*sum_of_means(parts(list(tasks)))) for tasks in models]
+    return sum(one.low <= truth + 1e-12 and truth - 1e-12 <= one.high for one in found)
+
+
+def passages(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Return hits at a rate of a half, where items of a passage share half of the variance of a normal score."""
+    families, items = shape
+    shared = np.repeat(random.standard_normal((families, items // PASSAGE)), PASSAGE, axis=1)
+    return special.ndtr((shared + random.standard_normal(shape)) / np.sqrt(2)) < 0.5
+
+
+if __name__ == "__main__":
+    bench.run(main)
