@@ -1,4 +1,4 @@
-"""Error rates of held-out loss where neighbouring documents are alike: the interval of `loss`, and winners of `compare`.
+"""Error rates of held-out loss where neighbouring documents are alike: intervals of `loss`, winners of `compare`.
 
     python benchmarks/document_errors.py [--families 2400]
 
@@ -43,7 +43,7 @@ def main(part: Literal["loss", "compare", "both"] = "both", *, families: int = F
         rows = [
             [
                 f"{recipes} recipes, {seeds} seeds, {'lengths equal, ' * alike}correlation {correlation:g}",
-                *winners(cell, recipes, seeds, correlation, alike, families),
+                *winners(cell, families, alike, (recipes, seeds), correlation),
             ]
             for cell, (alike, recipes, seeds, correlation) in enumerate(
                 itertools.product((False, True), (2, 3, 5), (2, 3), CORRELATIONS)
@@ -75,9 +75,9 @@ def losses(cell: int, documents: int, correlation: float, families: int) -> list
     return [covered_text(inside, given), percent(1 - given / families), width]
 
 
-def winners(cell: int, recipes: int, seeds: int, correlation: float, alike: bool, families: int) -> list[str]:
-    """Return the cells of recipes that are compared with each other."""
-    random = generator("compare", cell)
+def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], correlation: float) -> list[str]:
+    """Return the cells of recipes that are compared with each other. `counts`: of recipes, and of their seeds."""
+    random, (recipes, seeds) = generator("compare", cell), counts
     false = untold = found = unfound = 0
     for family in range(families):
         spread = SPREAD * (not alike)

@@ -1,4 +1,4 @@
-"""Error rates of CORE: intervals of tasks that are nearly always hit or missed, of means over tasks, and of differences.
+"""Error rates of CORE: intervals of tasks that are nearly always hit or missed, of means, and of differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 
@@ -25,7 +25,9 @@ def main(*, families: int = FAMILIES) -> None:
     rows = []
     for cell, (items, rate) in enumerate(itertools.product(ITEMS, RATES)):
         hits = generator("task", cell).random((families, items)) < rate
-        rows.append([f"{items:,} items, {rate:.1%} hit", covered_text(covered([[one] for one in hits], [rate]), families)])
+        rows.append(
+            [f"{items:,} items, {rate:.1%} hit", covered_text(covered([[one] for one in hits], [rate]), families)]
+        )
     for cell, items in enumerate((60, 200, 1000)):
         hits = passages(generator("passage", cell), (families, items))
         text = covered_text(covered([[one] for one in hits], [0.5]), families)
@@ -44,9 +46,7 @@ def main(*, families: int = FAMILIES) -> None:
         same = random.random((families, items)) < 0.5
         swapped = random.random((2, families, items)) < share / 2  # each model by itself
         sides = [same ^ one for one in swapped]
-        apart = sum(
-            core_difference([parts([a])], [parts([b])], 0.95).apart for a, b in zip(*sides, strict=True)
-        )
+        apart = sum(core_difference([parts([a])], [parts([b])], 0.95).apart for a, b in zip(*sides, strict=True))
         rows.append([f"{items:,} items, {share:.1%} differ", false_text(apart, families)])
     print("\n" + bench.table(["two equal models", "apart in"], rows))
 

@@ -59,7 +59,13 @@ def main(*, families: int = FAMILIES) -> None:
                 *(percent(one * PLANTED_SHARE / families) for one in found),
             ]
         )
-    columns = ["false in", "differences covered", "first mean", "other means", *(f"found at {one:g} errors" for one in PLANTED)]
+    columns = [
+        "false in",
+        "differences covered",
+        "first mean",
+        "other means",
+        *(f"found at {one:g} errors" for one in PLANTED),
+    ]
     print(bench.table(["cell", *columns], rows))
 
 

@@ -39,6 +39,8 @@ def nulls() -> list[tuple[str, int, int, str]]:
         "lever x10": "one lever of 10 deviations",
         "base x3": "the base of 3 deviations",
         "base x10": "the base of 10 deviations",
+        "rare": "all worse by 3 deviations in 1 run of 10",
+        "rare lever": "one lever worse by 9 in 1 of 10, else better by 1",
         "halved": "equal variances, halving by a loss of correlation 0.7",
     }
     return [(kinds[kind], levers, seeds, kind) for kind in kinds for levers in (1, 2, 5) for seeds in (3, 5)]
@@ -48,6 +50,11 @@ def losses(kind: str, levers: int, seeds: int, sweeps: int, random: np.random.Ge
     """Return losses (sweeps, variants, seeds); of the first variant, the base, and levers without an effect."""
     shape = (sweeps, levers + 1, seeds)
     noise = random.standard_t(3, shape) if kind == "heavy" else random.standard_normal(shape)
+    if kind == "rare":
+        noise += 3.0 * (random.random(shape) < 0.1)
+    if kind == "rare lever":
+        noise[:, 1] += np.where(random.random(shape[::2]) < 0.1, 9.0, -1.0)
+        noise *= 0.5
     scale = np.ones((levers + 1, 1))
     who, times, factor = kind.partition(" x")
     if times:

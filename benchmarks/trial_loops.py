@@ -41,7 +41,9 @@ def main(*, families: int = FAMILIES) -> None:
         false = sum(bool(kept) for kept, _ in ended)
         pairs = np.mean([pairs for _, pairs in ended]) / CHANGES
         lower = (difference(random, kind, (families, CHANGES)) / scale(kind)).min(axis=1) < -GAIN / np.sqrt(2)
-        rows.append([name, false_text(false, families), percent(false / families), f"{pairs:.1f}", percent(lower.mean())])
+        rows.append(
+            [name, false_text(false, families), percent(false / families), f"{pairs:.1f}", percent(lower.mean())]
+        )
     columns = ["false keep in", "share", "pairs of a change", f"one pair better by {GAIN:g}"]
     print("\n" + bench.table([f"loops of {CHANGES} null changes", *columns], rows), flush=True)
     rows = []

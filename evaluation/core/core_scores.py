@@ -104,11 +104,12 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         value, error, freedom = sum_of_means(parts)
         shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
         measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=parts))
+        counts = [(file, len(part.values)) for file, part in parts.items()]
     items = sum(len(task["gold_bits"]) for task in tasks.values())
     yield EvaluationResult.of(
         record,
         evaluation="core" if whole else "core part",
-        subject=f"{data['sha256']} {data['count']} {labels} {[(file, len(part.values)) for file, part in parts.items()]}",
+        subject=f"{data['sha256']} {data['count']} {labels} {counts}",
         description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
         measurements=measurements,
     )

@@ -25,6 +25,13 @@ from training.telemetry.metrics_log import ANSWERS
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
+ASSUMED_OF_TWO = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
+OF_TWO_SEEDS = (
+    "Intervals cover other questions and fine-tuning seeds of the same kind,\n"
+    f"{ASSUMED_OF_TWO}.\n"
+    "Where one model's seeds scatter far more, up to 12 % of such tables name a\n"
+    "difference that does not exist; instruct --seeds 3 or more needs no such assumption."
+)
 OF_ONE_SEED = (
     "Intervals cover other questions of the same kind, for this one fine-tuning only:\n"
     "another seed can move a difference by more, so no rank is given and no model is\n"
@@ -114,7 +121,8 @@ def describe(panel: Panel, scores: Scores) -> str:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]
     anchor = f"reference answers, shown to the judge among the others: {scores.anchor:.1f}"
-    about = "\n".join([anchor, OF_SEEDS if several else OF_ONE_SEED, CAVEAT])
+    seeds = OF_ONE_SEED if not several else OF_TWO_SEEDS if panel.slots == 2 else OF_SEEDS
+    about = "\n".join([anchor, seeds, CAVEAT])
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
 
 
@@ -192,6 +200,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
     one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
     covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
+    covered += f", {ASSUMED_OF_TWO}" if seeds == 2 else ""
     differences = {
         (entry["a"], entry["b"]): structured(entry, Interval, unknown_keys=True) for entry in record["differences"]
     }

@@ -61,9 +61,9 @@ class HeldOutLoss:
         if self.bits_per_byte is not None:
             parts.append(f"{plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)} bits per byte")
         documents = "" if self.documents is None else f", documents: {self.documents:,}"
-        if self.documents is not None and self.independent_documents is not None:
-            if (worth := round(self.independent_documents)) < self.documents:
-                documents += f", which are alike: worth {worth:,} independent ones"
+        worth = None if self.independent_documents is None else round(self.independent_documents)
+        if self.documents is not None and worth is not None and worth < self.documents:
+            documents += f", which are alike: worth {worth:,} independent ones"
         return f"{', '.join(parts)}, over {self.tokens:,} tokens{documents}"
 
 

@@ -357,10 +357,10 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
     `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, for all models
     alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models, but no
-    interval is narrower than the t-interval of its own models' seeds. With two seeds that guard is weak: their intervals
-    assume that the seeds of all models scatter alike. The noise of single answers is counted in both errors: intervals
-    are conservative. Of one seed they cover questions only, and do not say which model is better. Intervals of
-    differences are simultaneous (Bonferroni).
+    interval is narrower than the t-interval of its own models' seeds. With two seeds that guard is weak: their
+    intervals assume that the seeds of all models scatter alike. The noise of single answers is counted in both errors:
+    intervals are conservative. Of one seed they cover questions only, and do not say which model is better. Intervals
+    of differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
 from experiments.shared.experiment_files import LOSS_DIGITS, counted
 from experiments.trial.trial import SIDES, Trial
-from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict
+from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict, assumption
 
 RATIO_DIGITS = 3
 ALIGNED = ("left", "right", "right", "left")
@@ -56,6 +56,8 @@ class TrialTable:
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             error = f"error {2 * self.rule.level:.2g}, all looks together"
             lines.append(f"Interval of the loss: {error}; of time and memory: {CONFIDENCE:.0%}.")
+            if self.pairs:
+                lines.append(f"All intervals hold {assumption(len(self.pairs))}.")
         return "\n".join([*lines, *self.notes])
 
     def record(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class TrialTable:
             "pairs": len(self.pairs),
             "compared_steps": self.compared_steps,
             "steps": self.steps,
+            "assumption": assumption(len(self.pairs)) if self.pairs else None,
             **intervals,
             "notes": list(self.notes),
             "variants": [

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import CoreTask, read_bundle
 from evaluation.core.core import answers, measure, run
+from evaluation.core.core_scores import task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
@@ -163,6 +165,19 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
     told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
     assert "--tasks: got 'choice_00'; did you mean 'choice_0'?" in told
+
+
+def test_tasks_without_a_hit_have_an_error(tmp_path: Path) -> None:
+    bits = np.ones(200)
+    none, all_of_them = (task_score("f", 0.25, np.full(200, hit), bits) for hit in (False, True))
+    assert (
+        none["centered_error"] == pytest.approx(all_of_them["centered_error"]) == pytest.approx(0.0049 / 0.75, abs=1e-4)
+    )
+    a, b = scored(tmp_path / "a", 0, 1.0), scored(tmp_path / "b", 0, 1.01)
+    (row, _), statements = compare(rows_of(a, b)).rows[:2], compare(rows_of(a, b)).statements
+    assert re.fullmatch(r"-0\.3333 ± 0\.00[1-9]\d", row[1].text)
+    told = [line for line in statements if line.startswith("CORE: a and b do not differ significantly: 0.0000 [")]
+    assert told and "[0.0000, 0.0000]" not in told[0]
 
 
 def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.comparison.compare import compare
 from evaluation.judging.prompt import Grade, Prompt, make_prompts
-from evaluation.judging.scores import JudgedCandidate, describe, judged_difference, score
+from evaluation.judging.scores import ASSUMED_OF_TWO, JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.conftest import one_line
 from tests.evaluation.comparison.stored import judged, rows_of
@@ -70,6 +70,14 @@ def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
     assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
     apart = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
     assert ("not told apart" in describe(models, apart)) == (seeds > 1)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_two_seeds_name_the_assumption_they_need(seeds: int) -> None:
+    models = panel(2, 4, slots=seeds)
+    prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
+    said = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
+    assert (ASSUMED_OF_TWO in said) == (seeds == 2)
 
 
 def test_what_is_not_judged_counts_for_nobody() -> None:

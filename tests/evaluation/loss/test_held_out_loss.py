@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
-from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference
+from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
@@ -58,6 +58,67 @@ def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, tok
     assert first["perplexity"] == pytest.approx(math.exp(nats / 4000), rel=1e-5)
     assert first["text_bytes"] == int((targets != 256).sum())  # a byte each, but for the ends of documents
     assert first["bits_per_byte"] == pytest.approx(nats / math.log(2) / first["text_bytes"], rel=1e-6)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+def test_the_error_equals_that_of_resampled_documents(correlation: float) -> None:
+    draw = np.random.default_rng(0)
+    tokenizer = load_tokenizer("bytes")
+    results = []
+    for _ in range(200):
+        lengths = draw.integers(5, 200, 120)
+        levels = draw.normal(0, 0.5, 120)
+        for at in range(1, 120):
+            levels[at] = correlation * levels[at - 1] + (1 - correlation**2) ** 0.5 * levels[at]
+        levels += 3 + 40 / lengths  # short documents are harder: a mean of ratios would be another
+        losses = np.concatenate([draw.normal(level, 1, n) for level, n in zip(levels, lengths, strict=True)])
+        targets = np.full(losses.shape, ord("a"))
+        targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
+        results.append(summary(losses.astype(np.float32), targets, tokenizer, np.ones(len(targets))))
+    for value, error in (("nats_per_token", "nats_per_token_error"), ("bits_per_byte", "bits_per_byte_error")):
+        spread = np.std([getattr(one, value) for one in results])
+        errors = [getattr(one, error) for one in results]
+        assert np.median(errors) == pytest.approx(spread, rel=0.1 if correlation == 0 else 0.35)
+    assert f"± {results[-1].nats_per_token_error:.4f} nats per token" in str(results[-1])
+    alike = ["which are alike: worth" in str(one) for one in results]
+    assert np.mean(alike) < 0.1 if correlation == 0 else np.mean(alike) > 0.8
+
+
+def alike_groups(seed: int) -> np.ndarray:
+    """Return nats of 128 groups of 100 tokens, each nearly as hard as the one before it."""
+    drift = np.cumsum(np.random.default_rng(seed).normal(0, 0.05, 128))
+    return (3.5 + drift - drift.mean()) * 100
+
+
+def test_compare_cannot_tell_on_documents_too_alike() -> None:
+    tokens = np.full(128, 100.0)
+    a, b = (LossSample(nats=alike_groups(seed), tokens=tokens, is_gpjt_range=False) for seed in (0, 1))
+    found = loss_difference([a], [b], 0.95)
+    assert (found.low, found.high) == (None, None)
+    independent = np.random.default_rng(2).normal(3.5, 0.1, 128) * 100
+    told = loss_difference([a], [LossSample(nats=a.nats - independent, tokens=tokens, is_gpjt_range=False)], 0.95)
+    assert told.apart
+
+
+def test_results_stored_before_count_alike_documents() -> None:
+    nats = alike_groups(0)
+    groups = {"nats": nats.tolist(), "tokens": [100] * 128, "text_bytes": [400] * 128}
+    mean, error = mean_and_error(nats, np.full(128, 100.0))
+    old = {
+        "evaluation": "loss",
+        "model": "m",
+        "range": {"tokens": "t", "split": "validation", "start": 0, "count": 12_800, "sha256": "s"},
+        "groups": groups,
+        "nats_per_token": mean,
+        "nats_per_token_error": error,
+        "bits_per_byte": mean / math.log(2) / 4,
+        "bits_per_byte_error": error / math.log(2) / 4,
+    }
+    [result], [later] = ([*read_results(one)] for one in (old, old | {"independent_documents": 9.0}))
+    assert [one.error for one in later.measurements] == [error, old["bits_per_byte_error"]]
+    assert all(
+        one.error > 3 * before.error for one, before in zip(result.measurements, later.measurements, strict=True)
+    )
 
 
 def test_one_document_has_no_error_and_a_cut_one_counts() -> None:

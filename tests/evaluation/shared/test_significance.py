@@ -12,12 +12,15 @@ from evaluation.shared.significance import (
     default_seeds,
     detectable_deviations,
     dunnett_quantile,
+    hits_error,
     mean_and_error,
     plus_minus,
     power,
+    prediction_band,
     ratio_freedom,
     residual_deviation,
     seed_noise,
+    stream_mean,
     student_interval,
     student_quantile,
     two_way_intervals,
@@ -141,3 +144,82 @@ def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
         two_way_intervals(np.full((2, 1, 3), np.nan))
     alone, differences = two_way_intervals(np.array([[[10.0]], [[4.0]]]))
     assert (alone[0], differences[0, 1]) == (Interval(value=10), Interval(value=6))
+
+
+def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
+    """Return normal units of deviation 1, each of which correlates with the one before it."""
+    units = draw.standard_normal(shape)
+    for at in range(1, shape[-1]):
+        units[..., at] = correlation * units[..., at - 1] + np.sqrt(1 - correlation**2) * units[..., at]
+    return units
+
+
+@pytest.mark.parametrize(("number", "correlation"), [(100, 0.8), (100, 0.95), (256, 0.5), (256, 0.95), (1500, 0.8)])
+def test_an_interval_covers_although_neighbours_are_alike(number: int, correlation: float) -> None:
+    draw, repeats = np.random.default_rng(number), 300
+    sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (repeats, number))))
+    units = 3.5 + 0.4 * neighbours(draw, (repeats, number), correlation)
+    inside = 0
+    for levels, counts in zip(units, sizes, strict=True):
+        found = stream_mean(levels * counts, counts)
+        interval = student_interval(found.value, found.error, found.freedom)
+        stored = student_interval(found.value, found.error_for(ratio_freedom(counts)), ratio_freedom(counts))
+        assert [stored.low, stored.high] == pytest.approx([interval.low, interval.high])
+        inside += interval.low <= 3.5 <= interval.high
+    assert inside >= 0.85 * repeats
+
+
+def test_independent_units_keep_the_error_they_had() -> None:
+    draw = np.random.default_rng(1)
+    sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (200, 300))))
+    drawn = draw.normal(3.5, 0.4, (200, 300)) * sizes
+    kept = [stream_mean(each, size) for each, size in zip(drawn, sizes, strict=True)]
+    same = [
+        (found.value, found.error) == mean_and_error(each, size)
+        for found, each, size in zip(kept, drawn, sizes, strict=True)
+    ]
+    assert np.mean(same) > 0.95 and kept[0].independent == 300
+    alike = stream_mean(neighbours(draw, (2000,), 0.9), np.ones(2000))
+    assert alike.independent == pytest.approx(2000 * 0.1 / 1.9, rel=0.5)
+    assert stream_mean(np.full(50, 2.0), np.ones(50)).error == 0 and stream_mean(np.ones(1), np.ones(1)).error is None
+
+
+def test_a_band_of_three_runs_knows_two_degrees() -> None:
+    constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # each run stays where it is
+    low, high = prediction_band(constant, 4)
+    assert high - 1 == pytest.approx(student_quantile(0.98, 2) * (4 / 3) ** 0.5)
+    assert 1 - low == pytest.approx(high - 1)
+
+
+def test_no_hit_and_no_difference_have_an_error() -> None:
+    none, half = np.zeros(200), np.arange(200) % 2
+    assert hits_error(none, 1.0, paired=False) == pytest.approx((1 / 202 * 201 / 202 / 202) ** 0.5)
+    assert hits_error(none + 1, 1.0, paired=False) == pytest.approx(hits_error(none, 1.0, paired=False))
+    assert hits_error(none, 1.0, paired=True) == pytest.approx(1 / 202)
+    assert hits_error(half, 1.0, paired=False) == mean_and_error(half)[1]  # two items more change nothing
+    assert hits_error(none - 0.25, 4.0, paired=False) == pytest.approx(4 * hits_error(none, 1.0, paired=False))
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_a_judged_difference_lies_outside_its_own_seeds(seeds: int) -> None:
+    wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
+    scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
+    means, differences = two_way_intervals(scores)
+    level = 0.12 if seeds == 2 else 0.035
+    errors = [one.std(ddof=1) / seeds**0.5 for one in (wide, narrow)]
+    error, freedom = combined_error(*((one, seeds - 1) for one in errors))
+    pooled = student_quantile(0.9975, 5 * (seeds - 1)) * (2 / 5) ** 0.5 * errors[0]
+    reach = max(student_quantile(1 - level / 2, freedom) * error, pooled)
+    assert differences[0, 1].high == pytest.approx(reach, rel=0.01)
+    own = student_quantile(1 - level / 2, seeds - 1) * errors[0]
+    assert means[0].high == pytest.approx(own, rel=0.01) and means[0].high > 2 * means[1].high
+
+
+def test_equal_models_with_one_unstable_one_seldom_differ() -> None:
+    draw, tables = np.random.default_rng(2), 320
+    deviations = np.array([15.0, 2.0, 2.0])[:, None, None]
+    false = 0
+    for _ in range(tables):
+        scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 60))
+        false += any(one.apart for one in two_way_intervals(scores)[1].values())
+    assert false <= tables * 147 / 2400

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.shared.significance import ERROR
 from experiments.trial.trial import Trial
-from experiments.trial.trial_rule import TrialRule, detectable, keep_level, seeds_of
+from experiments.trial.trial_rule import TrialRule, assumption, detectable, keep_level, seeds_of
 from experiments.trial.trial_table import TrialTable
 
 LEVEL = 0.001
@@ -102,3 +102,21 @@ def test_a_side_that_diverged_in_all_pairs_has_a_table_and_a_record(diverged: st
     table = attrs.evolve(table, judgement=judged)
     assert table.record()["verdict"] == verdict and table.record()["step_time_ratio"] == [1.0, 1.0, 1.0]
     assert "peak memory, MB" in table.text()
+
+
+def test_a_verdict_names_its_assumption() -> None:
+    rule = TrialRule.of(LEVEL, 8)
+    judged = rule.judge(differences(-9.0, 8))
+    assert judged is not None and judged.text.endswith(f", {assumption(8)}")
+    assert assumption(8).startswith("if differences are about normal: what happens in up to 31% of runs")
+    trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
+    pairs = [[(1.0, 0.1, 1e6), (1.0 + more / 9, 0.1, 1e6)] for more in differences(-9.0, 8)]
+    table = TrialTable(trial=trial, notes=[], number=1, rule=rule, pairs=pairs)
+    table = attrs.evolve(table, judgement=table.judge())
+    assert table.record()["assumption"] == assumption(8) and f"All intervals hold {assumption(8)}." in table.text()
+
+
+@pytest.mark.parametrize("pairs", [3, 8, 29])
+def test_pairs_miss_an_outcome_with_the_stated_share(pairs: int) -> None:
+    share = int(assumption(pairs).partition("up to ")[2].partition("%")[0]) / 100
+    assert (1 - share) ** pairs == pytest.approx(0.05, abs=0.01)
