@@ -26,6 +26,11 @@ def false_text(false: int, families: int) -> str:
     return f"{false:,}{' MANY' if false > MOST_FALSE * families / FAMILIES else ''}"
 
 
+def holds(low: float | None, high: float | None, truth: float) -> bool:
+    """Tell whether bounds are given, and hold the truth."""
+    return low is not None and high is not None and low - 1e-12 <= truth <= high + 1e-12
+
+
 def covered_text(inside: int, given: int) -> str:
     """Return the share of the given intervals that hold the truth, with a mark if it is too low or too high."""
     if not given:

@@ -10,10 +10,10 @@ import itertools
 
 import bench  # first: it makes the repository's modules importable
 import numpy as np
-from error_grid import FAMILIES, covered_text, false_text, generator
+from error_grid import FAMILIES, covered_text, false_text, generator, holds
 from scipy import special
 
-from evaluation.core.core_scores import core_difference, over_tasks, sum_of_means, task_score
+from evaluation.core.core_scores import Parts, core_difference, over_tasks, sum_of_means, task_score
 from evaluation.shared.significance import student_interval
 
 ITEMS, RATES = (20, 60, 200, 1000), (0.0, 0.005, 0.02, 0.1, 0.5, 0.98, 1.0)
@@ -51,7 +51,7 @@ def main(*, families: int = FAMILIES) -> None:
     print("\n" + bench.table(["two equal models", "apart in"], rows))
 
 
-def parts(tasks: list[np.ndarray]):  # type: ignore[no-untyped-def]
+def parts(tasks: list[np.ndarray]) -> Parts:
     """Return the parts of CORE of these hits, by task."""
     bits = np.linspace(1, 2, len(tasks[0]))
     found = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
@@ -62,7 +62,7 @@ def covered(models: list[list[np.ndarray]], rates: list[float]) -> int:
     """Return for how many models the 95 % interval of the mean over tasks holds its expectation."""
     truth = float(np.mean([(rate - BASELINE) / (1 - BASELINE) for rate in rates]))
     found = [student_interval(*sum_of_means(parts(list(tasks)))) for tasks in models]
-    return sum(one.low <= truth + 1e-12 and truth - 1e-12 <= one.high for one in found)
+    return sum(holds(one.low, one.high, truth) for one in found)
 
 
 def passages(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import itertools
 
 import bench  # first: it makes the repository's modules importable
 import numpy as np
-from error_grid import FAMILIES, covered_text, false_text, generator, percent
+from error_grid import FAMILIES, covered_text, false_text, generator, holds, percent
 
 from evaluation.shared.significance import two_way_intervals
 
@@ -39,11 +39,10 @@ def main(*, families: int = FAMILIES) -> None:
             averages, differences = two_way_intervals(scores)
             false += any(one.apart for one in differences.values())
             for model, one in enumerate(averages):
-                if one.low is not None and one.high is not None:
-                    means_inside[model > 0] += one.low <= LEVEL <= one.high
-                    means[model > 0] += 1
+                means_inside[model > 0] += holds(one.low, one.high, LEVEL)
+                means[model > 0] += 1
             bounded = [one for one in differences.values() if one.low is not None and one.high is not None]
-            inside += bool(bounded) and all(one.low <= 0 <= one.high for one in bounded)
+            inside += bool(bounded) and all(holds(one.low, one.high, 0.0) for one in bounded)
             given += bool(bounded)
             for number, errors in enumerate(PLANTED if family % PLANTED_SHARE == 0 else ()):
                 scores[0] += errors * error

@@ -9,7 +9,7 @@ import itertools
 
 import bench  # first: it makes the repository's modules importable
 import numpy as np
-from error_grid import FAMILIES, covered_text, generator
+from error_grid import FAMILIES, covered_text, generator, holds
 
 from evaluation.instruct.reference_scores import read_results
 
@@ -38,8 +38,7 @@ def main(*, families: int = FAMILIES) -> None:
                 "reference_loss": {"value": None, "spread": None},
             }
             [result] = read_results(record)
-            low, high = result.measurements[0].bounds
-            inside += low <= LEVEL <= high
+            inside += holds(*(result.measurements[0].bounds or (None, None)), LEVEL)
         rows.append([f"{seeds} seeds, {questions} questions, {deviation:g} points", covered_text(inside, families)])
     print(bench.table(["seeds, questions, deviation of a seed", "covered"], rows))
 

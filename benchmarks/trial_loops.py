@@ -9,9 +9,9 @@ the limits of error_grid.py.
 
 import bench  # first: it makes the repository's modules importable
 import numpy as np
-from error_grid import FAMILIES, covered_text, false_text, generator, percent
+from error_grid import FAMILIES, covered_text, false_text, generator, holds, percent
 
-from experiments.trial.trial_rule import TrialRule, keep_level
+from experiments.trial.trial_rule import TrialRule, TrialVerdict, keep_level
 
 CHANGES = 50  # of a loop
 MOST = 40  # pairs that are drawn for a trial; no rule here wants more
@@ -60,7 +60,7 @@ def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
     ended = [trial(rule, row) for row in difference(random, kind, (families, MOST)).tolist()]
     verdicts = [judgement.verdict for judgement, _ in ended]
     intervals = [judgement.difference for judgement, _ in ended if judgement.difference is not None]
-    inside = sum(one.low <= 0 <= one.high for one in intervals)
+    inside = sum(holds(one.low, one.high, 0.0) for one in intervals)
     planted = (difference(random, kind, (families, MOST)) - GAIN / np.sqrt(2) * scale(kind)).tolist()
     found = [trial(rule, row) for row in planted]
     return [
@@ -73,7 +73,7 @@ def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
     ]
 
 
-def trial(rule: TrialRule, differences: list[float]):  # type: ignore[no-untyped-def]  # TrialVerdict and pairs
+def trial(rule: TrialRule, differences: list[float]) -> tuple[TrialVerdict, int]:
     """Return the verdict of one trial, and the pairs it took."""
     for look in rule.looks:
         if (judgement := rule.judge(differences[:look])) is not None:

@@ -110,6 +110,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         evaluation="core" if whole else "core part",
         subject=f"{data['sha256']} {data['count']} {labels} {counts}",
-        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items",
+        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items, taken as "
+        "independent",
         measurements=measurements,
     )
