@@ -105,7 +105,8 @@ def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], corr
 
 def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
     """Return what `compare` says of each pair of recipes. `levels`: nats per token (recipes, seeds, groups)."""
-    rows, results = [], []
+    rows: list[Row] = []
+    results: list[EvaluationResult | None] = []
     for recipe, seed in np.ndindex(levels.shape[:2]):
         nats = levels[recipe, seed] * tokens
         sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=False)

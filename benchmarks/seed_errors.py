@@ -38,7 +38,8 @@ def main(*, families: int = FAMILIES) -> None:
                 "reference_loss": {"value": None, "spread": None},
             }
             [result] = read_results(record)
-            inside += holds(*(result.measurements[0].bounds or (None, None)), LEVEL)
+            low, high = result.measurements[0].bounds or (None, None)
+            inside += holds(low, high, LEVEL)
         rows.append([f"{seeds} seeds, {questions} questions, {deviation:g} points", covered_text(inside, families)])
     print(bench.table(["seeds, questions, deviation of a seed", "covered"], rows))
 

@@ -16,14 +16,14 @@ SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
 
 
 @attrs.frozen
-class Part:
+class ItemValues:
     """What each item of a file adds to the mean over tasks."""
 
     values: np.ndarray  # float64 (items,)
     step: float = 0.0  # value of a hit less that of a miss; 0: the value is no hit or miss, but a measured number
 
 
-Parts = Mapping[str, Part]  # by file of items
+Parts = Mapping[str, ItemValues]  # by file of items
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
@@ -53,17 +53,17 @@ def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
 
     Tasks that share a file share its order: they are one part, since their errors are correlated.
     """
-    parts: tuple[dict[str, Part], dict[str, Part]] = {}, {}
+    parts: tuple[dict[str, ItemValues], dict[str, ItemValues]] = {}, {}
     for task in tasks.values():
         hits = np.unpackbits(np.frombuffer(bytes.fromhex(task["hits"]), np.uint8))[: task["items"]]
         scale = 1 / (1 - task["baseline"]) / len(tasks)
-        centered = Part((hits - task["baseline"]) * scale, scale)
-        gold = Part(np.array(task["gold_bits"], np.float64) / len(tasks))
+        centered = ItemValues((hits - task["baseline"]) * scale, scale)
+        gold = ItemValues(np.array(task["gold_bits"], np.float64) / len(tasks))
         for part, more in zip(parts, (centered, gold), strict=True):
             if not 0 < task["items"] == len(more.values):
                 raise ValueError(f"{task['items']} items, but values of {len(more.values)}")
-            known = part.get(task["dataset"], Part(np.zeros(1)))
-            part[task["dataset"]] = Part(known.values + more.values, known.step + more.step)
+            known = part.get(task["dataset"], ItemValues(np.zeros(1)))
+            part[task["dataset"]] = ItemValues(known.values + more.values, known.step + more.step)
     return parts
 
 
@@ -78,11 +78,11 @@ def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | 
 def core_difference(a: list[Parts], b: list[Parts], confidence: float) -> Interval:
     """Return the difference of two means over tasks, paired by item: its difficulty, common to both, cancels."""
     sides = [{file: np.mean([one[file].values for one in side], axis=0) for file in side[0]} for side in (a, b)]
-    parts = {file: Part(sides[0][file] - sides[1][file], part.step) for file, part in a[0].items()}
+    parts = {file: ItemValues(sides[0][file] - sides[1][file], part.step) for file, part in a[0].items()}
     return student_interval(*sum_of_means(parts, paired=True), confidence)
 
 
-def _mean_and_error(part: Part, *, paired: bool) -> tuple[float, float | None]:
+def _mean_and_error(part: ItemValues, *, paired: bool) -> tuple[float, float | None]:
     mean, error = mean_and_error(part.values)
     return mean, hits_error(part.values, part.step, paired=paired) if part.step else error
 

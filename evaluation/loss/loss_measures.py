@@ -13,7 +13,7 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, StreamMean, ratio_freedom, stream_mean, student_interval
 
 GROUPS = 256  # in one result, at most
-LEAST_FREEDOM = 4  # degrees of freedom of a difference on which a verdict is given, where neighbours are alike
+LEAST_FREEDOM = 8  # degrees of freedom of a difference on which a verdict is given, where neighbours are alike
 
 
 @attrs.frozen(kw_only=True)
