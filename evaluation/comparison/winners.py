@@ -125,15 +125,15 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
     """Return the pairs of known difference with intervals whose family-wise error rate is 5 %.
 
     In rounds: pairs that were found to differ need no share of the 5 % in the next. The intervals of the last round are
-    returned: zero lies outside where a pair differs significantly. All pairs are measured on the same text or items: if
-    these tell too little about one pair, no other pair gets bounds, because those would be the pairs whose noise happens
-    to look small.
+    returned: zero lies outside where a pair differs significantly. All pairs are measured on the same text or items. If
+    these tell too little about half of the pairs, the others get no bounds either, because they would be those whose
+    noise happens to look small.
     """
     left = sum(pair.difference(1) is not None for pair in pairs)
     while True:
         intervals = [(pair, pair.difference(max(1, left))) for pair in pairs]
         found = [(pair, interval) for pair, interval in intervals if interval is not None]
-        if any(interval.low is None for _, interval in found):
+        if 2 * sum(interval.low is None for _, interval in found) >= len(found) > 0:
             return [(pair, Interval(value=interval.value)) for pair, interval in found]
         still = sum(not interval.apart for _, interval in found)
         if left in (0, still):
