@@ -78,9 +78,9 @@ test-cuda: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV) $(OLDEST_
 	$(call ON_EMULATED_GPUS,$(OLDEST_CUDA_VENV)) oldest_torch
 
 first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV)))
-	rm -rf gpu-hour-dry-run
+	output="$$(mktemp -d)/gpu-hour-dry-run"; \
 	FAKEGPU_COUNT=2 tools/fakegpu/run $(CUDA_VENV)/bin/python benchmarks/first_gpu_hour.py --dry-run \
-	  --output gpu-hour-dry-run || { cat gpu-hour-dry-run/page.md; exit 1; }
+	  --output "$$output" || { cat "$$output/page.md"; exit 1; }
 
 # ===: no local version such as 2.13.0+cpu
 .venv-cuda-%/installed: requirements.txt requirements-test.txt tools/fakegpu/requirements.txt | python-version
