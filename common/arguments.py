@@ -25,7 +25,6 @@ from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
 from common.errors import EXIT_DONE, EXIT_USAGE, either, printable, quoted
-from common.other_programs import argument_advice, option_advice
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
@@ -143,6 +142,8 @@ class CommandLine:
         values = [one.partition("=")[2] or after for one, after in followed if one.partition("=")[0] == word]
         value = values[0] if values and not values[0].startswith("-") else ""
         keys = self.options.keys_of_set() if hasattr(self.options, "keys_of_set") else {}
+        from common.other_programs import option_advice  # a usage error alone needs the table
+
         advice = option_advice(self.script, self.command, word, value, keys)
         if not advice:
             names = [name for argument in arguments_of(self.options) for name in argument.names if name[:1] == "-"]
@@ -156,6 +157,8 @@ class CommandLine:
 
     def _too_many(self, argument: str) -> str:
         wanted = " ".join(one.name.strip("-") for one in arguments_of(self.options) if _is_positional(one))
+        from common.other_programs import argument_advice
+
         advice = argument_advice(self.script, self.command, argument)
         return f"got {quoted(argument)} besides, wanted {wanted or 'no arguments'} and options{advice}"
 

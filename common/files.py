@@ -22,6 +22,7 @@ from common.errors import BadInput, printable
 from common.json_files import open_descriptor, open_regular, read_regular
 
 BLOCK_BYTES = 1 << 22
+HUB = "hf:"  # may begin a name on the hub
 LOCK_POLL_SECONDS = 0.2
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import QUOTED_CHARACTERS, BadInput, printable
-from common.files import is_folder
+from common.files import HUB, is_folder
 from common.transports import bounded
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
-HUB = "hf:"  # may begin a name on the hub
 DATASET = "dataset directory"
 MODEL = "model directory"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
@@ -63,8 +62,12 @@ def nearest_folder(reference: str, folders: Iterable[Path], is_one: Callable[[Pa
     places = dict.fromkeys([Path(), *folders, wanted.parent])
     likeness: dict[Path, float] = {}
     for path in (path for place in places for path in _folders_in(place)):
-        spelled = str(path) if "/" in reference else path.name
-        likeness[path] = difflib.SequenceMatcher(None, spelled, reference[:QUOTED_CHARACTERS]).ratio()
+        pairs = [(path.name, wanted.name), *([(str(path), reference)] if "/" in reference else [])]
+        # The last part must be alike as well: two paths of one folder have most of their characters in common.
+        likeness[path] = min(
+            difflib.SequenceMatcher(None, spelled[-QUOTED_CHARACTERS:], given[-QUOTED_CHARACTERS:]).ratio()
+            for spelled, given in pairs
+        )
     close = sorted((path for path in likeness if likeness[path] >= CLOSE), key=lambda path: -likeness[path])
     return next(filter(is_one, close), None)
 

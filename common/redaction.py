@@ -22,6 +22,13 @@ WORDS = frozenset(  # a name that ends with one of these words has a secret as i
         *("apikey", "accesskey", "secretkey", "accountkey", "authtoken", "accesstoken", "sharedaccesssignature"),
     )
 )
+# Words before "token" that make it a token of a text: start_val_token, eos_token, last-token
+OF_TEXT = frozenset(
+    (
+        *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "special", "val", "validation", "train", "start", "end"),
+        *("first", "last", "next", "per", "text", "image", "stop"),
+    )
+)
 ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # wherever such a word is in a name
 HARMLESS = re.compile(r"[-+]?[\d_.,]{1,19}(e[-+]?\d+)?|true|false|null|none|yes|no|value|\[secret\]", re.IGNORECASE)
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s&;,'"<>#]+""")
@@ -108,6 +115,8 @@ def hidden_in(value: Any, key: str) -> Any:
 def is_secret(name: str) -> bool:
     """Tell whether the value of an option, a setting, a variable or a part of a query is a secret, by its name."""
     parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
+    if parts[-1:] == ["token"] and not OF_TEXT.isdisjoint(parts[-2:-1]):
+        return False
     return bool(parts) and (parts[-1] in WORDS or "".join(parts) in WORDS or not ALWAYS.isdisjoint(parts))
 
 

@@ -13,7 +13,10 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, StreamMean, ratio_freedom, stream_mean, student_interval
 
 GROUPS = 256  # in one result, at most
-LEAST_FREEDOM = 8  # degrees of freedom of a difference on which a verdict is given, where neighbours are alike
+# Degrees of freedom of a difference from which the usual level suffices for a verdict, if neighbours are alike. With
+# fewer, their number is itself uncertain, and only a difference at STRICTER times the level is a verdict.
+LEAST_FREEDOM = 8
+STRICTER = 0.1
 
 
 @attrs.frozen(kw_only=True)
@@ -59,13 +62,15 @@ def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> d
 def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:
     """Compare group by group: the difficulty of a text, common to both models, cancels in their difference.
 
-    The error counts that neighbouring groups are alike. The interval has no bounds, which `compare` reports as "cannot
-    tell", if they are so alike over so long a part of the text that their number tells too little.
+    The error counts that neighbouring groups are alike. If they are so alike over so long a part of the text that their
+    number tells little, the interval is given at a stricter level, and only if zero is outside it. Otherwise it has no
+    bounds, which `compare` reports as "cannot tell".
     """
     nats = [np.mean([sample.nats for sample in side], axis=0) for side in (a, b)]
     found = stream_mean(nats[0] - nats[1], a[0].tokens)
     if found.independent < len(nats[0]) and found.freedom < LEAST_FREEDOM:
-        return Interval(value=found.value)
+        strict = student_interval(found.value, found.error, found.freedom, 1 - STRICTER * (1 - confidence))
+        return strict if strict.apart else Interval(value=found.value)
     return student_interval(found.value, found.error, found.freedom, confidence)
 
 

@@ -18,7 +18,7 @@ from training.checkpoints.run_record import RESOLVED
 ABSENT = "absent"
 MEASURE_KEYS = (*FIXED, "train.objective")  # of a record: what decides on which tokens a final loss is measured
 CONDITIONS = ("precision", "torch")  # of a record's numerics
-SHOWN = 3  # runs without a record
+NAMED_RUNS = 3  # runs without a record
 HASH_DIGITS = 12
 
 
@@ -70,7 +70,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
             missing.append(directory.name)
     if not missing:
         return recorded, []
-    names = ", ".join(missing[:SHOWN]) + (" and others" if len(missing) > SHOWN else "")
+    names = ", ".join(missing[:NAMED_RUNS]) + (" and others" if len(missing) > NAMED_RUNS else "")
     verb = "has" if len(missing) == 1 else "have"
     runs = counted(len(missing), "run")
     return recorded, [f"WARNING: {runs} {verb} no {RESOLVED}, so what was measured there is not known: {names}."]
@@ -99,7 +99,7 @@ def describe_conditions(runs: Sequence[RecordedRun], intended: Collection[str] =
     for name in [name for name in (runs[0].conditions if runs else ()) if name not in intended]:
         values = {str(run.conditions[name]): run.directory.name for run in runs}
         if len(values) > 1:
-            shown = ", ".join(f"{value} in {directory}" for value, directory in [*values.items()][:SHOWN])
+            shown = ", ".join(f"{value} in {directory}" for value, directory in [*values.items()][:NAMED_RUNS])
             yield f"WARNING: the runs differ in {name}: {shown}."
 
 

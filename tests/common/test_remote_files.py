@@ -98,7 +98,7 @@ def test_a_url_names_a_file_a_folder_or_a_glob(texts: Bucket, web: FileServer) -
         assert paths(f"{root}/[!ab].t?t") == everything[2:3]
         assert paths(f"{root}/**/*.gz") == everything[3:]
         assert paths(f"{root}/d.txt") == everything[2:3]
-        with pytest.raises(BadInput, match=r"notes\.bin: unknown kind of document"):
+        with pytest.raises(BadInput, match=r"notes\.bin: holds token ids, no documents"):
             paths(f"{root}/notes.bin")
     assert paths("s3://runs/odd/[1] a?.txt") == ["s3://runs/odd/[1] a?.txt"]
     assert len(paths("s3://runs/texts")) == 4

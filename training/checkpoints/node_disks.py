@@ -29,7 +29,7 @@ PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
-BLOCK_BYTES = 512  # of st_blocks, by POSIX whatever the file system has
+DISK_BLOCK_BYTES = 512  # of st_blocks, by POSIX whatever the file system has
 BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
 
 
@@ -119,7 +119,7 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
         # The next save removes them. Their files have their full size from the beginning, but not their blocks.
         hidden = [file for path in stale_partials(directory) for file in path.glob("*")]
-        leftovers = sum(BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
+        leftovers = sum(DISK_BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
         least = 0
     return DiskNeed(
         directory=directory,

@@ -8,8 +8,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput, refusing
-from common.files import is_bucket, is_folder
-from common.hub_client import DATASET, HUB, hub_name, nearest_folder
+from common.files import HUB, is_bucket, is_folder
 from tokens.format.manifest import has_split
 from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
@@ -102,6 +101,8 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
             return TokenLocation(dataset, directory)
     if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
+    from common.hub_client import DATASET, hub_name, nearest_folder  # only a name that is no folder here needs it
+
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
         meant = "" if near is None else f"; did you mean {near}?"

@@ -192,7 +192,7 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
     (tmp_path / "empty").mkdir()
     assert "no comparable results of" in refused(tmp_path / "empty")
-    assert "no comparable results of" in refused(tmp_path / "absent")
+    assert "absent: no such directory; wanted a model directory" in refused(tmp_path / "absent")
 
 
 def advised(*models: str | Path) -> list[str]:
@@ -231,6 +231,7 @@ def test_the_advised_command_works_for_different_tokenizers(runs: dict[str, Path
 
 def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home, absent = losses_on(tmp_path / "measured"), tmp_path / "absent"
+    absent.mkdir()
     with pytest.raises(BadInput) as raised:
         run(CompareCommand((str(absent), str(home))))
     [problem] = raised.value.problems

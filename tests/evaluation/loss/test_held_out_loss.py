@@ -202,7 +202,8 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     exported = tmp_path / "exported"
     said("export", trained, exported)
     both = loss(trained, exported, "--count", "5000")
-    _, ours, theirs = both.splitlines()
+    _, ours, validated_elsewhere, theirs = both.splitlines()
+    assert validated_elsewhere.startswith("  These are other documents than those of the validation in training")
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]

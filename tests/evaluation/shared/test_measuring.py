@@ -24,7 +24,7 @@ def test_a_bad_model_does_not_stop_the_others(
     def load(_: Any, place: Any, tokenizer: str | None) -> Any:
         if place.title == "damaged":
             raise BadInput("damaged: its sha256 differs")
-        return place
+        return SimpleNamespace(title=place.title, network=None)
 
     def measure(place: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
         if place.title == "endless":
@@ -33,6 +33,7 @@ def test_a_bad_model_does_not_stop_the_others(
 
     monkeypatch.setattr(measuring, "locate", locate)
     monkeypatch.setattr(measuring, "load_on_all", load)
+    monkeypatch.setattr(measuring, "identity_of", lambda network, directory: None)
     monkeypatch.setattr(measuring, "append_result", lambda *values: stored.append(values))
 
     def run(*models: str) -> list[str]:

@@ -84,7 +84,7 @@ def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
         download_dataset("s3://runs/none", tmp_path / "none")
     url = put("room", token_files)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
-    with pytest.raises(BadInput, match=r"dataset s3://runs/room: got 0 B free at .*; free some"):
+    with pytest.raises(BadInput, match=r"dataset s3://runs/room: got 1 B free at .*; free some"):
         download_dataset(url, tmp_path / "room")
 
 
