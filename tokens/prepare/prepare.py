@@ -48,6 +48,8 @@ def prepare(command: PrepareCommand) -> Manifest:
         settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)
+            if bucket is None:
+                _refuse_other_ranks(directory / RANKS_FILE, tokenizer)
             plan = make_plan(sources, settings).recorded
             _write_ranks(tokenizer, directory)
             write_plan(directory, plan)
@@ -120,8 +122,11 @@ def _write(
         if bucket is not None:
             bucket.discard()
         # so that another command may begin here
-        for path in (*partial_files(directory), directory / COMMITS, directory / RANKS_FILE, directory / PLAN):
+        for path in (*partial_files(directory), directory / COMMITS, directory / PLAN):
             path.unlink(missing_ok=True)
+        ranks = directory / RANKS_FILE
+        if tokenizer.has_ranks_file and not _is_same_file(ranks, Path(command.tokenizer)):
+            ranks.unlink(missing_ok=True)
         shutil.rmtree(directory / UNITS)
         raise BadInput(f"{error}; nothing was written") from error
     finally:
@@ -193,6 +198,24 @@ def _refuse_other_tokens(directory: Path) -> None:
         raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
     for path in partial_files(directory):
         path.unlink()
+
+
+def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
+    """Raise BadInput for a file in the place of the tokenizer's ranks that holds anything else.
+
+    The same content is accepted: a killed command has left it there, or the user has named it as the tokenizer.
+    """
+    is_file = tokenizer.has_ranks_file and ranks.is_file() and not ranks.is_symlink()
+    if is_file and ranks.read_bytes() != ranks_text(tokenizer.coder.ranks):
+        size = f"{ranks.stat().st_size:,} bytes"
+        raise BadInput(
+            f"{ranks}: exists, with {size} that are not the ranks of tokenizer {tokenizer.name}, which would replace "
+            "them; pass another --output, or move the file away"
+        )
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _delete_units(directory: Path) -> None:

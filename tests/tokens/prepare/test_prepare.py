@@ -19,8 +19,9 @@ from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed, t
 from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.growing_files import LOCK
+from tokens.tokenizer.hugging_face_files import tokenizer_text
 from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
-from tokens.tokenizer.tokenizer import ByteCoder, fingerprint
+from tokens.tokenizer.tokenizer import ByteCoder, byte_pair_tokenizer, fingerprint
 
 
 def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
@@ -199,3 +200,24 @@ def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path:
     tokenizer = json.loads((out / "manifest.json").read_text())["tokenizer"]
     assert tokenizer["ranks_sha256"] == hashlib.sha256(ranks.read_bytes()).hexdigest()
     assert f"{out}: 1 documents, " in done.stdout
+
+
+def test_ranks_of_the_user_are_neither_replaced_nor_deleted(tmp_path: Path) -> None:
+    out, texts, own = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
+    (tmp_path / "t.json").write_text(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
+    (ranks := out / "tokenizer.tiktoken").parent.mkdir()
+    ranks.write_bytes(own)
+    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, with 26 bytes that are not the ranks of"):
+        write(out, texts, tokenizer=str(tmp_path / "t.json"))
+    with pytest.raises(BadInput, match="nothing was written"):  # of a tokenizer without a file of ranks
+        write(out, jsonl(tmp_path / "empty.jsonl", []))
+    assert ranks.read_bytes() == own
+
+
+@pytest.mark.slow
+def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
+    (ranks := tmp_path / "out" / "tokenizer.tiktoken").parent.mkdir()
+    ranks.write_bytes(content := shared("gpt2.tiktoken").read_bytes())
+    with pytest.raises(BadInput, match="nothing was written"):
+        write(tmp_path / "out", jsonl(tmp_path / "empty.jsonl", []), tokenizer=str(ranks))
+    assert ranks.read_bytes() == content
