@@ -23,7 +23,7 @@ EPILOG = """sources:
                            real text on every machine
 
 examples:
-  python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes
+  python prepare_data.py stdlib --output token_files/stdlib --tokenizer bytes
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT \\
       --output token_files/fineweb-10b
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens \\

@@ -16,12 +16,14 @@ from tokens.documents.inputs import RECORD_SUFFIXES, SUFFIXES, TEXT_SUFFIXES
 
 TRAIN = "train"
 OTHER_KINDS = "files of other kinds"
-# Words that name the split of a file, as on the Hugging Face hub.
+# Words that name the split of a file, as on the Hugging Face hub, and as people name files.
 SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("train", "training", "trainset", "trainingset", "traindata"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "validate", "valset", "devset"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset", "testdata", "testmini"), "test"),
+    **dict.fromkeys(("heldout", "holdout"), "test"),
 }
+HELD_OUT = re.compile(r"(held|hold)[-_. ]out")  # one word in two
 # Folders whose texts are of a split. Words such as `training` and `evaluation` are common names of code and chapters.
 SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
 # Files about a dataset, by the beginning of the name in lower case: a text with such a name next to records is a card.
@@ -58,6 +60,19 @@ class Selection:
             texts = [name for name in self.documents if not name.endswith(RECORD_SUFFIXES)]
             kinds = f"{len(records):,} with records and {len(texts):,} with text ({first(map(shown, texts))})"
             lines.append(f"NOTE: {where}: holds files of several kinds, and all are read: {kinds}")
+        splits = by_split(records)
+        if splits.keys() == {TRAIN, None}:
+            named, unnamed = (first(map(shown, splits[split])) for split in (TRAIN, None))
+            lines.append(
+                f"NOTE: {where}: files that name no split are read next to those of train: {unnamed} (train: {named}); "
+                "if they are held out, name the files of train alone"
+            )
+        if copies := _same_stems(records):
+            names = [first(map(shown, one)) for one in copies]
+            lines.append(
+                f"NOTE: {where}: files of one name in several formats are all read: {first(names)}; "
+                "if they hold the same records, name one of them"
+            )
         return lines
 
 
@@ -114,7 +129,8 @@ def split_of_source(name: str) -> str | None:
             return SPLIT_WORDS[folder.lower()]
     if name.endswith((".md", ".py")):
         return None  # train.py and testing.md are code, and a chapter
-    splits = {SPLIT_WORDS[word] for word in re.split(r"[-._ \d]+", _stem(file).lower()) if word in SPLIT_WORDS}
+    words = re.split(r"[-._ \d]+", HELD_OUT.sub(r"\1out", _stem(file).lower()))
+    splits = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     return splits.pop() if len(splits) == 1 else None
 
 
@@ -173,6 +189,14 @@ def _stem(file: str) -> str:
     return next(
         (file.removesuffix(suffix) for suffix in sorted(SUFFIXES, key=len, reverse=True) if file.endswith(suffix)), file
     )
+
+
+def _same_stems(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of names that differ only in the suffix of their kind, such as a.jsonl and a.jsonl.gz."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_stem(name), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _base(name: str) -> str:

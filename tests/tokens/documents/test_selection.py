@@ -34,6 +34,10 @@ def fill(folder: Path, *names: str) -> Path:
         (("train/pos/1.txt", "test/pos/1.txt"), "train,"),
         (("train/a.py", "eval/a.jsonl", "train/b.py"), "train,"),
         (("text.jsonl", "eval/a.jsonl"), "eval,"),
+        (("train.jsonl", "heldout.jsonl"), "train.jsonl,"),
+        (("a-train.jsonl", "a-held-out.jsonl"), "a-train.jsonl,"),
+        (("trainset.jsonl", "testset.jsonl"), "trainset.jsonl,"),
+        (("train/a.jsonl", "validate/a.jsonl"), "train,"),
     ],
 )
 def test_several_splits_are_refused_with_a_path(tmp_path: Path, names: tuple[str, ...], advice: str) -> None:
@@ -81,6 +85,20 @@ def test_documentation_is_read_whole(tmp_path: Path) -> None:
     (folder / "README.md").write_text("# A project\n")
     assert resolve(folder) == ([sorted(f"{folder}/{name}" for name in names)], [])
     assert resolve(folder / "README.md", folder / "docs")[1] == []
+
+
+def test_records_of_no_split_next_to_train_are_reported(tmp_path: Path) -> None:
+    names = ("train-0.jsonl", "train-1.jsonl", "challenge.jsonl")
+    paths, said = resolve(fill(tmp_path, *names))
+    assert paths == [[f"{tmp_path}/{name}" for name in sorted(names)]]
+    told = f"read next to those of train: {tmp_path}/challenge.jsonl (train: {tmp_path}/train-0.jsonl and 1 more); if"
+    assert len(said) == 1 and told in said[0]
+
+
+def test_records_in_two_formats_of_one_name_are_reported(tmp_path: Path) -> None:
+    _, said = resolve(fill(tmp_path, "a.jsonl", "a.jsonl.gz", "b.jsonl"))
+    assert len(said) == 1 and f"in several formats are all read: {tmp_path}/a.jsonl and 1 more; if" in said[0]
+    assert resolve(fill(tmp_path / "other", "a.jsonl", "b.jsonl.gz", "c/a.jsonl"))[1] == []
 
 
 def test_records_and_texts_together_are_reported(tmp_path: Path) -> None:
