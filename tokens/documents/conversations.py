@@ -2,15 +2,16 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from common.checks import is_absent
 from common.errors import either, quoted
 from tokens.documents.inputs import Damaged, Extent, Input
-from tokens.documents.messages import OPENAI_ROLES, SHARE_GPT_ROLES, read_message
+from tokens.documents.messages import COUNTS, OPENAI_ROLES, SHARE_GPT_ROLES, read_message
 from tokens.documents.parquet import FORMS, REFUSED_FIELDS, unread_columns
-from tokens.documents.reader import HEAD_CHARACTERS, SHOWN_FIELDS, Piece, Reader
+from tokens.documents.reader import HEAD_CHARACTERS, SHOWN_FIELDS, Piece, Reader, parse
 from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, gap_position
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
 UNREAD = "with a field {} that is not read"  # kind of a problem by which nothing is lost
 NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by their names, and the length of these
+# Key of an object that gives one of its keys twice: the name of that key. No file has such a key.
+REPEATED = "a key given twice\0"
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, with REPEATED if it gives a key twice, of which `json.loads` keeps the last value."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        values[REPEATED] = next(key for key, count in counts.items() if count > 1)
+    return values
 
 
 class ReadConversation(NamedTuple):
@@ -53,6 +65,9 @@ class ConversationReader(Reader):
         lines = itertools.chain(itertools.repeat((b"\n", 0, 0), blank), first, lines)
         counted = "line" if extent.begin == 0 else counted
         yield from super()._records(item, extent, *((_elements(lines), "record") if is_array else (lines, counted)))
+
+    def _load(self, text: str) -> Any:
+        return parse(text, object_of)
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
         try:
@@ -89,6 +104,8 @@ class ConversationReader(Reader):
 def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversation:
     """Return the messages of a record. Raises ValueError with the kind of its problem, and the details."""
     fields = record if isinstance(record, dict) else {}
+    _check_unique("the record", fields)
+    _check_counted(fields)
     filled = {name for name, value in fields.items() if not is_absent(value)}
     if refused := [name for name in REFUSED_FIELDS if name in filled]:
         raise ValueError("no conversation", f"got '{refused[0]}', which is not read")
@@ -115,7 +132,7 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
             raise Damaged(f"a JSON array of more than {LARGEST_ARRAY:,} bytes; wanted one record a line")
         data += line
     try:
-        elements = json.loads(data.decode("utf-8-sig"))
+        elements = json.loads(data.decode("utf-8-sig"), object_pairs_hook=object_of)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"not a JSON array: {error}") from error
     for element in elements:
@@ -124,6 +141,8 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
 
 def _listed(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
     """Return the messages of a list."""
+    for number, value in enumerate(values, first):
+        _check_unique(f"message {number}", value)
     read = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]
     unread = {f"messages[].{name}" for each in read for name in each.unread}
     return ReadConversation([each.message for each in read], frozenset(unread))
@@ -160,6 +179,21 @@ _MESSAGES: dict[tuple[str, ...], Callable[[dict[str, Any]], ReadConversation]] =
     ("instruction", "output"): _alpaca,
     ("prompt", "completion"): _prompt_and_completion,
 }
+
+
+def _check_unique(where: str, value: Any) -> None:
+    """Raise ValueError for an object that gives a key twice: nothing says which of the two values is meant."""
+    if isinstance(value, dict) and REPEATED in value:
+        raise ValueError("field given twice", f"{where}: has {quoted(value[REPEATED])} twice; remove one of them")
+
+
+def _check_counted(fields: dict[str, Any]) -> None:
+    """Raise ValueError for a record that excludes itself from the loss: all answers count."""
+    for name in COUNTS:
+        value = fields.get(name)
+        if type(value) in (bool, int, float) and not value:
+            detail = f"got {quoted(name)}: {quoted(value)}, but every answer counts in the loss; remove the record"
+            raise ValueError("no conversation", detail)
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:

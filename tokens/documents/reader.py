@@ -7,7 +7,7 @@ separator, a text is several documents, which belong to the range in which they 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
@@ -172,11 +172,15 @@ class Reader:
             self.problems.add(WRONG_ENCODING, where, text_file.NUL)
             return
         try:
-            record = _parse(decoded)
+            record = self._load(decoded)
         except (ValueError, RecursionError) as error:
             self.problems.add("not JSON", where, str(error))
             return
         yield from self._record(record, where, line)
+
+    def _load(self, text: str) -> Any:
+        """Return the JSON value of a line. Raises ValueError and RecursionError."""
+        return parse(text)
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem. `line`: its source."""
@@ -272,13 +276,16 @@ class Reader:
         self.problems.add("empty file", item.path, "it holds no record", documents=0)
 
 
-def _parse(line: str) -> Any:
+def parse(line: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return a JSON value; `object_of` makes an object of its pairs, a dict by default. Raises ValueError."""
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=object_of)
     except json.JSONDecodeError:
         raise
     except ValueError:
-        return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits
+        return json.loads(
+            line, parse_int=float, object_pairs_hook=object_of
+        )  # Python makes no integer of more than 4,300 digits
 
 
 def _is_given_twice(line: bytes, field: str) -> bool:

@@ -116,6 +116,12 @@ BAD = [
     ),
     ("[1]", "no conversation: got .1., wanted"),
     ("{", "not JSON: "),
+    (json.dumps(talk("a", "b"))[:-1] + ', "messages": []}', "field given twice: the record: has 'messages' twice"),
+    (
+        json.dumps(talk("a", "b")).replace('"b"', '"b", "content": "c"'),
+        "field given twice: message 2: has 'content' twice; remove one of them",
+    ),
+    (talk("a", "b") | {"train": False}, "no conversation: got 'train': False, but every answer counts in the loss"),
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
     ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
     *[
