@@ -117,8 +117,13 @@ class LibraryCoder:
     @property
     def words(self) -> dict[bytes, int]:
         """The ranks of byte pairs alone."""
-        added = {token["content"].encode() for token in self.structure_values["added_tokens"]}
+        added = {name.encode() for name in self.added}
         return {token: rank for token, rank in self.ranks.items() if token not in added}
+
+    @property
+    def added(self) -> frozenset[str]:
+        """The added tokens, special ones as well."""
+        return frozenset(token["content"] for token in self.structure_values["added_tokens"])
 
     @cached_property
     def structure_values(self) -> dict[str, Any]:
@@ -190,10 +195,21 @@ class Tokenizer:
         return self.coder.characters if isinstance(self.coder, CharacterCoder) else None
 
     def with_special_tokens(self, names: Iterable[str]) -> "Tokenizer":
-        """Return a tokenizer that has these special tokens, too: those it lacks get the ids after its vocabulary."""
+        """Return a tokenizer that has these special tokens, too: those it lacks get the ids after its vocabulary.
+
+        Raises BadInput for a name that is an added token of a tokenizer.json, but not a special one: a text with that
+        name would have its id, and the model would learn a second id for the same turn.
+        """
         missing = [name for name in dict.fromkeys(names) if name not in self.special_tokens]
-        added = {name: self.vocabulary_size + number for number, name in enumerate(missing)}
-        return attrs.evolve(self, special_tokens={**self.special_tokens, **added})
+        added = self.coder.added if isinstance(self.coder, LibraryCoder) else frozenset[str]()
+        if ordinary := [name for name in missing if name in added]:
+            raise BadInput(
+                f"tokenizer {self.name}: {ordinary[0]} is an added token, id {self.coder.ranks[ordinary[0].encode()]}, "
+                'but not a special one; set "special": true for it in tokenizer.json, because only the template may '
+                "place it"
+            )
+        new = {name: self.vocabulary_size + number for number, name in enumerate(missing)}
+        return attrs.evolve(self, special_tokens={**self.special_tokens, **new})
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text, 1-D, `token_dtype`. Raises BadInput for one that has none."""

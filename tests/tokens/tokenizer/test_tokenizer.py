@@ -1,6 +1,7 @@
 """GPT-2 ids are tiktoken's, and a text cannot forge a document's end."""
 
 import base64
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from common.errors import BadInput
 from common.files import sha256
 from tests.conftest import shared
 from tokens.format.manifest import RANKS_FILE
+from tokens.tokenizer.hugging_face_files import tokenizer_text
 from tokens.tokenizer.known import KNOWN_TOKENIZERS
 from tokens.tokenizer.loading import load_tokenizer, record_of, recorded_tokenizer
 from tokens.tokenizer.ranks import ranks_text, read_ranks
@@ -100,3 +102,16 @@ def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name
     again = recorded_tokenizer(record, tmp_path)
     assert again.special_tokens == more.special_tokens and again.coder.ranks == more.coder.ranks
     assert again.pattern == more.pattern and again.end_of_text == "<|endoftext|>"
+
+
+def test_an_ordinary_added_token_is_no_turn_token(tmp_path: Path) -> None:
+    values = json.loads(tokenizer_text(byte_pair_tokenizer("t", load_tokenizer("bytes").coder.ranks)))
+    turn = {"id": 257, "content": "<|user|>", "special": False}
+    values["added_tokens"].append(values["added_tokens"][0] | turn)
+    (path := tmp_path / "t.json").write_text(json.dumps(values))
+    tokenizer = load_tokenizer(str(path))
+    with pytest.raises(
+        BadInput, match=r"t: <\|user\|> is an added token, id 257, but not a special one; set \"special\""
+    ):
+        tokenizer.with_special_tokens(["<|system|>", "<|user|>"])
+    assert tokenizer.with_special_tokens(["<|system|>"]).special_tokens["<|system|>"] == 258
