@@ -6,9 +6,11 @@ position to the next, so it does not depend on the units.
 """
 
 import codecs
+import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import IO, BinaryIO, NamedTuple
 
 from tokens.tokenizer.known import GPT2, PATTERNS
@@ -210,10 +212,36 @@ def _can_cut(text: str, place: int, pattern: str | None) -> bool:
     if here == "\n" and pattern not in (None, GPT2) and not before.isalnum():
         return False
     if here in LONE_SPACES:
-        return not before.isspace() and not after.isspace()
+        is_lone = not before.isspace() and not after.isspace()
+        return is_lone and not (pattern is not None and _in_added_token(before, here, after, pattern))
     if pattern is not None and pattern not in PATTERNS.values():
         return False
     return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
+
+
+def _in_added_token(before: str, here: str, after: str, pattern: str) -> bool:
+    """Tell whether a white space with these neighbors may lie inside, or at the end of, an added token."""
+    return any(
+        (one, space) == (before, here) and other in ("", after)
+        for one, space, other in _spaces_of_added_tokens(pattern)
+    )
+
+
+@lru_cache(maxsize=8)
+def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
+    """Return the white space in the added tokens of a structure, with its neighbors; "" where the token ends.
+
+    The `tokenizers` library looks for an added token such as "New York" in the whole text, before it is split.
+    """
+    if not pattern.startswith("{"):  # a splitting pattern
+        return frozenset()
+    contents = [str(token["content"]) for token in json.loads(pattern)["added_tokens"]]
+    return frozenset(
+        (content[place - 1], content[place], content[place + 1 : place + 2])
+        for content in contents
+        for place in range(1, len(content))
+        if content[place] in LONE_SPACES
+    )
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:

@@ -1,5 +1,6 @@
 """Text files: cut at the same places in units of any size; what is no text is left out and counted."""
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -148,3 +149,14 @@ def test_no_match_of_any_pattern_spans_a_cut(pattern: str) -> None:
         matches = regex.findall(pattern, text)
         assert "".join(matches) == text
         assert matches == [match for piece in pieces for match in regex.findall(pattern, piece)]
+
+
+def test_no_cut_divides_an_added_token() -> None:
+    added = [{"content": content} for content in ("New York", "end ", " begin", "<think>")]
+    structure = json.dumps({"added_tokens": added})
+    text = "in New York the end of a begin New Y or <think> x"
+    places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, structure)]
+    pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
+    divided = ("New", "end", "York the")  # "w Y" of "New Y or" is not cut either, because only neighbors are compared
+    assert not any(piece.strip() in divided for piece in pieces)
+    assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]

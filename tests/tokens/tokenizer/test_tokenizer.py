@@ -110,8 +110,6 @@ def test_an_ordinary_added_token_is_no_turn_token(tmp_path: Path) -> None:
     values["added_tokens"].append(values["added_tokens"][0] | turn)
     (path := tmp_path / "t.json").write_text(json.dumps(values))
     tokenizer = load_tokenizer(str(path))
-    with pytest.raises(
-        BadInput, match=r"t: <\|user\|> is an added token, id 257, but not a special one; set \"special\""
-    ):
+    with pytest.raises(BadInput, match=r"t: <\|user\|> is an added token, id 257, but not a special one; set"):
         tokenizer.with_special_tokens(["<|system|>", "<|user|>"])
     assert tokenizer.with_special_tokens(["<|system|>"]).special_tokens["<|system|>"] == 258
