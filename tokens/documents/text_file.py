@@ -193,6 +193,11 @@ def cut_position(text: str, known: int = 1, pattern: str | None = None) -> int:
     return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place, pattern)), 0)
 
 
+def cut_positions(text: str, pattern: str | None = None) -> list[int]:
+    """Return all positions where a cut changes no token."""
+    return [place for place in range(1, len(text) - 1) if _can_cut(text, place, pattern)]
+
+
 def gap_position(text: str, begin: int = 0) -> int | None:
     """Return a position after `begin` inside white space of LONGEST_GAP characters or more, or None."""
     for place in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):

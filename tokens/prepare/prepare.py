@@ -6,11 +6,12 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, say
+from common.errors import BadInput, quoted, say
 from common.files import is_folder, open_locked, replace_file, writing
 from tokens.documents.inputs import Input
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources
+from tokens.documents.text_file import cut_positions
 from tokens.format.manifest import MANIFEST, PLAN, RANKS_FILE, Manifest, read_finished
 from tokens.prepare.bucket_output import IN_USE, BucketOutput
 from tokens.prepare.command import PrepareCommand
@@ -25,7 +26,10 @@ from tokens.tokenizer.fast_encoder import write_recipe
 from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import load_template
-from tokens.tokenizer.tokenizer import Tokenizer
+from tokens.tokenizer.tokenizer import LibraryCoder, Tokenizer
+
+# Lone white space between characters of several kinds, in which structures may split a text differently
+CUT_PROBE = "ab cd\tef\ngh 12\t34\n5 x. y, (z) \u4e2d \u6587 \u00e9\u00e8 's don't ! ? _ a1 2b"
 
 
 def prepare(command: PrepareCommand) -> Manifest:
@@ -45,6 +49,8 @@ def prepare(command: PrepareCommand) -> Manifest:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
             if len(template.ends(tokenizer)) < 2:
                 raise BadInput(f"--template {command.template}: no special token ends each answer; let one follow it")
+        if template is None:
+            check_cuts(tokenizer)
         settings = settings_of(command, tokenizer, template)
         if plan is None:
             _refuse_other_tokens(directory)
@@ -73,6 +79,22 @@ def prepare(command: PrepareCommand) -> Manifest:
         manifest = _write(command, plan, inputs, tokenizer, bucket)
         _delete_units(directory)
         return manifest
+
+
+def check_cuts(tokenizer: Tokenizer) -> None:
+    """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
+
+    A text is cut before a lone white space. Some structures of a tokenizer.json keep it with the word before.
+    """
+    if not isinstance(tokenizer.coder, LibraryCoder):
+        return
+    begins = tokenizer.coder.begins(CUT_PROBE)
+    if wrong := [place for place in cut_positions(CUT_PROBE, tokenizer.structure) if place not in begins]:
+        shown = quoted(CUT_PROBE[wrong[0] - 1 : wrong[0] + 2])
+        raise BadInput(
+            f"tokenizer {tokenizer.name}: its pre_tokenizer keeps the white space of {shown} with the character before "
+            "it, but long texts are cut before white space: not implemented; pass another --tokenizer"
+        )
 
 
 def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:

@@ -221,3 +221,18 @@ def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing was written"):
         write(tmp_path / "out", jsonl(tmp_path / "empty.jsonl", []), tokenizer=str(ranks))
     assert ranks.read_bytes() == content
+
+
+def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
+    values = json.loads(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
+    split: dict[str, Any] = {"type": "Split", "pattern": {"String": " "}, "invert": False}
+    split["behavior"] = "MergedWithPrevious"
+    level = values["pre_tokenizer"] | {"use_regex": False}
+    values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    texts, path = jsonl(tmp_path / "a.jsonl", ["ab cd"]), tmp_path / "t.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(BadInput, match="tokenizer t: its pre_tokenizer keeps the white space of 'b c'"):
+        write(tmp_path / "out", texts, tokenizer=str(path))
+    split |= {"pattern": {"Regex": r"\s"}, "behavior": "MergedWithNext"}
+    path.write_text(json.dumps(values))
+    assert write(tmp_path / "out", texts, tokenizer=str(path)).tokens == 6
