@@ -1,8 +1,9 @@
 """Results of a ladder, printed, as Markdown and as JSON: no dates or durations, so the same bytes after any kill."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,7 +13,16 @@ from common.errors import BadInput, printable
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
-from experiments.ladder.trunk import SCHEDULE, Trunk, best_rate, loss_points, size_trunks, train_trunks, tune_rate
+from experiments.ladder.trunk import (
+    SCHEDULE,
+    Trunk,
+    best_rate,
+    loss_points,
+    size_trunks,
+    train_trunks,
+    trunks_of,
+    tune_rate,
+)
 from experiments.shared.experiment_files import show_results
 from experiments.shared.run_comparison import (
     check_same_measure,
@@ -115,6 +125,7 @@ class LadderTable:
 def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callable[[], None]:
     """Train all trunks and branches; return a function that shows results. Raises as RunPool.train, and NoForecast."""
     rates = tune_rate(pool, ladder)
+    check_records(tuning_runs(ladder, rates))  # before the larger sizes are paid for
     trunks = size_trunks(ladder, best_rate(rates))
     train_trunks(pool, trunks, branches=True)
     return partial(show_ladder, ladder, rates, trunks, usd)
@@ -122,7 +133,8 @@ def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callab
 
 def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> None:
     """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
-    warnings = check_records(trunks)
+    horizons = [horizon.directory for trunk in trunks for horizon in trunk.horizons]
+    warnings = check_records([*tuning_runs(ladder, rates), *horizons])
     target, table = ladder.target.directory, attrs.evolve(conclude(ladder, rates, trunks, usd), warnings=warnings)
     table.show()
     if table.refused is not None:
@@ -130,12 +142,19 @@ def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[
     print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
 
 
-def check_records(trunks: Sequence[Trunk]) -> list[str]:
+def tuning_runs(ladder: LadderFile, rates: Iterable[float]) -> list[Path]:
+    """Return the runs of the smallest size by which its learning rate was chosen."""
+    trunks = [trunk for rate in rates for trunk in trunks_of(ladder, ladder.sizes[0], rate)]
+    return [trunk.directory for trunk in trunks]
+
+
+def check_records(runs: Iterable[Path]) -> list[str]:
     """Return warnings on conditions in which the runs were trained otherwise, by their own records.
 
-    Raises BadInput where their losses were not measured on the same tokens: no law holds for those.
+    Raises BadInput where their losses were not measured on the same tokens: no law, and no choice of a rate, holds for
+    those.
     """
-    recorded, warnings = read_recorded(horizon.directory for trunk in trunks for horizon in trunk.horizons)
+    recorded, warnings = read_recorded(dict.fromkeys(runs))
     check_same_tokens(recorded)
     check_same_measure(recorded)
     return [*warnings, *describe_conditions(recorded)]

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.ladder_table import LadderTable, conclude
+from experiments.ladder.ladder_table import LadderTable, check_records, conclude, tuning_runs
 from experiments.ladder.trunk import describe_plan, size_trunks
 from experiments.shared.experiment_files import write_run_directory
 from model.counts import matmul_parameter_count
@@ -101,3 +101,17 @@ def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(
     rules = {"learning_rate": 0.0045, "schedule_learning_rate": "warmup_stable_decay"}
     file = make_ladder(target=make_run("follower", min_train_tokens=20_000, **rules), tokens_per_parameter=[5, 10, 20])
     assert "WARNING" not in "\n".join(concluded(file, tmp_path / "other", clean, INSIDE).notes())
+
+
+def test_rates_are_compared_on_the_same_tokens(file: Path, tmp_path: Path) -> None:
+    ladder = read_ladder(file, tmp_path / "out")
+    runs = tuning_runs(ladder, INSIDE)
+    assert len(set(runs)) == len(INSIDE)
+    for number, run in enumerate(runs):
+        run.mkdir(parents=True)
+        stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": [str(min(1, number)) * 64]}
+        record = {"train_stream": stream, "validation_stream": stream, "numerics": {"precision": "fp32", "torch": "2"}}
+        (run / "resolved.json").write_text(json.dumps(record))
+    assert check_records(runs[1:]) == []
+    with pytest.raises(BadInput, match=r"tokens, sha256 111111111111', but .* has '100 tokens, sha256 000000000000'"):
+        check_records(runs)
