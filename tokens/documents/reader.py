@@ -174,7 +174,7 @@ class Reader:
         try:
             record = self._load(decoded)
         except (ValueError, RecursionError) as error:
-            self.problems.add("not JSON", where, str(error))
+            self.problems.add("not JSON", where, f"{error}; wanted one record a line")
             return
         yield from self._record(record, where, line)
 
@@ -184,8 +184,12 @@ class Reader:
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem. `line`: its source."""
-        if not isinstance(record, dict) or self._text_field not in record:
-            has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
+        if not isinstance(record, dict):
+            wanted = f"wanted one object a line with the field '{self._text_field}'"
+            self.problems.add("no text field", where, f"got {type(record).__name__}, {wanted}")
+            return
+        if self._text_field not in record:
+            has = ", ".join(islice(record, SHOWN_FIELDS))
             self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         if line.count(self._quoted_field) > 1 and _is_given_twice(line, str(self._text_field)):

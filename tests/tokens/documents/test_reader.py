@@ -63,7 +63,7 @@ BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
     "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body: pass --t", 2),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
-    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: no 'text'; it has list", 2),
+    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object a line", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),
     "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is cut short", None),
     "no.jsonl.zst": (b"plain text\n", ": after line 0: damaged file: not a Zstandard stream", 0),
@@ -246,3 +246,14 @@ def test_a_field_given_twice_is_counted(tmp_path: Path) -> None:
     found, reader = read(tmp_path / "a.jsonl")
     assert [piece.text for piece in found] == ['"text"', "c"]
     assert [problem.kind for problem in reader.problems.first] == ["field given twice"]
+
+
+def test_an_array_of_texts_is_told_to_be_one_record_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
+    (tmp_path / "b.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
+    _, reader = read(tmp_path)
+    told = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
+    assert any(
+        "a.json: byte 0: no text field: got list, wanted one object a line with the field 'text'" in one for one in told
+    )
+    assert any("b.json: byte 0: not JSON: " in one and one.endswith("; wanted one record a line") for one in told)
