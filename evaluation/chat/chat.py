@@ -47,6 +47,8 @@ class Conversation:
         self.unseen = 0  # of them, the first ones, which do not fit the context any more
         self.answers, self.interrupted = 0, False  # answers begun, and whether the last one is to end
         self.left = longest  # tokens that the last answer could still have had
+        self.ended = True  # whether the model itself has ended the last answer
+        self.cut = 0  # answers in `turns` that the model has not ended
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
             raise BadInput(f"{trained.place.path}: has no conversation template, and so no place for a system message")
@@ -64,19 +66,21 @@ class Conversation:
         finally:
             if said:
                 self.turns += question, Message(ASSISTANT, said)
+                self.cut += not self.ended
 
     def interrupt(self, *_: Any) -> None:
         """End the answer before its next token. A signal handler: a line in print is not cut."""
         self.interrupted = True
 
     def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
-        self.left = min(self.longest, self.context - len(ids))
+        self.left, self.ended = min(self.longest, self.context - len(ids)), False
         with refusing(self.trained.place.path):  # logits that are not finite
             for drawn in draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
                 if self.interrupted:
                     return
                 self.left -= 1
                 yield drawn.token
+        self.ended = self.left > 0
 
     def _prompt(self, question: Message) -> list[int]:
         """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
@@ -142,7 +146,7 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
     if name == "/reset":
-        conversation.turns, conversation.unseen = [], 0
+        conversation.turns, conversation.unseen, conversation.cut = [], 0, 0
         return "The conversation is forgotten."
     if name != "/save":
         raise BadInput(f"{name}: unknown command{nearest(name, (usage.split()[0] for usage in HELP))}")
@@ -154,7 +158,11 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     messages = [message._asdict() for message in [*conversation.system, *conversation.turns]]
     with writing(path), closing(JsonLog(path)) as log:
         log.append({"messages": messages}, durable=True)
-    return f"Saved {len(messages)} messages as the last line of {printable(str(path))}"
+    saved = f"Saved {len(messages)} messages as the last line of {printable(str(path))}"
+    if not conversation.cut:
+        return saved
+    answers = "1 answer in it was" if conversation.cut == 1 else f"{conversation.cut:,} answers in it were"
+    return f"{saved}\nNOTE: {answers} cut; a model trained on that line learns to end there, so edit or remove it"
 
 
 def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:

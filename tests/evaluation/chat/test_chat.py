@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -18,7 +19,7 @@ from common.errors import BadInput, printable_lines
 from evaluation.chat.chat import Conversation, obey, wrapped
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
-from model.generate import Sampling
+from model.generate import Drawn, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -154,6 +155,23 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
     for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name)
+
+
+def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
+    words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
+
+    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
+        return (Drawn(ord(letter), torch.zeros(1)) for letter in next(words)[:count])
+
+    monkeypatch.setattr("evaluation.chat.chat.draw", draw)
+    assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
+    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
+        talk, "/save", path
+    )
+    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in obey(talk, "/save", path)
+    obey(talk, "/reset")
+    assert talk.cut == 0
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
