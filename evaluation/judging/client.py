@@ -84,18 +84,54 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
 
 
+class RequestSlots:
+    """How many requests may be under way: one at first, one more after each verdict, half as many after each failure.
+
+    The first request shows what a request costs, and a server that refuses or fails gets fewer requests at once.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self.allowed = 1
+        self._excess = 0  # slots that are taken but no longer allowed
+        self._slots = asyncio.Semaphore(1)
+
+    async def __aenter__(self) -> None:
+        await self._slots.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give()
+
+    def widen(self) -> None:
+        if self.allowed < self._most:
+            self.allowed += 1
+            self._give()
+
+    def halve(self) -> None:
+        """Allow half as many requests. Those under way continue, and the next ones wait until fewer are left."""
+        kept = max(1, self.allowed // 2)
+        self._excess += self.allowed - kept
+        self.allowed = kept
+
+    def _give(self) -> None:
+        if self._excess > 0:
+            self._excess -= 1
+        else:
+            self._slots.release()
+
+
 class Asker:
-    """Requests of a session: one at a time, which shows their cost, one more with each verdict, up to --concurrency."""
+    """Sends the requests of a session, as many at once as RequestSlots allows, up to --concurrency."""
 
     def __init__(self, judgement: Judgement, key: str):
-        self._judgement, self._options, self._key = judgement, judgement.options, key
+        self._judgement, self._key = judgement, key
         url, timeout = judgement.judge.base_url, judgement.options.timeout
         http = DefaultAsyncHttpxClient(follow_redirects=False, headers={"Accept-Encoding": "identity"})
         self._transports = _bound(http, timeout)
         self._client = AsyncOpenAI(
             api_key=key or "none", base_url=url, timeout=timeout, max_retries=0, http_client=http
         )
-        self._slots, self._at_once = asyncio.Semaphore(1), 1
+        self._slots = RequestSlots(judgement.options.concurrency)
         self._reached = False  # the server has answered
 
     async def ask(self) -> None:
@@ -132,9 +168,8 @@ class Asker:
                     judgement.failed[prompt.key] = outcome
                 if not isinstance(outcome, Reply):
                     break
-                if judgement.take(outcome) and self._at_once < self._options.concurrency:
-                    self._at_once += 1
-                    self._slots.release()
+                if judgement.take(outcome):
+                    self._slots.widen()
         except Exception as error:  # noqa: BLE001  # the other prompts' replies are paid for: keep them
             judgement.fail(error)
         bar.set_postfix_str(money(judgement.cost.usd))
@@ -159,6 +194,7 @@ class Asker:
             except APIConnectionError as error:
                 why = one_line(hidden_in(f"{error}: {error.__cause__}", self._key))
                 failure, pause = PromptVerdict("missing", why), 0.0
+                self._slots.halve()
                 self._note_lost(asked, error.__cause__)
                 if isinstance(error.__cause__, EndlessReply):
                     return failure  # a repeated request would be billed again, and answered alike
@@ -167,6 +203,8 @@ class Asker:
                 if not _may_be_billed(error.response):
                     judgement.release(asked, f"status {error.status_code}")
                 again = error.status_code in RETRIED or error.status_code >= 500
+                if again:
+                    self._slots.halve()
                 if isinstance(failure, Reply) or not again or attempt == RETRIES:
                     break
                 pause = _asked_pause(error.response)

@@ -2,15 +2,18 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import httpx2
 import pytest
 
 from evaluation.judging import client as client_module
-from evaluation.judging.client import BoundedTransport, EndlessReply
+from evaluation.judging.client import BoundedTransport, EndlessReply, RequestSlots, read_reply
+from evaluation.judging.store import Asked, Usage
 from tests import endless_server as endless
 from tests.endless_server import Misbehaviour
 from tests.evaluation.judging.sessions import SILENT, Sessions
+from tests.judge_server import Judge
 
 
 async def ask(url: str, seconds: float) -> httpx2.Response:
@@ -57,3 +60,95 @@ def test_only_what_leaves_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -
         for address in (url, "http://127.0.0.1:1", "http://host.invalid", "https://127.0.0.1:1"):
             asyncio.run(send(address))
     assert sent == [{"a"}, set(), set(), set()]
+
+
+def test_a_failure_halves_the_requests_at_once() -> None:
+    async def occupied(slots: RequestSlots, entered: list[int], done: asyncio.Event) -> None:
+        async with slots:
+            entered.append(slots.allowed)
+            await done.wait()
+
+    async def begin(slots: RequestSlots, entered: list[int], count: int) -> list[asyncio.Event]:
+        ends = [asyncio.Event() for _ in range(count)]
+        tasks.extend(asyncio.create_task(occupied(slots, entered, end)) for end in ends)
+        await asyncio.sleep(0)
+        return ends
+
+    async def fail_and_recover() -> None:
+        slots, entered = RequestSlots(5), list[int]()
+        for _ in range(9):
+            slots.widen()
+        ends = await begin(slots, entered, 6)
+        assert (slots.allowed, len(entered)) == (5, 5)  # never more than --concurrency
+        slots.halve()
+        for number, allowed_in in ((0, 5), (1, 5), (2, 5), (3, 6)):
+            ends[number].set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert (slots.allowed, len(entered)) == (2, allowed_in), number  # the next one begins when one is left
+        for _ in range(9):
+            slots.halve()
+        slots.widen()
+        assert slots.allowed == 2
+        for end in ends:
+            end.set()
+        await asyncio.gather(*tasks)
+        await begin(slots, entered, 3)
+        assert len(entered) == 6 + 2
+        for task in tasks:
+            task.cancel()
+
+    tasks: list[asyncio.Task[None]] = []
+    asyncio.run(fail_and_recover())
+
+
+def test_retried_failures_halve_the_requests_at_once(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halved: list[int] = []
+
+    def halve(slots: RequestSlots) -> None:
+        plain(slots)
+        halved.append(slots.allowed)
+
+    plain = RequestSlots.halve
+    monkeypatch.setattr(RequestSlots, "halve", halve)
+    server.faults, server.retry_after = {4: "429", 6: "500", 8: "dropped", 9: "400"}, "0.001"
+    sessions.said("--concurrency", "4", "--allow-left-out", "20")
+    assert len(halved) == 3 and max(halved) <= 2  # a rejected prompt is no reason to send fewer
+
+
+BODIES: list[Any] = [
+    {},
+    {"output": [3]},
+    {"choices": []},
+    {"choices": 7},
+    {"choices": {"0": {}}},
+    {"choices": [[]]},
+    {"choices": [{"message": None}], "usage": {}},
+    {"choices": [{"message": {"content": {"text": 1}}}]},
+    {"id": [1], "model": {}, "usage": [1], "error": []},
+]
+IMPOSSIBLE_COUNTS: list[Any] = [
+    {"prompt_tokens": -9, "completion_tokens": 5},
+    {"prompt_tokens": 9, "completion_tokens": 10**30},
+    {"prompt_tokens": 0, "completion_tokens": 0},
+    {"prompt_tokens": True},
+    {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 90}},
+    {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -90}},
+    {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": [1]},
+    [1, 2],
+    "many",
+]
+
+
+def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
+    asked = Asked(id="a", key="k", limit=680, most=Usage(input=1, output=1))
+    for body in BODIES:
+        reply = read_reply(asked, body)
+        assert (reply.text, reply.refusal, reply.usage) == ("", None, None), body
+        assert reply.problem(3) is not None, body
+    for usage in IMPOSSIBLE_COUNTS:  # such a request is charged at its maximum
+        assert read_reply(asked, {"choices": [], "usage": usage}).usage is None, usage
+    said = read_reply(asked, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
+    assert said is not None and "overloaded" in said and "\x1b" not in said
