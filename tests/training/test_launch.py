@@ -147,3 +147,15 @@ def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
     complete(run, "--dry-run", environment={"SKYPILOT_NUM_NODES": "2"})
     complete(run, environment={"SKYPILOT_NUM_NODES": "1"})
     complete(run, "--replay", "1", "2", environment={"SKYPILOT_NUM_NODES": "2"})
+
+
+def test_torchrun_names_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
+    for name in variables:
+        monkeypatch.delenv(name, raising=False)
+    assert (launch.environment_world_size(), launch.environment_rank()) == (1, 0)
+    assert (launch.torchrun_job(), launch.restarts()) == (None, 0)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.environment_world_size(), launch.environment_rank()) == (8, 3)
+    assert (launch.torchrun_job(), launch.restarts()) == ("night", 2)

@@ -42,3 +42,14 @@ def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
     assert (found.columns, found.statements) == (["model", "chrF"], [])
     assert [row[1].text for row in found.rows] == ["21.50 ± 1.25", "31.50 ± 1.20", "41.50"]
     assert "± is a standard error over questions, and over fine-tuning seeds where there are several" in found.notes[0]
+
+
+def test_closer_answers_score_more() -> None:
+    reference = "The author of Pride and Prejudice is Jane Austen."
+    same, close, far, nothing = (
+        scores((text, reference, None))
+        for text in (f" {reference}\n", reference.replace("Jane Austen", "Sarah Palin"), "Blue.", "")
+    )
+    assert (same.exact, close.exact) == (1, 0)
+    assert same.chrf == pytest.approx(100)
+    assert 50 < close.chrf < 100 and nothing.chrf == 0 < far.chrf < 10

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import BadInput
 from evaluation.command_line import JudgeCommand
+from evaluation.judging import judge as judge_module
 from evaluation.judging.judgement import Judgement
 from evaluation.judging.prompt import make_prompts, read_panel
 from evaluation.judging.store import (
@@ -23,7 +24,19 @@ from evaluation.judging.store import (
     most_output,
     read_price,
 )
-from tests.evaluation.judging.sessions import JUDGE, ORDERS, PROMPTS, Sessions, panel, printed, quality, read_store
+from tests.conftest import ROOT
+from tests.evaluation.judging.sessions import (
+    JUDGE,
+    ORDERS,
+    PROMPTS,
+    Sessions,
+    panel,
+    printed,
+    quality,
+    read_store,
+    run,
+    write,
+)
 from tests.judge_server import Judge
 
 MOST = {"input": 1539, "cached_input": 0, "cache_write": 1539, "output": 680}
@@ -129,3 +142,17 @@ def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was
     silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # nor that, by default
     assert expected_usage(400, 3, silent) == Usage(input=100, output=120)
     assert expected_usage(400, 3, JUDGE).output == 620
+
+
+def test_verdicts_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_store(path: Path) -> VerdictStore:
+        opened.append(path)
+        raise BadInput("enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(judge_module, "VerdictStore", open_store)
+    file = write(tmp_path, "good", 60)
+    assert "enough" in run("judge", str(file), "--model", "scripted", "--base-url", "http://127.0.0.1:1/v1").stderr
+    assert opened == [ROOT / "runs" / "verdicts.jsonl"]

@@ -63,3 +63,9 @@ def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
     assert "was validated on tokens 0 to 513 of fineweb-val-10m" in capsys.readouterr().out
     with pytest.raises(BadInput, match="was validated on tokens 0 to 513 of it"):
         check_unseen(locate(str(run), None), attrs.evolve(span, name="gpjt-test"))
+
+
+def test_named_ranges_are_those_of_the_published_tables() -> None:
+    records, gpjt = (attrs.astuple(NAMED_RANGES[name]) for name in ("fineweb-val-10m", "gpjt-test"))
+    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 batches of the speedrun
+    assert gpjt == ("gpjt/fineweb-gpt2-tokens", "validation", 50_000_000, 19_660_800)

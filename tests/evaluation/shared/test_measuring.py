@@ -1,14 +1,17 @@
 """Several models in one command: one that cannot be measured does not stop the others."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import BadInput
 from evaluation.command_line import LossCommand
 from evaluation.shared import measuring
+from training.parallel import process_group
 
 
 def test_a_bad_model_does_not_stop_the_others(
@@ -49,3 +52,40 @@ def test_a_bad_model_does_not_stop_the_others(
     assert capsys.readouterr().out == "good: measured good\nfine: measured fine\n"
     assert run("gone") == problems[:1] and len(prepared) == 1
     measuring.stop()  # as the end of the process does
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    done: list[int] = []
+
+    def work(batch: int) -> int:
+        done.append(batch)
+        return 10 * batch
+
+    def gathered(_: Any, own: Callable[[], Any]) -> list[tuple[int, list[int]]]:
+        shares = [(rank, [10 * batch for batch in range(rank, 7, size)]) for rank in range(size)]
+        number, results = own()
+        assert (number, results) == shares[number]
+        return shares[::-1]
+
+    monkeypatch.setattr(measuring, "together", gathered)
+    for rank in range(size):
+        ranks: Any = SimpleNamespace(
+            device=torch.device("cpu"), coordinates=rank == 0, data_parallel=SimpleNamespace(rank=rank, size=size)
+        )
+        assert measuring.share(ranks, range(7), work) == [0, 10, 20, 30, 40, 50, 60]
+    assert sorted(done) == list(range(7))  # each batch on one rank
+
+
+def test_a_batch_that_one_rank_refuses_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(batch: int) -> int:
+        raise BadInput(f"batch {batch}: no text")
+
+    other = (True, (1, [5]), ())  # what the other rank gives
+    monkeypatch.setattr(process_group, "gather", lambda ranks, own, group: [own, other][:: 1 - 2 * ranks.rank])
+    for rank, problem in ((0, "batch 0: no text"), (1, "batch 1: no text")):
+        ranks: Any = SimpleNamespace(
+            rank=rank, device=torch.device("cpu"), coordinates=True, data_parallel=SimpleNamespace(rank=rank, size=2)
+        )
+        with pytest.raises(BadInput, match=problem):
+            measuring.share(ranks, range(3), work)

@@ -160,3 +160,19 @@ def test_no_cut_divides_an_added_token() -> None:
     divided = ("New", "end", "York the")  # "w Y" of "New Y or" is not cut either, because only neighbors are compared
     assert not any(piece.strip() in divided for piece in pieces)
     assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_loses_the_same_parts_in_any_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    for name, value in (("TEXT_PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
+        monkeypatch.setattr(text_file, name, value)
+    draw = random.Random(seed)
+    words = ["word ", "a!b ", "é ", "\n", "'s ", ", ", "中文。", "\t\t"]
+    words += ["x" * count for count in (5, 290, 299, 300, 301, 900)] + [" " * count for count in (2, 69, 70, 71, 500)]
+    (tmp_path / "a.txt").write_text("".join(draw.choices(words, k=100)))
+    results = []
+    for unit_bytes in (37, 100, 333, 1000, 1 << 24):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        results.append(("".join(piece.text for piece in pieces), left_out(reader)))
+    assert results == [results[0]] * len(results)
+    assert results[0][1][2] > 0  # some bytes are left out

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -13,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
+from common.errors import BadInput
 from tests import hub_server
 from tests.conftest import ROOT, MakeRun, complete, metrics
 from tests.hub_server import serve
@@ -182,3 +184,20 @@ def test_a_hugging_face_dataset_is_read_from_its_data_files_at_the_commit_that_w
     assert texts_of(tmp_path / "out", "train") == texts
     assert missing.returncode == 1
     assert "hf:owner/nothing: cannot be resolved on the hub" in missing.stderr.splitlines()[-1]
+
+
+def test_free_disk_is_checked_before_a_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
+
+    def snapshot(*_: object, dry_run: bool = False, **__: object) -> list[SimpleNamespace]:
+        calls.append(dry_run)
+        names = ("train.safetensors", "validation.safetensors")
+        return [
+            SimpleNamespace(filename=name, file_size=10**18, will_download=name == names[0], commit_hash="0" * 40)
+            for name in names
+        ]
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with pytest.raises(BadInput, match=r"dataset owner/tokens: got .* free at .*, wanted 1,?000.* (P|E|T)B; free some"):
+        hub.download_dataset("owner/tokens", tmp_path / "x")
+    assert calls and all(calls)

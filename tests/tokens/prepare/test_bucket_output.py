@@ -133,3 +133,12 @@ def test_what_cannot_be_done_is_one_line(
     done = run(PREPARE, source, "--output", output, "--scratch", tmp_path / "scratch", *options)
     assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_scratch_leaves_another_preparation_alone(source: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", {"unit_bytes": 1000, "shard_tokens": 300, "split": "hash"}
+    write(out, source, validation_fraction=0.3, unit_bytes=1000)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    write(out, source, bucket="s3://runs/other", validation_fraction=0.2, **options)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before

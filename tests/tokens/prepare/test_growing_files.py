@@ -1,10 +1,12 @@
 """Shards hold the stream of one file, cut at the wanted places; whoever reads or checks them sees one stream."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common.errors import BadInput
 from tests.conftest import slow
 from tests.tokens.preparing import files_of, jsonl, write
 from tokens.format.manifest import open_listed, read_manifest
@@ -41,3 +43,18 @@ def test_shards_are_the_stream_cut_every_so_many_tokens(
         open_listed(tmp_path / "shards", split, read_manifest(tmp_path / "shards"))
     assert set(manifest.files) == set(files_of(tmp_path / "shards"))
     assert not list((tmp_path / "shards").glob(".partial*"))
+
+
+@pytest.mark.parametrize(("shard", "damage"), [(0, Path.unlink), (1, lambda path: path.write_bytes(b"cut"))])
+def test_a_cut_or_lost_shard_is_named_before_writing(
+    source: Path, tmp_path: Path, shard: int, damage: Callable[[Path], object]
+) -> None:
+    out = tmp_path / "out"
+    write(out, source, shard_tokens=1000)
+    (out / "manifest.json").unlink()  # as if it had been interrupted
+    [path] = out.glob(f"train-{shard:05d}-of-*")
+    damage(path)
+    others = files_of(out)
+    with pytest.raises(BadInput, match=rf"\.partial-train-{shard:05d}\.safetensors: got .* bytes, wanted 6,096"):
+        write(out, source, shard_tokens=1000)
+    assert sorted(files_of(out).values()) == sorted(others.values())

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import BadInput
 from common.files import open_locked
-from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, tokens_of
+from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, succeed, tokens_of, write
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.prepare.growing_files import LOCK
@@ -110,3 +110,15 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
     (tmp_path / "out" / ".units" / "00000009.train").unlink()
     assert after(59) is after(1700) is None
     assert after(200) is not None
+
+
+def test_a_lost_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(20)]), tmp_path / "out"
+    write(out, source, split="hash", validation_fraction=0.3)
+    (out / "manifest.json").unlink()
+    growing = GrowingTokens(out)
+    assert len(growing.stream("train").read(0, 10)) == 10
+    (out / "train.safetensors").unlink()
+    monkeypatch.setattr("tokens.prepare.growing_tokens.NAMING_SECONDS", 0)
+    with pytest.raises(BadInput, match=f"{out}: a token file of its ledger.jsonl is gone; bring it back"):
+        growing.stream("train").read(0, 10)

@@ -1,5 +1,6 @@
 """What has come of a preparation, and what is damaged, is told by name."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,26 @@ def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content
     path.write_bytes((path.read_bytes() if name == "ledger.jsonl" else b"") + content + b"\n")
     with pytest.raises(BadInput, match=rf"{name}: damaged: "):
         audit.status(str(tmp_path / "out"))
+
+
+def test_damage_before_a_cut_tail_is_traced(tmp_path: Path) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)]), tmp_path / "out"
+    write(out, source, unit_bytes=1000, split="tail", validation_fraction=0.1)
+    assert "all as written" in verify(str(out))[0]
+    units = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:4]]
+    before = sum(unit["parts"]["train"]["tokens"] for unit in units)
+    train = out / "train.safetensors"
+    train.write_bytes(flipped(train.read_bytes(), 4096 + 2 * before + 1))
+    said = rf"train\.safetensors: damaged: got sha256 .*of train, made from unit 3: {source} \("
+    with pytest.raises(BadInput, match=said):
+        verify(str(out))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
+def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 20))
+    (out / name).unlink()
+    (out / name).symlink_to(name)
+    with pytest.raises(BadInput, match=name):
+        audit.status(str(out))

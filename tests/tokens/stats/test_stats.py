@@ -155,3 +155,15 @@ def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
     assert [mark.text for mark in drawn[-1].marks] == ["median 3", "longest 70,000"]
     assert (tmp_path / "victim").read_text() == "precious"
     assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
+
+
+def test_splits_of_different_types_are_compared_by_ids(tmp_path: Path) -> None:
+    save(tmp_path / "out", np.uint16, train=[[1, 2], [3]])
+    save(tmp_path / "out", np.uint32, validation=[[4], [1, 2]])
+    assert any(re.search("CONTAMINATION +1 documents of validation", line) for line in stats.stats(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
+def test_any_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
+    draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
+    assert [path.name for path in tmp_path.iterdir()] == [CHART]

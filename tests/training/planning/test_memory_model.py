@@ -183,3 +183,10 @@ def test_fsdp_divides_among_data_parallel_ranks(parallel: str, world_size: int, 
     memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor=(shared, shared))
     assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
     assert attrs.evolve(memory, global_batch_size=48).accumulation_at(3) == 16 * shared // world_size
+
+
+def test_memory_options_let_a_larger_micro_batch_fit() -> None:
+    limit = gpu_bytes(known_gpus()["rtx3090-24gb"])
+    options = (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
+    sizes = [MemoryModel(model=GPT2_SIZES["124M"], options=each).largest_microbatch(limit) or 0 for each in options]
+    assert 0 < sizes[0] < sizes[1] < sizes[2]

@@ -1,5 +1,7 @@
 """Sizes of a network without its memory: those of a real one, for any number of layers."""
 
+import math
+
 import attrs
 import pytest
 
@@ -34,3 +36,10 @@ def test_a_rank_has_its_tensor_shards_each_with_its_own_copies(shards: int, rank
     assert sizes.parameters(config.n_layers) == real > network_sizes(config).parameters(config.n_layers) // ranks
     assert sizes.state_bytes("adamw", config.n_layers) == 2 * 4 * real
     assert sizes.attention_width == config.emb_dim // ranks
+
+
+def test_muon_keeps_one_moment_of_block_matrices() -> None:
+    sizes = network_sizes(TINY)
+    matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if len(axes.shape) == 2)
+    assert matrices > 0
+    assert sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2) == 2 * 4 * matrices  # fp32, of two layers
