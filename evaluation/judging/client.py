@@ -7,6 +7,8 @@ import signal
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import attrs
@@ -23,6 +25,7 @@ from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Asked, Reply, Usage, money
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a request
+LONGEST_ASKED_PAUSE_SECONDS = 60.0  # whatever a server asks for
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes: this prompt, not others
 REJECTED = (400, 413, 422)  # this prompt, if others are answered: it may be too long
 UNUSABLE = (401, 402, 403, 404, 405)  # the same for every request, and for a repeated one
@@ -315,9 +318,15 @@ def _usage(usage: Any) -> Usage | None:
 
 
 def _asked_pause(response: httpx2.Response) -> float:
-    """Return the seconds that a server asks to wait, a minute at most; 0: it does not."""
+    """Return the seconds that a server asks to wait, a minute at most; 0: it does not, or no longer."""
     asked = response.headers.get("Retry-After", "")
-    return min(float(asked), 60.0) if re.fullmatch(r"\d+(\.\d+)?", asked, re.ASCII) else 0.0
+    if re.fullmatch(r"\d+(\.\d+)?", asked, re.ASCII):
+        return min(float(asked), LONGEST_ASKED_PAUSE_SECONDS)
+    try:  # HTTP also allows a date, always in GMT
+        seconds = (parsedate_to_datetime(asked) - datetime.now(timezone.utc)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), LONGEST_ASKED_PAUSE_SECONDS)
 
 
 def _may_be_billed(response: httpx2.Response) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from markupsafe import Markup
 
 from common.errors import BadInput
+from common.files import replace_file
 from evaluation.loss.loss_measures import HELD_OUT
 from reporting.command import ReportCommand
 from reporting.report_page import experiment_results, ledger_rows, report_page
@@ -210,3 +211,10 @@ def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, A
     with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; run the experiment again"):
         (tmp_path / "sweep.json").unlink()
         written(tmp_path, "ladder", record)
+
+
+def test_text_that_is_not_unicode_is_shown_escaped(tmp_path: Path) -> None:
+    records = [start(), step(1), {"event": "stopped", "step": 1, "reason": "half a surrogate \ud83d"}]
+    run = write_run(tmp_path / "run", records)
+    replace_file(tmp_path / "page.html", _page(run))
+    assert "half a surrogate \\ud83d" in (tmp_path / "page.html").read_text()

@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from typing import Any
 
 import httpx2
@@ -152,3 +154,18 @@ def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
         assert read_reply(asked, {"choices": [], "usage": usage}).usage is None, usage
     said = read_reply(asked, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
     assert said is not None and "overloaded" in said and "\x1b" not in said
+
+
+def test_a_server_may_ask_for_a_pause_by_date() -> None:
+    past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
+    for asked, least, most in (
+        (past, 0, 0),
+        (format_datetime(now + timedelta(seconds=30), usegmt=True), 1, 30),
+        (far, 60, 60),
+        ("Mon, 01 Jan 2001", 0, 0),
+        ("Mon, 99 Jan 2001 00:00:00 GMT", 0, 0),
+        ("nan", 0, 0),
+        ("", 0, 0),
+    ):
+        pause = client_module._asked_pause(httpx2.Response(429, headers={"Retry-After": asked}))
+        assert least <= pause <= most, asked
