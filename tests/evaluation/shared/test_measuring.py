@@ -77,7 +77,7 @@ def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, si
     assert sorted(done) == list(range(7))  # each batch on one rank
 
 
-def test_a_batch_that_one_rank_refuses_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_refused_by_one_rank_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 
