@@ -288,3 +288,14 @@ def test_without_determinism_a_layout_trains_as_well(
     train_on(run, "fp32", layout, "--set", "determinism=off")
     for key, wanted in zip(NUMBERS[1:], reference("fp32")[1:], strict=True):
         assert metrics(run, key) == pytest.approx(wanted, rel=1e-4), key
+
+
+@pytest.mark.slow
+def test_without_elastic_the_number_of_ranks_shows(write: WriteVariant) -> None:
+    # The equality of other tests is therefore not a property of a small model.
+    hashes = []
+    for layout in ("1x1 ddp", "1x4 ddp"):
+        run = write("fp32", "ranks-show")
+        train_on(run, "fp32", layout, "--set", "determinism=run")
+        hashes.append(final_hash(run))
+    assert hashes[0] != hashes[1]
