@@ -75,7 +75,7 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
         ),
         (
             [*FEW, "--machine", "8xa100-40gb"],
-            "train.json: global_batch_size: got 4, wanted a sequence for each of 8 data-parallel ranks of 8xa100-40gb",
+            "--set: global_batch_size: got 4, wanted a sequence for each of 8 data-parallel ranks of 8xa100-40gb",
         ),
     ],
 )
