@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
-from evaluation.loss.token_range import Range, choose
+from evaluation.loss.token_range import Range, choose, is_known_apart
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import perplexity
@@ -28,11 +28,16 @@ from tokens.format.manifest import RANKS_FILE, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.ranks import read_ranks
 from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
-from training.checkpoints.saved_state import read_state
+from training.checkpoints.saved_state import SavedState, read_state
 from training.parallel.process_group import Ranks
 
 NOT_FINITE = "its loss is not finite: the weights are damaged, or training diverged"
 UNKNOWN = "; its training data are unknown"
+OTHER_FILES = (
+    "\n  Whether the run has read these tokens is unknown: they are in other files than those that it was trained and "
+    "validated on."
+)
+UNKNOWN_START = "\n  The run began with the weights of {source}, whose training data are unknown."
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
 
@@ -89,10 +94,22 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
 
 
 def _beside_training(trained: Trained, span: Range) -> str:
-    """Return why a loss is another one than training printed: that was measured on other documents."""
+    """Return what is known of the model's training on a range, as text that follows its loss.
+
+    For a run that is why the loss differs from the one that training printed: that was measured on other documents.
+    """
     if not trained.place.is_own:
         return UNKNOWN
     state = read_state(trained.place.path)
+    origin = state.config.initial_weights
+    start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))
+    if not is_known_apart(trained.place, span):
+        return OTHER_FILES + start
+    return _beside_validation(state, span) + start
+
+
+def _beside_validation(state: SavedState, span: Range) -> str:
+    """Return why a loss differs from the validation loss of training; "" where it need not."""
     if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
         return ""
     train, length = state.config.train, state.config.model["context_length"]

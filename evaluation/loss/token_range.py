@@ -21,6 +21,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
+COMPARED_TOKENS = 1 << 20  # at the beginning of two streams, which tell whether they hold the same tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -113,6 +114,27 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
             raise BadInput(f"{seen}; pass another --from, --count or --split")
 
 
+def is_known_apart(place: ModelLocation, span: Range) -> bool:
+    """Tell whether it is known that a run has not read a range, once `check_unseen` has found nothing.
+
+    That is so for the tokens that it was validated or trained on, whose other parts it has not read, and for the other
+    splits of the same preparation. Any other files may hold the same documents.
+    """
+    if not place.is_own:
+        return False
+    config, manifest = read_state(place.path).config, read_manifest(span.directory)
+    if manifest is not None:
+        listed = {entry.sha256 for entry in manifest.files.values()}
+        for stream in config.train_streams:
+            if stream.sha256 and listed.issuperset(stream.sha256):
+                return True
+            if stream.plan is not None and stream.plan == manifest.plan:
+                return True
+    recorded = [("train", stream) for stream in config.train_streams]
+    recorded += [("validation", stream) for stream in config.validation_streams]
+    return any(_is_same(stream, name, span.directory, span.split) for name, stream in recorded)
+
+
 def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
     """Return the ranges of a stream that a run was trained or validated on, as known: how, first token, end."""
     if not place.is_own:
@@ -141,7 +163,24 @@ def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split
         return planned
     digests = _digests(directory, split)
     shared = min(len(digests), len(recorded.sha256))  # shards may have been downloaded since
-    return recorded.sha256[:shared] == digests[:shared]
+    return recorded.sha256[:shared] == digests[:shared] or _holds_same_tokens(
+        recorded, recorded_split, directory, split
+    )
+
+
+def _holds_same_tokens(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
+    """Tell whether other files begin with the tokens of a run's stream, such as larger shards or wider integers.
+
+    It compares tokens, so it needs the run's own files: it returns False where they are gone, or hold other tokens now.
+    """
+    try:
+        if not recorded.directory or _digests(Path(recorded.directory), recorded_split) != recorded.sha256:
+            return False
+        own, other = open_split(Path(recorded.directory), recorded_split), open_split(directory, split)
+    except BadInput:
+        return False
+    count = min(own.length, other.length, COMPARED_TOKENS)
+    return count > 0 and np.array_equal(own.read(0, count), other.read(0, count))
 
 
 @cache

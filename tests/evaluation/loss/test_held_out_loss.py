@@ -7,14 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from common.errors import BadInput
 from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
-from evaluation.loss.token_range import Range
+from evaluation.loss.token_range import Range, check_unseen, is_known_apart
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import MakeRun, change_weights, complete, seal_again, shared
@@ -273,7 +275,26 @@ def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
     place = locate(str(finished), None)
     trained: Any = SimpleNamespace(place=place)
     loss = read_state(place.path).position.validation_loss
-    told = _beside_training(trained, Range(directory=finished, split="validation", start=0, count=1))
+    directory = Path(place.record["token_files"])
+    told = _beside_training(trained, Range(directory=directory, split="validation", start=1000, count=1))
     assert (
         f"other documents than those of the validation in training, tokens 0 to 320, whose loss was {loss:.4f}" in told
     )
+
+
+def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_files: Path, tmp_path: Path) -> None:
+    place, stream = locate(str(finished), None), open_split(token_files, "train")
+    for number in (1, 2):  # the same tokens, in shards of another format
+        write_llm_c(tmp_path / f"tiny_train_{number}.bin", stream.read((number - 1) * 2000, 2000))
+    span = Range(directory=tmp_path, split="train", start=0, count=100)
+    with pytest.raises(BadInput, match="was trained on tokens 0 to"):
+        check_unseen(place, span)
+    assert is_known_apart(place, Range(directory=token_files, split="validation", start=1000, count=100))
+
+    other = tmp_path / "other"
+    other.mkdir()
+    write_llm_c(other / "tiny_train_1.bin", stream.read(2000, 2000))
+    unknown = attrs.evolve(span, directory=other)
+    check_unseen(place, unknown)
+    trained: Any = SimpleNamespace(place=place)
+    assert "Whether the run has read these tokens is unknown" in _beside_training(trained, unknown)
