@@ -248,11 +248,16 @@ def _by_question(answers: Answers) -> dict[Question, Answer]:
 
 
 def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
-    """Raise BadInput if a model's files share a seed, or differ in other fine-tuning settings."""
+    """Raise BadInput if a model's files share a seed, are of different weights, or differ in fine-tuning settings."""
     (first, ours), *others = files.items()
     if len({file.seed for file in files.values()}) < len(files):
         raise BadInput(f"{folder}: two files of '{ours.model}' with the same seed; pass one of them")
     for path, theirs in others:
+        if ours.weights is not None and ours.weights.is_same(theirs.weights) is False:
+            raise BadInput(
+                f"{path}: answers of weights {theirs.weights}, but {first} has those of {ours.weights}, under the same "
+                f"name '{ours.model}'; pass files of one of them, or run instruct again"
+            )
         for name in sorted({*ours.settings, *theirs.settings} - OF_A_SEED):
             if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(

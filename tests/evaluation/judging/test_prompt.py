@@ -132,6 +132,15 @@ def test_answers_that_cannot_be_judged_together_are_one_line(sessions: Sessions,
     assert titles == [f"good ({tmp_path / 'elsewhere' / 'good'})", f"good ({tmp_path / 'good'})"]
 
 
+def test_seeds_of_other_weights_are_no_seeds(tmp_path: Path) -> None:
+    files = [write(tmp_path, "good", 60, seed=seed) for seed in (0, 1)]
+    for number, file in enumerate(files):
+        value = json.loads(file.read_text()) | {"weights_file_sha256": f"{number}" * 64}
+        file.write_text(json.dumps(value))
+    with pytest.raises(BadInput, match=r"answers of weights 111111111111, but .* has those of 000000000000"):
+        read_panel(files, common=False)
+
+
 def copy(file: Path, name: str, drop: str | None = None) -> Path:
     """Write the same answers once more; `drop`: a field that the second one lacks."""
     value = json.loads(file.read_text())
