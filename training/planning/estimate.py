@@ -14,13 +14,15 @@ from common.errors import BadInput
 from model.config import ModelConfig, shard_counts
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
+from training.checkpoints.run_record import read_record
 from training.command import WORLD_SIZE
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
+from training.config.key_groups import BatchOptions, ExecutionOptions, MemoryOptions
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, NODE_GPUS, MemoryModel, gpu_bytes
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, Preemptions, PriceList
-from training.planning.throughput import Network, Throughput, on_network, throughputs
+from training.planning.throughput import SAME_SPEED, Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import last_price, read_counted
 
@@ -135,7 +137,17 @@ def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
 def _last_job(
     run: Run, lengths: Mapping[str, int | None], start_up_seconds: float, usd: float | None
 ) -> tuple[float, float, float | None] | None:
-    """Return speed and cost by the newest job; None where it logged no speed, or has other settings than now."""
+    """Return speed and cost by the newest job; None where it logged no speed, or trained other settings than now.
+
+    A job that wrote no record of its settings counts, as it is of an older version.
+    """
+    try:
+        record = read_record(run.directory)
+    except BadInput:  # it is damaged, so that the job's settings are unknown
+        return None
+    now = _speed_settings(attrs.asdict(run.model), run.train.flat())
+    if record is not None and _speed_settings(record.model, record.train) != now:
+        return None
     lines = read_counted(run.directory).records
     start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
     speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]
@@ -146,6 +158,14 @@ def _last_job(
             seconds = start_up_seconds + tokens / (speed := statistics.median(speeds))
             return speed, seconds / 3600, usd or last_price(lines)
     return None
+
+
+def _speed_settings(model: Mapping[str, Any], train: Mapping[str, Any]) -> list[Any]:
+    """Return the settings on which a run's tokens/s depend: its network, batch, optimizer and execution."""
+    groups = (BatchOptions, ExecutionOptions, MemoryOptions)
+    keys = ["optimizer", *(key for group in groups for key in attrs.fields_dict(group))]
+    network = {key: value for key, value in model.items() if key not in SAME_SPEED}
+    return [network, {key: train.get(key) for key in keys}]
 
 
 def start_up_of(run_directory: Path) -> tuple[float, int]:

@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, MakeRun, complete, train
+from tests.reporting.written_runs import write_resolved
 from training.config.train_config import Run, load_run
 from training.planning.estimate import RunEstimate, gpus_by_name, make_estimate
 from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
@@ -155,6 +156,19 @@ def test_a_small_network_is_priced_by_what_its_last_job_measured_or_not_at_all(m
     assert price == "2.00" and float(usd) == pytest.approx(2 * float(hours), abs=0.02)
     write(json.dumps(log[0] | {"world_size": "x"}) + "\n" + json.dumps(log[1]) + "\n")
     assert not rows(describe_estimate(estimate(run, prices)))
+
+
+def test_the_last_job_of_another_network_prices_nothing(make_run: MakeRun) -> None:
+    run = load_run(directory := make_run(), [])
+    log = [{"event": "start", "step": 0, "world_size": 1}, {"step": 1, "train_loss": 1.0, "tokens_per_second": 1e4}]
+    (directory / METRICS).write_text("".join(json.dumps(line) + "\n" for line in log))
+    write_resolved(directory)
+    prices = read_machines(MACHINES, ["1xrtx4090"])
+    assert rows(describe_estimate(estimate(run, prices)))[0][0] == "its last job"
+    for changed in ("n_layers=7", "global_batch_size=64", "recompute_blocks=true"):
+        assert "its last job" not in " ".join(describe_estimate(estimate(load_run(directory, [changed]), prices)))
+    same = load_run(directory, ["learning_rate=0.1", "drop_rate=0.0"])
+    assert rows(describe_estimate(estimate(same, prices)))[0][0] == "its last job"
 
 
 def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told() -> None:
