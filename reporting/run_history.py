@@ -13,9 +13,9 @@ from common.checks import structured
 from common.errors import BadInput
 from common.json_files import is_number, read_json
 from model.config import ModelConfig
-from tokens.format.manifest import TokenizerRecord, read_manifest
+from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import ARCHIVE
-from training.checkpoints.run_record import RESOLVED, RunRecord, read_record
+from training.checkpoints.run_record import RESOLVED, RunRecord, StreamRecord, manifest_of, read_record
 from training.config.train_config import load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
@@ -141,7 +141,7 @@ def read_history(directory: Path) -> RunHistory:
         usd=None if usd is None else float(usd[-1]),
         record=record,
         job=job,
-        bits_per_nat=_bits_per_nat(job.token_files),
+        bits_per_nat=_bits_per_nat(job.token_files, record),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
         compared=compare(directory, record, curves) if record and (directory / REFERENCE).exists() else None,
     )
@@ -225,10 +225,16 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     return ENDS[last["event"]] + (f": {problem}" if problem else "")
 
 
-def _bits_per_nat(token_files: Sequence[str]) -> float | None:
-    """Return the bits per byte of text of one nat per token; None where the bytes are not at hand, or not all count."""
+def _bits_per_nat(token_files: Sequence[str], record: RunRecord | None) -> float | None:
+    """Return the bits per byte of text of one nat per token; None where the bytes are not at hand, or not all count.
+
+    They are not at hand where the directory holds other tokens now than those that the run read.
+    """
+    if record is None or len(token_files) != 1:
+        return None
     try:
-        manifest = read_manifest(Path(token_files[0])) if len(token_files) == 1 else None
+        streams = record.train_streams or [StreamRecord(tokens=None, sha256=[])]  # older records have none
+        manifest = manifest_of(streams[0], Path(token_files[0]))
     except (BadInput, ValueError):  # damaged, or an impossible path
         return None
     if manifest is None or manifest.rows is not None or not manifest.text_bytes or manifest.tokens <= 0:

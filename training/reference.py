@@ -16,8 +16,7 @@ import numpy as np
 from common.checks import structured
 from common.errors import BadInput
 from common.json_files import read_json
-from tokens.format.manifest import read_manifest
-from training.checkpoints.run_record import RunRecord
+from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
 from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
@@ -106,7 +105,7 @@ def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
     """Return the identity of a run's tokens, and their sources and tokenizer; None where not known. Raises BadInput."""
     files = [stream.sha256 for stream in record.train_streams]
     content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
-    manifests = [read_manifest(Path(stream.directory)) for stream in record.train_streams]
+    manifests = [manifest_of(stream) for stream in record.train_streams]
     names = [f"{', '.join(one.name for one in each.sources)} as {each.tokenizer.name}" for each in manifests if each]
     return content, " + ".join(names) if len(names) == len(manifests) else None
 

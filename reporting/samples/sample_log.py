@@ -20,10 +20,11 @@ from evaluation.shared.load import ModelLocation, Trained, load
 from evaluation.smoke.smoke import AskedPrompt, smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
+from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, name_of, step_of
-from training.checkpoints.run_record import RESOLVED
+from training.checkpoints.run_record import RESOLVED, RunRecord, manifest_of
 from training.checkpoints.saved_state import checkpoints_by_step, manifest_entries
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
@@ -175,11 +176,21 @@ def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
             problem = str(error).replace(directory, Path(directory).name)  # the page may be published
             continue
         count = min(stream.length - start - 1, TEXT_TOKENS)
-        if count > 0:
+        if count > 0 and record is not None and not _is_of(record, Path(directory)):
+            problem = f"{Path(directory).name}: holds other tokens now than those that the run was validated on"
+        elif count > 0:
             if max(stream.read(start, count + 1)) < vocabulary:
                 return Range(directory=Path(directory), split=SPLIT, start=start, count=count), []
             problem = f"{Path(directory).name}: holds ids beyond the vocabulary of {vocabulary:,}: not the run's tokens"
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
+
+
+def _is_of(record: RunRecord, directory: Path) -> bool:
+    """Tell whether a directory still holds a run's tokens, as far as its manifest tells; without one, it is assumed."""
+    if read_manifest(directory) is None:
+        return True
+    streams = [stream for stream in record.validation_streams or record.train_streams if stream.sha256 or stream.plan]
+    return not streams or any(manifest_of(stream, directory) is not None for stream in streams)
 
 
 def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:

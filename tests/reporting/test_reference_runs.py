@@ -61,7 +61,9 @@ def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_sp
         folder.mkdir()
         tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
         sources = [{"name": source, "files": 1, "bytes": 1}]
-        manifest = {"format": 1, "files": {}, "documents": 1, "tokens": 1, "tokenizer": tokenizer, "sources": sources}
+        file = {"size_bytes": 1, "sha256": name, "max_id": 1, "tokens": 1, "dtype": "uint16"}
+        manifest = {"format": 1, "documents": 1, "tokens": 1, "tokenizer": tokenizer, "sources": sources}
+        manifest |= {"files": {"train.safetensors": file}}
         (folder / "manifest.json").write_text(json.dumps(manifest))
         return STREAM | {"directory": str(folder), "sha256": [name]}
 

@@ -1,6 +1,7 @@
 """History of a run keeps what counts of its log, whatever is damaged or missing."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_bits_per_byte_are_those_of_text_not_of_conversations(tmp_path: Path, te
     write(tmp_path / "out", source, template=template, context_length=template and 64)
     run = write_resolved(write_run(tmp_path / "run", [start(), step(1)]), token_files=str(tmp_path / "out"))
     assert read_history(run).bits_per_nat == (pytest.approx(9 / 6 / math.log(2)) if template is None else None)
+
+
+def test_other_tokens_of_a_directory_give_no_bits(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"] * 3))
+    stream = {"directory": str(tmp_path / "out"), "tokens": 9, "sha256": [manifest.files["train.safetensors"].sha256]}
+    run = write_run(tmp_path / "run", [start(), step(1)])
+    write_resolved(run, token_files=str(tmp_path / "out"), train_stream=stream)
+    assert read_history(run).bits_per_nat == pytest.approx(9 / 6 / math.log(2))
+    shutil.rmtree(tmp_path / "out")
+    write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a longer text"] * 3))
+    assert read_history(run).bits_per_nat is None
 
 
 def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from common.errors import refusing
 from common.files import replace_file, writing
 from common.json_files import read_json
 from common.redaction import redacted_command
-from tokens.format.manifest import RANKS_FILE
+from tokens.format.manifest import RANKS_FILE, Manifest, read_manifest
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
@@ -119,6 +119,20 @@ def read_record(directory: Path) -> RunRecord | None:
     file = directory / RESOLVED
     with refusing(f"{file}: damaged or edited", "copy it here again, or move it away"):
         return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
+
+
+def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
+    """Return the manifest of the files that a run read; None where there is none, or the directory has others now.
+
+    A directory keeps its name when other text, or another tokenizer, is prepared into it. `directory`: where the files
+    are, if the record does not say. Raises BadInput for a damaged manifest.
+    """
+    manifest = read_manifest(directory or Path(stream.directory))
+    if manifest is None:
+        return None
+    if stream.sha256:
+        return manifest if {entry.sha256 for entry in manifest.files.values()}.issuperset(stream.sha256) else None
+    return manifest if stream.plan in (None, manifest.plan) else None
 
 
 def describe_changes(changes: Sequence[SettingChange]) -> list[str]:

@@ -15,6 +15,8 @@ import reporting.samples.sample_log as recording
 from common.files import lock
 from reporting.samples.sample_log import read_samples, record_samples
 from tests.conftest import change_weights, complete, metrics
+from tests.reporting.written_runs import start, write_resolved, write_run
+from tests.tokens.preparing import jsonl, write
 from tokens.format.token_file import open_split
 from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
@@ -149,3 +151,17 @@ def test_a_log_that_cannot_be_written_gets_a_note(copied: Path, monkeypatch: pyt
     monkeypatch.setattr(recording.JsonLog, "append", full)
     [note] = record_samples(copied)
     assert f"{copied / SAMPLES}: cannot be written: No space left on device; make room" in note
+
+
+def test_other_tokens_of_a_directory_are_not_held_out(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 9)
+    manifest = write(tmp_path / "out", source, validation_fraction=0.5)
+    entry = manifest.files["validation.safetensors"]
+    stream = {"directory": str(tmp_path / "out"), "tokens": entry.tokens, "sha256": [entry.sha256]}
+    run = write_run(tmp_path / "run", [start()])
+    write_resolved(run, token_files=str(tmp_path / "out"), validation_stream=stream)
+    assert recording._held_out_tokens(run)[0] is not None
+    shutil.rmtree(tmp_path / "out")
+    write(tmp_path / "out", source, validation_fraction=0.3)
+    text, [note] = recording._held_out_tokens(run)
+    assert text is None and "out: holds other tokens now than those that the run was validated on" in note
