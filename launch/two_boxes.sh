@@ -12,6 +12,8 @@ run=${1-} nodes=()
 shift
 while [ $# -gt 0 ] && [ "$1" != -- ]; do nodes+=("$1"); shift; done
 if [ ${#nodes[@]} = 0 ]; then echo "two_boxes.sh: wanted a run directory and nodes: see $0" >&2; exit 78; fi
+twice=$(printf '%s\n' "${nodes[@]#*@}" | sort | uniq -d | head -n 1)
+if [ -n "$twice" ]; then echo "two_boxes.sh: $twice is given twice; give each node once" >&2; exit 78; fi
 
 quoted() { # WORD...: for any shell
   local word quote="'\\''"

@@ -159,6 +159,13 @@ def test_an_error_that_no_restart_mends_asks_for_none(make_run: MakeRun, tmp_pat
         assert process.returncode == 78 and line in errors, (command, errors)
 
 
+def test_two_boxes_refuses_a_node_given_twice() -> None:
+    command = [str(ROOT / "launch" / "two_boxes.sh"), "runs/x", "10.0.0.1", "user@10.0.0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr == "two_boxes.sh: 10.0.0.1 is given twice; give each node once\n"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: MakeRun, tmp_path: Path) -> None:
