@@ -62,8 +62,8 @@ class ReportCommand:
             raise UsageError("--project goes with --to wandb or --to trackio")
         if self.to is not None and (self.output is not None or self.no_samples):
             raise UsageError("--to writes no page: leave out --output and --no-samples")
-        if self.reference is not None and (self.to or self.output or self.watch):
-            raise UsageError("--reference writes no page: leave out --to, --output and --watch")
+        if self.reference is not None and (self.to or self.output or self.watch or self.no_samples):
+            raise UsageError("--reference writes no page: leave out --to, --output, --watch and --no-samples")
         if file := next(filter(Path.is_file, self.runs), None):
             raise UsageError(
                 f"RUN...: {file} is a file, wanted a directory; of a sweep or a ladder: {file.with_suffix('')}"

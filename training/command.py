@@ -208,6 +208,11 @@ class TrainCommand:
             (self.nodes > 1, self.node_link, "--nodes and --node-link go together"),
             (self.node_link, self.nodes > 1, "--nodes and --node-link go together"),
             (self.rank is not None or self.html, self.look, "--rank and --html go with --look"),
+            (
+                options.resume != "auto",
+                self.look is None and options.replay is None,
+                "--resume has no effect on --replay and --look: they choose the checkpoint before their first step",
+            ),
             (budget.max_usd, options.price_per_hour, "--max-usd needs --price-per-hour, the price of the machine"),
         ):
             if given and not holds:

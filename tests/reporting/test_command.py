@@ -31,6 +31,7 @@ A, B = Path("a"), Path("b")
         ({"project": "x", "to": "tensorboard"}, "--project goes with"),
         ({"output": B, "to": "trackio"}, "leave out --output"),
         ({"no_samples": True, "to": "trackio"}, "leave out --output and --no-samples"),
+        ({"no_samples": True, "reference": B}, "--reference writes no page: leave out .* --watch and --no-samples"),
         ({"runs": (A, B, Path("b/../a"))}, "a and b/../a are one run"),
         ({"runs": (Path(__file__),)}, "is a file, wanted a directory; of a sweep or a ladder: .*/test_command$"),
     ],

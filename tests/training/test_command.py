@@ -18,16 +18,17 @@ def parsed(*words: str, script: str = "train.py", kind: Any = TrainCommand) -> A
 
 def test_options_of_a_job_arrive_typed() -> None:
     command = parsed(
-        *("r", "--set", "a=1", "--set=b=2", "--token-files", "t", "--follow", "--resume", "never", "--device=cpu"),
+        *("r", "--set", "a=1", "--set=b=2", "--token-files", "t", "--follow", "--device=cpu"),
         *("--max-steps", "3", "--price-per-hour", "14.32", "--max-usd", "5", "--max-hours", "0.5", "--hash-every", "2"),
         *("--allow-numerics-drift", "--replay", "3", "5"),
     )
     options = command.options
     assert (command.run, command.overrides, options.token_files) == (Path("r"), ("a=1", "b=2"), Path("t"))
-    assert (options.follow, options.resume, options.device, options.max_steps) == (True, "never", "cpu", 3)
+    assert (options.follow, options.device, options.max_steps) == (True, "cpu", 3)
     assert (options.price_per_hour, options.budget) == (14.32, Budget(max_hours=0.5, max_usd=5.0))
     assert (options.hash_every, options.allow_numerics_drift, options.replay) == (2, True, (3, 5))
     assert not command.trains  # a replay writes nothing
+    assert parsed("r", "--resume", "never").options.resume == "never"
 
 
 def test_defaults_train_and_resume() -> None:
@@ -70,6 +71,8 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--plan", "--then", "true"], "--then goes with training"),
         (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
         (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
+        (["--replay", "1", "2", "--resume", "never"], "--resume has no effect on --replay and --look"),
+        (["--look", "2", "--resume", "best"], "--resume has no effect on --replay and --look"),
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
         (
             ["--price-per-hour", "$14"],
