@@ -19,14 +19,14 @@ export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 unexport PYTHONDONTWRITEBYTECODE # pytest's workers share what one has compiled
 
-.PHONY: train text test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
+.PHONY: train text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
 TORCHRUN = $(BIN)/python -m training.supervision.torchrun
 OWN := $(filter command,$(origin TEXT))
 AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
   print("make train", *words)'
 
-train: $(if $(OWN),text) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
+train: $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
 ifdef OWN
 	@set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); set -x; \
 	$(BIN)/python prepare_data.py "$$TEXT" --tokenizer bytes --output "token_files/$$name" \
@@ -46,6 +46,10 @@ NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEX
   name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
 NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
   "python evaluate.py chat $(1)" "python report.py $(1)" "$(2)"
+
+no-run:
+	@[ -z "$(filter command,$(origin RUN))" ] || \
+	  { echo "make: RUN names the directory of your own text; pass that, too: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 text:
 	@[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }

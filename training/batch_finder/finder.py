@@ -66,6 +66,8 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
             raise BadInput(
                 f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; {remedies}"
             )
+        if device == "cpu":
+            print("NOTE: a CPU's memory is not measured, so this is the largest size that ran, not a limit")
         print("" if all_known else "time was up: a larger one may fit\n", end="")
         print(_summary(run, prober.world_size, size), flush=True)
         if write:
