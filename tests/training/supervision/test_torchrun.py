@@ -19,7 +19,10 @@ QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_nod
 
 
 def test_torchruns_table_ends_with_our_line(make_run: MakeRun) -> None:
-    for options, said in ((["--set", "learning_rate=-1"], "--set: learning_rate"), (["--dtset"], "--dtset: unknown option")):
+    for options, said in (
+        (["--set", "learning_rate=-1"], "--set: learning_rate"),
+        (["--dtset"], "--dtset: unknown option"),
+    ):
         done = train(make_run(said[:3]), *options, ranks=2)
         assert done.stderr.splitlines()[-2].startswith(f"  traceback : {said}"), done.stderr
         assert done.stderr.count(f"train.py: {said}") == 1
