@@ -15,8 +15,7 @@ from common.json_files import open_regular
 from common.quantities import dollars
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
-from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import checkpoints_by_step
+from training.checkpoints.directory import checkpoints_of, linked_folders, step_of, steps_in
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
@@ -50,9 +49,15 @@ def read_progress(directory: Path) -> RunProgress:
     """Return a run's progress; step 0 where it has not begun."""
     records = read_metrics(directory)
     last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
-    checkpoints = checkpoints_by_step(checkpoints_of(directory))
+    checkpoints = checkpoints_of(directory)
+    steps = [step_of(name) for name in steps_in(checkpoints)]
+    if linked_folders(checkpoints):
+        # Only the state of a copied run tells its step. Reading it imports the network, which a trial may have broken.
+        from training.checkpoints.saved_state import checkpoints_by_step
+
+        steps = [*checkpoints_by_step(checkpoints)]
     return RunProgress(
-        steps=max(checkpoints, default=0),
+        steps=max(steps, default=0),
         losses={record["step"]: record["validation_loss"] for record in records if "validation_loss" in record},
         stopped_by=last.get("reason") if last.get("event") == "stopped" else None,
         diverged=last["problem"] if last.get("event") == "diverged" else None,
