@@ -1,4 +1,4 @@
-"""What the benchmarks of stated error rates share: seeds, limits, and the text of a cell.
+"""Shared parts of the benchmarks of stated error rates: seeds, limits, and the text of a cell.
 
 A cell of a grid has FAMILIES repeats. Its data come from a generator that is seeded by the grid's name and by the
 cell's number, never by the program that is tested. The seeds were fixed before the first run.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Meaning(NamedTuple):
-    """What options of other programs are here."""
+    """An answer to some options of other programs: the command or option that does the same here."""
 
     theirs: str  # names without dashes, with underscores, separated by spaces
     here: str  # a command

@@ -17,7 +17,7 @@ SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
 
 @attrs.frozen
 class ItemValues:
-    """What each item of a file adds to the mean over tasks."""
+    """The share of the mean over tasks that each item of a file contributes."""
 
     values: np.ndarray  # float64 (items,)
     step: float = 0.0  # value of a hit less that of a miss; 0: the value is no hit or miss, but a measured number

@@ -88,7 +88,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class RequestSlots:
-    """How many requests may be under way: one at first, one more after each verdict, half as many after each failure.
+    """The number of requests that may be under way.
+
+    It is one at first, one more after each verdict, and half as many after each failure.
 
     The first request shows what a request costs, and a server that refuses or fails gets fewer requests at once.
     """

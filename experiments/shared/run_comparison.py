@@ -24,7 +24,7 @@ HASH_DIGITS = 12
 
 @attrs.frozen(kw_only=True)
 class RecordedRun:
-    """What a run's `resolved.json` says about its loss."""
+    """The part of a run's `resolved.json` on which its loss depends."""
 
     directory: Path
     measure: Mapping[str, Any]  # by MEASURE_KEYS, and "validation tokens", "tokenizer"

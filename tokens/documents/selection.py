@@ -1,4 +1,4 @@
-"""Which files of a folder, a glob or a prefix are documents: the files that are left out, and why.
+"""The selection of documents in a folder, a glob or a prefix: the files that are left out, and why.
 
 A published dataset has files for training next to files for validation and test, a card and other files about the
 data. Only documents to train on may be read, so several splits are refused, and everything that is left out is named.

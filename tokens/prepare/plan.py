@@ -81,7 +81,7 @@ class PrepareSettings:
 
     @property
     def splitting(self) -> str | None:
-        """How the tokenizer splits a text: a pattern, or the structure that the `tokenizers` library knows."""
+        """The splitting of a text by the tokenizer: a pattern, or a structure that the `tokenizers` library knows."""
         return self.structure or self.pattern
 
     @property

@@ -199,7 +199,8 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
             raise _refused(path, "added_tokens: got an id that is no integer")
         _check_merges(path, model, ranks)
         name = (path.parent.name if path.name == TOKENIZER else path.stem) or path.stem
-        coder = _coder(path, name, values, ranks | {content.encode(): number for content, number in ordinary.items()})
+        ordinary_ranks = {content.encode(): number for content, number in ordinary.items()}
+        coder = _coder(path, name, values, ranks | ordinary_ranks, added)
         surrounding = [*_surrounding_tokens(path, values), *_check_settings(path.parent, added, values["normalizer"])]
         return Tokenizer(
             name=name,
@@ -219,21 +220,18 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(({**options, **token} for token in added), key=lambda token: token["id"])
 
 
-def _coder(path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int]) -> Coder:
-    """Return the coder of a tokenizer.json: by its splitting pattern, or by the library for any other structure."""
-    normalizer, pattern, added = (
-        _normalizer(path, values),
-        _pattern(path, values["pre_tokenizer"]),
-        values["added_tokens"],
-    )
-    if normalizer is None and pattern is not None and all(token.get("special", True) for token in added):
+def _coder(
+    path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int], added: list[dict[str, Any]]
+) -> Coder:
+    """Return the coder of a tokenizer.json: by its splitting pattern, or by the library for any other structure.
+
+    `added`: its added tokens with all their keys, as `_added_tokens` returns them.
+    """
+    normalizer, pattern = _normalizer(path, values), _pattern(path, values["pre_tokenizer"])
+    if normalizer is None and pattern is not None and all(token["special"] for token in added):
         return byte_pair_coder(name, ranks, pattern)
     check_all_bytes(name, ranks)
-    structure = {
-        "normalizer": normalizer,
-        "pre_tokenizer": values["pre_tokenizer"],
-        "added_tokens": _added_tokens(path, values),
-    }
+    structure = {"normalizer": normalizer, "pre_tokenizer": values["pre_tokenizer"], "added_tokens": added}
     return LibraryCoder(ranks, json.dumps(structure, ensure_ascii=False))
 
 

@@ -179,7 +179,7 @@ class Tokenizer:
 
     @property
     def structure(self) -> str | None:
-        """How the `tokenizers` library prepares a text for byte pairs, where no splitting pattern says it."""
+        """The way in which the `tokenizers` library prepares a text for byte pairs, if no splitting pattern says it."""
         return self.coder.structure if isinstance(self.coder, LibraryCoder) else None
 
     @property
