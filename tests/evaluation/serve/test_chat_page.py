@@ -33,6 +33,15 @@ def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) 
     return page
 
 
+def slow_down(page: Any) -> None:
+    """Let the page receive 5,000 bytes a second, so that an answer of 500 tokens lasts more than a minute.
+
+    The server alone needs a second, and a click that comes later finds no button.
+    """
+    speed = {"offline": False, "latency": 0, "downloadThroughput": 5_000, "uploadThroughput": -1}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", speed)
+
+
 def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
     """Send a message; wait for what shows `then`."""
     page.fill("#message", text)
@@ -73,6 +82,7 @@ def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: A
 def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, served: Served) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles)
+    slow_down(page)
     say(page, "Hello", ".text span:nth-child(4)")
     page.click("#stop")
     page.locator(".about", has_text="stopped").wait_for()
