@@ -22,9 +22,11 @@ ERROR = 0.05  # probability of any false difference, where none is
 CONFIDENCE = 1 - ERROR
 OWN_EXPONENT = 2 / 3
 BAND_ERROR = 0.04  # of a run's mean over all places of a band; the rest of ERROR is left to single places
-# Level at which a judge's difference must also lie outside the t-interval of its two models' own seeds: of two seeds
-# each, and of more. benchmarks/judge_errors.py shows why: no level of two seeds gives both few errors and verdicts.
-OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS = 0.12, 0.035
+# A judge's difference must also lie outside the t-interval of its two models' own seeds. With two seeds that interval
+# has this level; benchmarks/judge_errors.py shows why no level gives both few errors and verdicts. With more seeds the
+# level is the second number where one of the two models surely scatters more than all others, and rises by the third,
+# times the p-value, where it may not.
+OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS, OWN_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9
 SOUGHT_DEVIATIONS = 3.0  # seed deviations that the default number of seeds finds
 _NODES, _CELLS, _REACH = 96, 200, 8.5
@@ -357,10 +359,11 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
     `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, for all models
     alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models, but no
-    interval is narrower than the t-interval of its own models' seeds. With two seeds that guard is weak: their
-    intervals assume that the seeds of all models scatter alike. The noise of single answers is counted in both errors:
-    intervals are conservative. Of one seed they cover questions only, and do not say which model is better. Intervals
-    of differences are simultaneous (Bonferroni).
+    interval is narrower than the t-interval of its own models' seeds, at a level that depends on whether they scatter
+    more than the others (`_own_error`). With two seeds that guard is weak: their intervals assume that the seeds of all
+    models scatter alike. The noise of single answers is counted in both errors: intervals are conservative. Of one seed
+    they cover questions only, and do not say which model is better. Intervals of differences are simultaneous
+    (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():
@@ -381,10 +384,26 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
             return found
         of_all = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(len(sides) * pooled)
         own, own_freedom = combined_error(*((math.sqrt(variances[model]), seeds - 1) for model in sides))
-        own_error = OWN_ERROR_OF_TWO_SEEDS if seeds == 2 else OWN_ERROR_OF_SEEDS
-        return found.widened(max(of_all, student_quantile(1 - own_error / 2, own_freedom) * own))
+        critical = student_quantile(1 - _own_error(variances, sides, seeds) / 2, own_freedom)
+        return found.widened(max(of_all, critical * own))
 
     pairs = list(combinations(range(models), 2))
     simultaneous = 1 - ERROR / max(1, len(pairs))
     means = [interval(sums[model], (model,), CONFIDENCE) for model in range(models)]
     return means, {(a, b): interval(sums[a] - sums[b], (a, b), simultaneous) for a, b in pairs}
+
+
+def _own_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
+    """Return the level of the t-interval of the seeds of one or two models, beside which the pooled one is used.
+
+    The F-test of the larger variance of `sides` against those of all other models (M,) tells whether the pooled
+    variance fits. If it surely does not, the models' own seeds decide; the less sure it is, the weaker they count.
+    """
+    if seeds == 2:
+        return OWN_ERROR_OF_TWO_SEEDS
+    widest = max(sides, key=lambda model: float(variances[model]))
+    others = np.delete(variances, widest)
+    if not others.any():
+        return OWN_ERROR_OF_SEEDS
+    p_value = special.fdtrc(seeds - 1, (seeds - 1) * len(others), variances[widest] / others.mean())
+    return OWN_ERROR_OF_SEEDS + OWN_ERROR_BY_P_VALUE * float(p_value)
