@@ -69,7 +69,10 @@ class Pair:
             for group, runs in zip(self.groups, values, strict=True)
         )
         found = self.measure.difference(one, other, 1 - ERROR / comparisons)
-        return found if found is None or self.noise is None else found.widened(self.noise.reach(comparisons))
+        if found is None or self.noise is None:
+            return found
+        error, reach = self.noise.error_and_reach(comparisons)
+        return found.widened(reach, error)
 
 
 def find_winners(

@@ -46,23 +46,34 @@ class Interval:
     value: float
     low: float | None = None  # None, as `high`, where the sample has one unit: its spread is unknown
     high: float | None = None
+    error: float | None = None  # standard error, where the bounds are those of Student's t
 
     def __neg__(self) -> "Interval":
         """Return the interval of b - a, where this one is of a - b."""
         low = None if self.high is None else -self.high
-        return Interval(value=-self.value, low=low, high=None if self.low is None else -self.low)
+        return Interval(value=-self.value, low=low, high=None if self.low is None else -self.low, error=self.error)
 
     @property
     def apart(self) -> bool:
         """Tell whether zero lies outside: a difference is significant."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
-    def widened(self, reach: float) -> "Interval":
-        """Return the interval with an independent error, which alone would reach so far on both sides."""
+    def widened(self, reach: float, error: float | None = None) -> "Interval":
+        """Return the interval with an independent error, which alone would reach so far on both sides.
+
+        If both standard errors are known, it is Student's interval of their sum, at the mean of the two critical
+        values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964). A small error of which few degrees
+        of freedom are known then counts little. Otherwise the squares of the reaches are added, which is wider.
+        """
         if self.low is None or self.high is None:
             return self
-        low, high = math.hypot(self.value - self.low, reach), math.hypot(self.high - self.value, reach)
-        return Interval(value=self.value, low=self.value - low, high=self.value + high)
+        low, high = self.value - self.low, self.high - self.value
+        total = None if self.error is None or error is None else math.hypot(self.error, error)
+        if total and self.error is not None and error is not None:
+            low, high = ((self.error * side + error * reach) / total for side in (low, high))
+        else:
+            low, high = math.hypot(low, reach), math.hypot(high, reach)
+        return Interval(value=self.value, low=self.value - low, high=self.value + high, error=total)
 
     def text(self, digits: int, sign: str = "") -> str:
         """Return the value and, where known, the bounds in brackets. `sign`: "+" to show it."""
@@ -81,11 +92,15 @@ class SeedNoise:
     own: float = 0.0  # of the runs of the two alone
     own_freedom: float = 1.0
 
-    def reach(self, comparisons: int, critical: float | None = None) -> float:
-        """Return the half width of one of several comparisons; `critical`: of the pooled error, else Bonferroni's."""
+    def error_and_reach(self, comparisons: int, critical: float | None = None) -> tuple[float, float]:
+        """Return the error that decides one of several comparisons, and the half width of its interval.
+
+        `critical`: of the pooled error, else Bonferroni's. The other error is that of the two recipes' own runs.
+        """
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
-        return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
+        pooled, own = critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own
+        return (self.own, own) if own > pooled else (self.pooled, pooled)
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:
@@ -105,7 +120,7 @@ def student_interval(value: float, error: float | None, freedom: float, confiden
     if error is None:
         return Interval(value=value)
     reach = student_quantile((1 + confidence) / 2, freedom) * error
-    return Interval(value=value, low=value - reach, high=value + reach)
+    return Interval(value=value, low=value - reach, high=value + reach, error=error)
 
 
 def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple[float, float | None]:

@@ -153,8 +153,9 @@ def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> No
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
     more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two items more, one of which differs
-    text = student_quantile(0.975, 199) * (more / 202) ** 0.5
-    reach = math.hypot(text, student_quantile(0.975, 1) * 0.005 / 0.75)  # differences of 0.12 and 0.13
+    text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; differences of 0.12 and 0.13
+    criticals = student_quantile(0.975, 199), student_quantile(0.975, 1)
+    reach = (criticals[0] * text**2 + criticals[1] * seeds**2) / math.hypot(text, seeds)
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
     found = compare(rows).statements
     assert f"CORE, part: {line} of the centered score" in found

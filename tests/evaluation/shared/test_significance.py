@@ -91,7 +91,7 @@ def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() 
     error = np.std([0.2, 0.1, 0.4], ddof=1) / 3**0.5
     assert noise is not None and (noise.freedom, noise.own_freedom) == (2, 2)
     assert (noise.pooled, noise.own) == pytest.approx((error, error))
-    assert noise.reach(1) == pytest.approx(4.303 * error, abs=1e-3)
+    assert noise.error_and_reach(1) == (pytest.approx(error), pytest.approx(4.303 * error, abs=1e-3))
     assert dunnett_quantile(1, 2) == pytest.approx(4.303, rel=1e-3)
 
 
