@@ -1,6 +1,7 @@
 """Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
 import difflib
+import functools
 import re
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
 from common.errors import EXIT_DONE, EXIT_USAGE, either, printable, quoted
+from common.option_rules import OptionRules, given_options, repeated_problem
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
@@ -33,12 +35,6 @@ HELP_WORDS = ("--help", "-h")
 
 class UsageError(Exception):
     """Invalid combination of options, raised by the class of a command line. The message is one line."""
-
-
-def exclude_each_other(given: Mapping[str, bool]) -> None:
-    """Raise UsageError if more than one of these options is given: each asks for something else instead of the rest."""
-    if len(names := [name for name, is_given in given.items() if is_given]) > 1:
-        raise UsageError(f"{' and '.join(names)} exclude each other; pass one of them")
 
 
 def option(
@@ -76,9 +72,9 @@ def parse(
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
-    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and
-    `keys_of_set`, which returns the keys that its --set takes. A command named "" is meant if the first word names no
-    other one. Exits after --help, and with one line on a usage error.
+    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, `keys_of_set`,
+    which returns the keys that its --set takes, and `option_rules`, which say what options go together. A command
+    named "" is meant if the first word names no other one. Exits after --help, and with one line on a usage error.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
@@ -96,13 +92,16 @@ def parse(
             app[name].default(command)
     try:
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        options = commands if isinstance(commands, type) else commands.get(words[0])
+        if build is options:  # not the help
+            _check_options(options, words)
         value = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         command = "" if isinstance(commands, type) else words[0]
         line = CommandLine(script, command, words, commands if isinstance(commands, type) else commands[command])
         refuse(script, line.problem(error, siblings), command)
     except UsageError as error:
-        refuse(script, str(error))
+        refuse(script, str(error), "" if isinstance(commands, type) else words[0])
     if value is None:  # the help was printed
         if isinstance(commands, type) or words[0].startswith("-"):
             print(epilog, end="")
@@ -191,15 +190,30 @@ def _wrong_value(error: CoercionError, argument: Argument) -> str:
     return f"got {quoted(value)}, wanted {_wanted(argument)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def arguments_of(options: Any) -> list[Argument]:
+@functools.cache
+def arguments_of(options: Any) -> tuple[Argument, ...]:
     """Return the options and positional arguments of a command's class or function."""
     app = _app("", "", {})
     app.default(options)
-    return [argument for argument in app.assemble_argument_collection() if argument.parse]
+    return tuple(argument for argument in app.assemble_argument_collection() if argument.parse)
+
+
+def options_of(options: Any) -> list[Argument]:
+    """Return the options of a command's class or function, without its positional arguments."""
+    return [argument for argument in arguments_of(options) if not _is_positional(argument) and argument.name != "*"]
 
 
 def option_names(options: Any) -> list[str]:
-    return [name for argument in arguments_of(options) if not _is_positional(argument) for name in argument.names]
+    return [name for argument in options_of(options) for name in argument.names]
+
+
+def _check_options(options: Any, words: Sequence[str]) -> None:
+    """Raise UsageError if options of a command line are repeated or do not go together."""
+    arguments = options_of(options)
+    given = given_options(arguments, words)
+    rules = getattr(options, "option_rules", OptionRules())
+    if problem := repeated_problem(arguments, given) or rules.problem(given):
+        raise UsageError(problem)
 
 
 def _is_positional(argument: Argument) -> bool:
@@ -276,7 +290,7 @@ def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:
         help=help_text,
         help_format="plaintext",
         version_flags=[],
-        default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; of a repeated option, the last
+        default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; _check_options refuses
     )
     app.help_formatter = PlainHelp(app, groups)
     return app

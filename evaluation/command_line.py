@@ -1,13 +1,14 @@
 """Commands of `evaluate.py`: the options of each, and its registration. Importing this is quick: no torch."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import ValueCheck, integer, number
+from common.option_rules import OptionRules
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
@@ -74,6 +75,7 @@ class GenerationOptions(ModelOptions):
 class SampleCommand(GenerationOptions):
     """Sample text of any length after a prompt."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(needs={"--against": "--trace"})
     samples: Annotated[int, option("number of texts", "N", check=COUNT)] = 1
     trace: Annotated[bool, option("then print which parts of each text stand in the training data")] = False
     against: Annotated[
@@ -104,6 +106,10 @@ class ServeCommand(ModelOptions):
 class LossCommand(MeasureOptions):
     """Held-out loss in nats per token and bits per byte, with standard errors."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        excludes=dict.fromkeys(("--split", "--from", "--count"), "--range"),
+        reasons=dict.fromkeys(("--split", "--from", "--count"), "a published range has its own split, start and count"),
+    )
     tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
     name: Annotated[
         RangeName | None,
@@ -156,10 +162,17 @@ class InstructCommand(MeasureOptions):
     keep: Annotated[Path | None, option("keep the run of each fine-tuning in DIR", "DIR")] = None
 
 
+OF_JUDGE = (  # without one there are only scores that need none
+    *("--base-url", "--effort", "--orders", "--seed", "--concurrency", "--timeout", "--max-usd", "--prices"),
+    *("--retry-wrong", "--allow-left-out", "--verdicts"),
+)
+
+
 @attrs.frozen(kw_only=True)
 class JudgeCommand:
     """Have a language model score several models' answers side by side."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(needs=dict.fromkeys(OF_JUDGE, "--model"))
     answers: Annotated[
         tuple[str, ...], option("answer file, or MODEL for all of its own", name="ANSWERS...", required=True)
     ] = attrs.field(kw_only=False)
@@ -194,6 +207,7 @@ class CompareCommand:
 class ExportCommand:
     """Export a model to a directory that Hugging Face's libraries load as a class of their own."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(needs={"--private": "--push"})
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
     directory: Annotated[Path, option("output directory, new or empty", name="DIR")] = attrs.field(kw_only=False)
     checkpoint: Checkpoint = None

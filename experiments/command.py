@@ -3,18 +3,31 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import attrs
 
-from common.arguments import exclude_each_other, option
+from common.arguments import option
 from common.checks import integer
 from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
-from experiments.shared.training_jobs import PoolOptions
+from common.option_rules import OptionRules
+from common.quantities import dollars
+from experiments.shared.training_jobs import PoolOptions, describe_jobs
 from training.telemetry.budget import USD
 
 if TYPE_CHECKING:
     from experiments.shared.run_pool import RunPool
+
+
+POOL = "--at-once --ranks --device --price-per-hour --max-hours --max-usd"
+NEEDS = {"--max-usd": "--price-per-hour"}
+REASONS = {"--max-usd": "the price of the machine"}
+
+
+def _rules(more: str) -> OptionRules:
+    """Return the rules of an experiment that has options of its own; --dry-run shows what all of them would do."""
+    used = f"{POOL} {more}".rstrip()
+    return OptionRules(work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons=REASONS)
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +49,8 @@ class ExperimentCommand:
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         if self.dry_run:
-            print("\n".join(map(printable, [*plan, *([f"WARNING: {missing}"] if missing else [])])))
+            notes = [f"WARNING: {missing}"] if missing else []
+            print("\n".join(map(printable, [*plan, *describe_jobs(self.pool), *notes])))
             return None
         if missing is not None:
             raise BadInput(missing)
@@ -63,15 +77,21 @@ class FileCommand(ExperimentCommand):
 class SweepCommand(FileCommand):
     """Train variants of a run over seeds, and tell differences from luck."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        work="training",
+        uses=f"{POOL} --output",
+        modes={
+            "--dry-run": f"{POOL} --output",
+            "--print-commands": "--output --ranks --device",
+            "--collect": "--output --ranks --device",
+        },
+        needs=NEEDS,
+        reasons=REASONS,
+    )
     print_commands: Annotated[
         bool, option("write the run directories and print a command for each run, for Slurm or several machines")
     ] = False
     collect: Annotated[bool, option("print the table of what is there; train nothing")] = False
-
-    def __attrs_post_init__(self) -> None:
-        exclude_each_other(
-            {"--dry-run": self.dry_run, "--print-commands": self.print_commands, "--collect": self.collect}
-        )
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
@@ -110,6 +130,7 @@ class SweepCommand(FileCommand):
 class LadderCommand(FileCommand):
     """Train small sizes of a run, fit a loss law, and forecast the run's loss."""
 
+    option_rules: ClassVar[OptionRules] = _rules("--output --best-for")
     best_for: Annotated[
         float | None, option("print the best size for this much money, too, on each machine", "USD", check=USD)
     ] = None
@@ -128,6 +149,8 @@ class LadderCommand(FileCommand):
         check_results(ladder.output, "ladder")
         check_forecast(ladder.target.directory)
         plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
+        if self.best_for is not None:
+            plan.append(f"then the best size for {dollars(self.best_for)} on each machine")
         try:
             return self.execute(ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=self.best_for))
         except NoForecast:  # those of an earlier call hold no more
@@ -144,6 +167,7 @@ REVISION = "a git revision, or . for the working tree"
 class TrialCommand(ExperimentCommand):
     """Train a run with the code of two commits over seeds, and judge the change."""
 
+    option_rules: ClassVar[OptionRules] = _rules("--pairs")
     base: Annotated[str, option(f"what to compare with: {REVISION}", name="BASE")] = attrs.field(kw_only=False)
     candidate: Annotated[str, option(f"the change: {REVISION}", name="CANDIDATE")] = attrs.field(kw_only=False)
     run_directory: Annotated[Path, option("run directory; each commit trains its own", name="RUN")] = attrs.field(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import attrs
 
@@ -14,6 +14,7 @@ from common.checks import number
 from common.errors import BadInput, printable
 from common.files import check_replaceable, replace_file, writing
 from common.installation import keep_logs_only
+from common.option_rules import OptionRules
 from training.checkpoints.directory import checkpoints_of, steps_in
 from training.supervision.run_lock import EXIT_FILE, is_locked
 from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
@@ -30,6 +31,12 @@ SECONDS = number(0, 1e6, above=True, example="30")
 class ReportCommand:
     """Write one HTML file about runs: curves, cost, samples, differences."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        work="the page",
+        uses="--output --no-samples --watch --every",
+        modes={"--to": "--project --watch --every", "--reference": ""},
+        needs={"--every": "--watch", "--project": "--to=wandb --to=trackio"},
+    )
     runs: Annotated[tuple[Path, ...], option("run, or folder of runs", name="RUN...", required=True)] = attrs.field(
         kw_only=False
     )
@@ -56,14 +63,6 @@ class ReportCommand:
     ] = None
 
     def __attrs_post_init__(self) -> None:
-        if self.every is not None and not self.watch:
-            raise UsageError("--every goes with --watch")
-        if self.project is not None and self.to not in ("wandb", "trackio"):
-            raise UsageError("--project goes with --to wandb or --to trackio")
-        if self.to is not None and (self.output is not None or self.no_samples):
-            raise UsageError("--to writes no page: leave out --output and --no-samples")
-        if self.reference is not None and (self.to or self.output or self.watch or self.no_samples):
-            raise UsageError("--reference writes no page: leave out --to, --output, --watch and --no-samples")
         if file := next(filter(Path.is_file, self.runs), None):
             raise UsageError(
                 f"RUN...: {file} is a file, wanted a directory; of a sweep or a ladder: {file.with_suffix('')}"

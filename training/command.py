@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, exclude_each_other, option
+from common.arguments import UsageError, option
 from common.checks import integer, number
 from common.errors import BadInput, Diverged
 from common.files import system_error
+from common.option_rules import OptionRules
 from training.launch import environment_rank, environment_world_size, job_seconds
 from training.telemetry.budget import USD, Budget
 
@@ -50,6 +51,10 @@ with --write it changes one number in train.json; otherwise it writes nothing.
 Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
+OF_TRAINING = (  # options of train.py
+    "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps --hash-every "
+    "--price-per-hour --max-hours --max-usd --then"
+)
 COUNT, WORLD_SIZE = integer(1), integer(1, 1 << 20)
 LINK = number(0, 1e6, above=True, example="12.5")
 RATE = number(0, 60, above=True, example="0.5")
@@ -134,6 +139,26 @@ class TrainCommand:
         "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
     keys_of_set = staticmethod(settable_keys)
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        work="training",
+        uses=OF_TRAINING,
+        modes={
+            "--keys": "",
+            "--dry-run": f"{OF_TRAINING} --world-size",  # it shows what the same command line would do without it
+            "--plan": "--like --set --token-files --resume --init-from --price-per-hour --machines --machine --nodes "
+            "--node-link --preemptions",
+            "--preflight": "--like --set --token-files --init-from --resume --device",
+            "--find-max-microbatch": "--like --set --token-files --init-from --device --write",
+            "--replay": "--set --token-files --follow --init-from --device",
+            "--look": "--set --token-files --init-from --device --rank --html",
+        },
+        needs={"--max-usd": "--price-per-hour"},
+        reasons={
+            "--world-size": "torchrun sets the world size of a run",
+            "--nodes": "torchrun sets the nodes of a run",
+            "--max-usd": "the price of the machine",
+        },
+    )
     run: RunDirectory = attrs.field(kw_only=False)
     options: Options = attrs.field(factory=Options)
     like: Annotated[
@@ -147,7 +172,9 @@ class TrainCommand:
     ] = None
     keys: Annotated[bool, option("without RUN: print all keys of model.json and train.json and exit")] = False
     overrides: Overrides = ()
-    dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
+    dry_run: Annotated[
+        bool, option("print the arithmetic of the run, and what the other options would do, and exit; needs no GPU")
+    ] = False
     world_size: Annotated[
         int | None, option("with --dry-run: ranks to plan for; default: tensor_parallel", "N", check=WORLD_SIZE)
     ] = None
@@ -186,34 +213,24 @@ class TrainCommand:
     html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
-        options, budget = self.options, self.options.budget
-        exclude_each_other(
-            {
-                "--dry-run": self.dry_run,
-                "--plan": self.plan,
-                "--preflight": self.preflight,
-                "--find-max-microbatch": self.find_max_microbatch,
-                "--replay": options.replay is not None,
-                "--look": self.look is not None,
-            }
-        )
+        options = self.options
+        fitted = {"--token-files": options.token_files, "--init-from": options.init_from}  # by --like
+        fitted = {name: value for name, value in fitted.items() if value is not None and self.like is None}
         for given, holds, problem in (
             (self.keys, False, "--keys goes alone, without RUN: python train.py --keys"),
-            (self.write, self.find_max_microbatch, "--write goes with --find-max-microbatch"),
-            (self.world_size, self.dry_run, "--world-size goes with --dry-run; torchrun sets the world size of a run"),
-            (self.machines or self.machine, self.plan, "--machines and --machine go with --plan"),
-            (options.then is not None, self.trains, "--then goes with training"),
-            (self.preemptions is not None, self.plan, "--preemptions goes with --plan"),
-            (self.nodes > 1, self.plan, "--nodes goes with --plan; torchrun sets the nodes of a run"),
             (self.nodes > 1, self.node_link, "--nodes and --node-link go together"),
             (self.node_link, self.nodes > 1, "--nodes and --node-link go together"),
-            (self.rank is not None or self.html, self.look, "--rank and --html go with --look"),
             (
-                options.resume != "auto",
-                self.look is None and options.replay is None,
-                "--resume has no effect on --replay and --look: they choose the checkpoint before their first step",
+                self.plan and options.resume != "auto",
+                options.init_from is not None,
+                "--resume with --plan needs --init-from: a plan is of the whole run, wherever it resumes",
             ),
-            (budget.max_usd, options.price_per_hour, "--max-usd needs --price-per-hour, the price of the machine"),
+            (
+                self.preflight or self.find_max_microbatch,
+                not fitted,
+                f"{' and '.join(fitted)} with {'--preflight' if self.preflight else '--find-max-microbatch'} needs "
+                "--like, which fits a new run to it: nothing else here reads tokens or weights",
+            ),
         ):
             if given and not holds:
                 raise UsageError(problem)
@@ -230,6 +247,11 @@ class FindCommand:
     """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
 
     keys_of_set = staticmethod(settable_keys)
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        work="a search",
+        uses="--set --world-size --device --write --probe",
+        modes={"--predict": "--set --world-size --machines"},
+    )
     run: RunDirectory = attrs.field(kw_only=False)
     predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
@@ -240,13 +262,6 @@ class FindCommand:
     overrides: Overrides = ()
     device: Device = None  # cpu: a dry trial
     probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
-
-    def __attrs_post_init__(self) -> None:
-        if self.predict is not None and self.write:
-            raise UsageError("--write goes with a search, not with --predict")
-        if self.machines is not None and self.predict is None:
-            raise UsageError("--machines goes with --predict")
-        exclude_each_other({"--predict": self.predict is not None, "--device": self.device is not None})
 
 
 def describe_error(error: Exception, run: "Run | None") -> str | None:

@@ -45,8 +45,6 @@ GO_TEMPLATES = {
 
 def run(command: ExportCommand) -> None:
     keep_logs_only()
-    if command.private and command.push is None:
-        raise BadInput("--private: applies to --push, which is missing")
     repository = None if command.push is None else command.push.removeprefix(HUB)
     check_names(repository or "owner/name", command.license)
     if repository is not None:

@@ -61,8 +61,6 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
         if not isinstance(directory, Path | str):  # several, or none
             raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
         span = choose_range(Path(directory), command.split or "validation", command.start, command.count, places)
-    elif (command.split, command.start, command.count) != (None, None, None):
-        raise BadInput(f"--range {command.name}: tells split, start and count; leave out --split, --from, --count")
     else:
         span = choose_named(command.name, command.tokens, places)
     for place in places:

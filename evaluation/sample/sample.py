@@ -19,8 +19,6 @@ SHOWN_RUNS = 10  # runs
 
 
 def run(command: SampleCommand) -> None:
-    if command.against and not command.trace:
-        raise BadInput("--against: applies to --trace, which is not given")
     prompt = read_prompt(command.prompt)
     trained = load_for_generation(command)
     print_samples(trained, command, prompt, training_data(trained, command.against) if command.trace else [])

@@ -7,9 +7,10 @@ from typing import Annotated
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option
+from common.arguments import option
 from common.checks import integer
-from common.errors import BadInput
+from common.errors import BadInput, either
+from common.quantities import dollars
 from training.command import WORLD_SIZE, Device
 from training.telemetry.budget import MOST_HOURS, USD, Budget
 
@@ -33,10 +34,6 @@ class PoolOptions:
     device: Device = None
     price_per_hour: Annotated[float | None, option("price of the machine", "USD", check=USD)] = None
     budget: Budget = attrs.field(factory=Budget)
-
-    def __attrs_post_init__(self) -> None:
-        if self.budget.max_usd is not None and self.price_per_hour is None:
-            raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
 
 
 @attrs.frozen
@@ -66,6 +63,23 @@ class PoolDevices:
     def environment(self, devices: list[str]) -> dict[str, str]:
         """Return the environment variables of a job that has these devices."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.gpus else {"OMP_NUM_THREADS": "1"}
+
+
+def describe_jobs(options: PoolOptions) -> list[str]:
+    """Return how this machine would train the runs, for --dry-run: side by side, and within which limits."""
+    lines, budget = [], options.budget
+    try:
+        devices = PoolDevices.of(options)
+        ranks = f"{devices.ranks} rank{'s' * (devices.ranks > 1)}"
+        where = f"{len(devices.gpus)} GPU{'s' * (len(devices.gpus) > 1)}" if devices.gpus else "the CPU"
+        lines.append(f"at most {devices.at_once} at a time, each with {ranks}, on {where} of this machine")
+    except BadInput as error:
+        lines.append(f"NOTE: {error}")
+    limits = [] if budget.max_hours is None else [f"{budget.max_hours:g} hours"]
+    limits += [] if budget.max_usd is None else [dollars(budget.max_usd)]
+    if limits:
+        lines.append(f"stops before {either(limits)}, earlier calls of this experiment included")
+    return lines
 
 
 def train_command(

@@ -1,5 +1,6 @@
 """Batch of a step as text: sequences' sources and token losses, rebuilt from the run's record without any lock."""
 
+import json
 import math
 import os
 import re
@@ -33,7 +34,7 @@ from training.checkpoints.run_record import RESOLVED, RunRecord, make_record
 from training.checkpoints.saved_state import find_before
 from training.command import TrainCommand
 from training.config.batch_plan import make_plan
-from training.config.train_config import Run
+from training.config.train_config import KEYS, Run, resolve_spelling
 from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.hardware.usable_gpus import choose_device
@@ -71,6 +72,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     if record is None:
         absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
         raise BadInput(*[note.removeprefix("NOTE: ") for note in notes] or [absent])
+    check_overrides(run, record, command.overrides)
     step, model = command.look or 0, ModelConfig(**record.model)
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]
@@ -108,6 +110,26 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     elif not whole:
         print("the whole text: --html FILE; of one rank: --rank R")
     return EXIT_DONE
+
+
+def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> None:
+    """Raise BadInput if --set asks for other values than those that were trained: --look would not use them.
+
+    Only the dataset is taken from the command line, because it may have moved.
+    """
+    values = {"model": attrs.asdict(run.model), "train": run.train.flat()}
+    recorded = {"model": record.model, "train": record.train}
+    problems = []
+    for text in overrides:
+        section, key = resolve_spelling(text.partition("=")[0])
+        trained = recorded[section].get(key, KEYS[section][key].default)
+        if key != "dataset" and json.dumps(values[section][key]) != json.dumps(trained):
+            shown = f"it was trained with {json.dumps(trained)}"
+            problems.append(
+                f"--set {text}: has no effect on --look, which shows what was trained: {shown}; leave it out"
+            )
+    if problems:
+        raise BadInput(*problems)
 
 
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:

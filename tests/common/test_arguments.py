@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import attrs
 import pytest
 
-from common.arguments import UsageError, arguments_of, option, option_names, parse
+from common.arguments import UsageError, arguments_of, option, option_names, options_of, parse
 from common.checks import integer
 from common.errors import EXIT_USAGE
+from common.option_rules import given_options, repeated_problem
 from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
 from experiments.command import LadderCommand, SweepCommand, TrialCommand
 from reporting.command import ReportCommand
@@ -54,8 +55,8 @@ def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: 
 def test_a_command_line_becomes_its_class() -> None:
     assert parsed("a", "--count", "4", "b") == Example(("a", "b"), count=4)
     assert parsed("--span", "2", "5", "a").span == (2, 5)
-    repeated = parsed("a", "--set", "x=1", "--set=y=2", "--count=1", "--count", "2")
-    assert repeated == Example(("a",), marks=("x=1", "y=2"), count=2)
+    assert parsed("a", "--set", "x=1", "--set=y=2") == Example(("a",), marks=("x=1", "y=2"))
+    assert parsed("a", "--device=cpu", "--fast", "--fast").fast  # a flag says the same each time
     assert parsed("--", "-a").names == ("-a",)
     assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are no UTF-8 survive
 
@@ -77,6 +78,11 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--count", ""], "--count: got '', wanted an integer"),
         (["a", "--fast=maybe"], "--fast: got 'maybe', wanted no value"),
         (["a", "--fast"], "--fast needs --device"),
+        (["a", "--count=1", "--count", "2"], "--count: got '1' and '2', wanted it once; see --help"),
+        (["a", "--device=cpu", "--device=cpu"], "--device: got 'cpu' and 'cpu', wanted it once"),
+        (["a", "--span", "1", "2", "--span", "3", "4"], "--span: got '1 2' and '3 4', wanted it once"),
+        (["--set=--count", "a", "--count=1", "--count=2", "--count=3"], "--count: got '1' and '2' and '3', wanted"),
+        (["a", "--fast", "--fast=no"], "--fast: got '' and 'no', wanted it once"),
         (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
         (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
     ],
@@ -203,6 +209,53 @@ def test_every_usage_error_of_every_command_is_ours(
     )
     if strange is not None:
         assert f"{strange}: unknown option; " in said(f"{strange}=1")
+
+
+@pytest.mark.parametrize(("script", "command"), PAIRS)
+def test_no_command_takes_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = options_of(SCRIPTS[script][command])
+    repeatable = [one for one in options if one.hint is not bool and not one.token_count()[1]]
+    for one in repeatable:
+        values = ["1 2", "3 4"] if one.token_count()[0] == 2 else ["1", "3"]
+        words = [word for value in values for word in (one.name, *value.split())]
+        got = f"{one.name}: got {values[0]!r} and {values[1]!r}, wanted it once"
+        assert repeated_problem(options, given_options(options, words)) == got
+    places = [one.name for one in repeatable if "str" in str(one.hint) or "Path" in str(one.hint)]
+    for name in places[:1]:  # the rule is part of each command
+        positional = [one for one in arguments_of(SCRIPTS[script][command]) if one.name.strip("-.").isupper()]
+        needed = [f"{one.name}={'999' if 'int' in str(one.hint) else 'x'}" for one in options if one.required]
+        words = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional)), *needed]
+        words = [word for word in words if not word.startswith(f"{name}=")]
+        line = usage_error(script, [*words, name, "a.json", f"{name}=b.json"], capsys)
+        assert f"{name}: got 'a.json' and 'b.json', wanted it once" in line
+
+
+RULES = [(script, command) for script, command in PAIRS if hasattr(SCRIPTS[script][command], "option_rules")]
+
+
+@pytest.mark.parametrize(("script", "command"), RULES)
+def test_rules_name_all_options_of_a_command(script: str, command: str) -> None:
+    """An option that is added must be placed in the table of modes, and one that is removed taken out."""
+    rules, names = SCRIPTS[script][command].option_rules, {one.name for one in options_of(SCRIPTS[script][command])}
+    placed = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
+    conditions = " ".join([*rules.needs.values(), *rules.excludes.values()]).split()
+    named = {*placed, *rules.needs, *rules.excludes, *rules.reasons, *(one.partition("=")[0] for one in conditions)}
+    assert named <= names and (not rules.modes or placed == names)
+    choices = {one.name: one.get_choices(force=True) for one in options_of(SCRIPTS[script][command])}
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        assert not equals or value in choices[name], condition
+
+
+@pytest.mark.parametrize(("script", "command"), RULES)
+def test_an_option_without_effect_is_refused(script: str, command: str) -> None:
+    """Of each mode, with each other option: one line names both, unless the mode uses it."""
+    rules = SCRIPTS[script][command].option_rules
+    for mode, uses in rules.modes.items():
+        for name in {one.name for one in options_of(SCRIPTS[script][command])} - {mode, *uses.split()}:
+            line = rules.problem({name: ["1"], mode: ["1"]})
+            assert line is not None and mode in line and name in line
+            assert ("exclude each other" if name in rules.modes else f"{name} goes with ") in line
 
 
 def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:

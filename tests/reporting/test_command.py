@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.arguments import UsageError
-from common.errors import BadInput
+from common.arguments import parse
+from common.errors import EXIT_USAGE, BadInput
 from reporting.command import ReportCommand, watch
 from reporting.samples.sample_log import read_samples
 from tests import launch
@@ -20,25 +20,26 @@ from tests.training.supervision.runs import start
 from training.supervision.run_lock import is_locked, take_run_lock
 from training.telemetry.metrics_log import METRICS, REPORT
 
-A, B = Path("a"), Path("b")
-
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("words", "problem"),
     [
-        ({"every": 5.0}, "--every goes with --watch"),
-        ({"project": "x"}, "--project goes with"),
-        ({"project": "x", "to": "tensorboard"}, "--project goes with"),
-        ({"output": B, "to": "trackio"}, "leave out --output"),
-        ({"no_samples": True, "to": "trackio"}, "leave out --output and --no-samples"),
-        ({"no_samples": True, "reference": B}, "--reference writes no page: leave out .* --watch and --no-samples"),
-        ({"runs": (A, B, Path("b/../a"))}, "a and b/../a are one run"),
-        ({"runs": (Path(__file__),)}, "is a file, wanted a directory; of a sweep or a ladder: .*/test_command$"),
+        ("a --every 5", "--every needs --watch"),
+        ("a --project x", "--project goes with --to, not with the page"),
+        ("a --project x --to tensorboard", "--project needs --to wandb or --to trackio"),
+        ("a --output b --to trackio", "--output goes with the page, not with --to"),
+        ("a --no-samples --to trackio", "--no-samples goes with the page, not with --to"),
+        ("a --no-samples --reference b", "--no-samples goes with the page, not with --reference"),
+        ("a --watch --reference b", "--watch goes with the page or --to, not with --reference"),
+        ("a --to wandb --reference b", "--to and --reference exclude each other"),
+        ("a b b/../a", "a and b/../a are one run"),
+        (__file__, "is a file, wanted a directory; of a sweep or a ladder: "),
     ],
 )
-def test_what_would_do_nothing_is_a_usage_error(options: dict[str, object], problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        ReportCommand(**({"runs": (A,)} | options))  # type: ignore[arg-type]
+def test_what_would_do_nothing_is_a_usage_error(words: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("report.py", ReportCommand, words.split())
+    assert ended.value.code == EXIT_USAGE and problem in capsys.readouterr().err
 
 
 def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_has_ended(tmp_path: Path) -> None:

@@ -20,14 +20,15 @@ def test_options_of_a_job_arrive_typed() -> None:
     command = parsed(
         *("r", "--set", "a=1", "--set=b=2", "--token-files", "t", "--follow", "--device=cpu"),
         *("--max-steps", "3", "--price-per-hour", "14.32", "--max-usd", "5", "--max-hours", "0.5", "--hash-every", "2"),
-        *("--allow-numerics-drift", "--replay", "3", "5"),
+        "--allow-numerics-drift",
     )
     options = command.options
     assert (command.run, command.overrides, options.token_files) == (Path("r"), ("a=1", "b=2"), Path("t"))
     assert (options.follow, options.device, options.max_steps) == (True, "cpu", 3)
     assert (options.price_per_hour, options.budget) == (14.32, Budget(max_hours=0.5, max_usd=5.0))
-    assert (options.hash_every, options.allow_numerics_drift, options.replay) == (2, True, (3, 5))
-    assert not command.trains  # a replay writes nothing
+    assert (options.hash_every, options.allow_numerics_drift) == (2, True) and command.trains
+    replay = parsed("r", "--replay", "3", "5")
+    assert replay.options.replay == (3, 5) and not replay.trains  # it writes nothing
     assert parsed("r", "--resume", "never").options.resume == "never"
 
 
@@ -65,14 +66,26 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "said"),
     [
         (["--world-size", "2"], "--world-size goes with --dry-run"),
-        (["--machines", "x"], "--machines and --machine go with --plan"),
-        (["--machine", "x"], "--machines and --machine go with --plan"),
+        (["--machines", "x"], "--machines goes with --plan, not with training"),
+        (["--machine", "x"], "--machine goes with --plan, not with training"),
         (["--nodes", "2", "--node-link", "50"], "--nodes goes with --plan"),
         (["--plan", "--then", "true"], "--then goes with training"),
         (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
         (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
-        (["--replay", "1", "2", "--resume", "never"], "--resume has no effect on --replay and --look"),
-        (["--look", "2", "--resume", "best"], "--resume has no effect on --replay and --look"),
+        (["--replay", "1", "2", "--resume", "never"], "--resume goes with training, --dry-run, --plan or"),
+        (
+            ["--look", "2", "--resume", "best"],
+            "--resume goes with training, --dry-run, --plan or --preflight, not with",
+        ),
+        (["--plan", "--resume", "never"], "--resume with --plan needs --init-from"),
+        (
+            ["--preflight", "--init-from", "m", "--token-files", "t"],
+            "--token-files and --init-from with --preflight need",
+        ),
+        (["--find-max-microbatch", "--token-files", "t"], "--token-files with --find-max-microbatch needs --like"),
+        (["--preflight", "--max-steps", "3"], "--max-steps goes with training or --dry-run, not with --preflight; see"),
+        (["--plan", "--device", "cpu"], "--device goes with training, --dry-run, --preflight, --find-max-microbatch, "),
+        (["--replay", "1", "2", "--max-hours", "3"], "--max-hours goes with training or --dry-run, not with --replay"),
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
         (
             ["--price-per-hour", "$14"],
@@ -82,12 +95,12 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted an integer"),
         (["--began", "1"], "--began: unknown option"),
         (["--predict", "l4", "--write"], "--write goes with a search, not with --predict"),
-        (["--device", "cpu", "--machines", "m.json"], "--machines goes with --predict"),
+        (["--device", "cpu", "--machines", "m.json"], "--machines goes with --predict, not with a search"),
         (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted an integer of at least 1"),
     ],
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    find = "--predict" in words or "--device" in words
+    find = "--predict" in words or words[0] == "--device"
     with pytest.raises(SystemExit) as ended:
         find_parsed("r", *words) if find else parsed("r", *words)
     [line] = capsys.readouterr().err.splitlines()
@@ -120,4 +133,4 @@ def test_keys_go_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_prediction_takes_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("find_batch_size.py", FindCommand, ["runs/x", "--predict", "a100-40gb", "--device", "cpu"])
-    assert "--predict and --device exclude each other" in capsys.readouterr().err
+    assert "--device goes with a search, not with --predict" in capsys.readouterr().err

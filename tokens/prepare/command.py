@@ -2,19 +2,21 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import attrs
 
 from common.arguments import UsageError, option
 from common.checks import integer, number
 from common.files import is_bucket
+from common.option_rules import OptionRules
 from common.remote_files import REMOTE
 from tokens.tokenizer.template import TURN_TOKENS
 
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
 SPECIAL = 1 + len(TURN_TOKENS)  # tokens of an own tokenizer: the end of text, turns of conversations
+TEXT_FIELD = "text"  # of a record, unless another one is named
 LARGEST_SAMPLE = (1 << 31) - 1  # the trainer counts pairs in 32 bits
 LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes: S3 copies no object of more than 5 GB to its final name
 
@@ -38,6 +40,13 @@ def _json_file(text: str) -> Path:
 class PrepareCommand:
     """Write train, validation and test token files and their manifest, in constant memory."""
 
+    option_rules: ClassVar[OptionRules] = OptionRules(
+        needs={"--ray-address": "--executor=ray"},
+        excludes={
+            "--workers": "--executor=inline --executor=ray",
+            "--split-seed": "--split=tail",
+        },
+    )
     sources: Annotated[
         tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
@@ -45,7 +54,7 @@ class PrepareCommand:
     tokenizer: Annotated[
         str, option("text to ids; or cl100k, o200k; FILE: .tiktoken, .model, .pkl, .json", "gpt2|bytes|chars|FILE")
     ] = "gpt2"
-    text_field: Annotated[str, option("field of records", "NAME")] = "text"
+    text_field: Annotated[str, option("field of records", "NAME")] = TEXT_FIELD
     separator: Annotated[
         str | None, option("text between documents of a file or record: '<|endoftext|>'", "TEXT", check=_separator)
     ] = None
@@ -77,7 +86,7 @@ class PrepareCommand:
             raise UsageError("--scratch: only for an output in a bucket")
         if (self.template is None) != (self.context_length is None):
             raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
-        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != "text"]
+        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != TEXT_FIELD]
         if self.template is not None and (any(others) or self.tokenizer == "chars"):
             unfit = "an output in a bucket, --separator, --text-field or --tokenizer chars"
             raise UsageError(f"--template {self.template}: does not go with {unfit}")
@@ -116,5 +125,5 @@ class TokenizerCommand:
     sample_bytes: Annotated[
         int, option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE))
     ] = 200_000_000
-    text_field: Annotated[str, option("field of records", "NAME")] = "text"
+    text_field: Annotated[str, option("field of records", "NAME")] = TEXT_FIELD
     separator: Annotated[str | None, option("text between the documents", "TEXT", check=_separator)] = None

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,12 +24,10 @@ from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 from tokens.format.header import readable_tokens
 from tokens.format.manifest import PLAN, RANKS_FILE, TokenizerRecord
+from tokens.prepare.command import TEXT_FIELD, PrepareCommand
 from tokens.tokenizer.loading import CHARACTERS, record_of
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
-
-if TYPE_CHECKING:
-    from tokens.prepare.command import PrepareCommand
 
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
@@ -168,7 +165,7 @@ def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
     return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 
 
-def settings_of(command: "PrepareCommand", tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
+def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
     record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
     recorded = {name: getattr(record, name) for name in RECORDED}
@@ -182,6 +179,9 @@ def settings_of(command: "PrepareCommand", tokenizer: Tokenizer, template: Templ
 def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
     """Cut the inputs into units of about `settings.unit_bytes`. Raises BadInput for inputs that cannot be read."""
     inputs = [item for source in sources for item in source.inputs]
+    if settings.text_field != TEXT_FIELD and all(item.path.endswith(TEXT_SUFFIXES) for item in inputs):
+        files = f"{len(inputs):,} file{'s' * (len(inputs) > 1)}"
+        raise BadInput(f"--text-field {settings.text_field}: got {files} of text without records; leave it out")
     units: list[list[Extent]] = []
     sizes: list[int] = []
     with ThreadPoolExecutor(16) as threads:  # the footers of remote Parquet files are slow to come

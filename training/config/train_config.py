@@ -253,19 +253,29 @@ def resolve_key(name: str) -> tuple[str, str]:
     return section or next((section for section in KEYS if key in KEYS[section]), "train"), key
 
 
+def resolve_spelling(name: str) -> tuple[str, str]:
+    """Return section and key, as `resolve_key`, in our spelling of the key."""
+    section, key = resolve_key(name)
+    return section, _SPELLINGS.get(key, key)
+
+
 def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:
     """Put the values of --set in place, of either spelling; return their keys, in order. Raises BadInput."""
-    overridden = []
+    overridden: list[str] = []
     for text in overrides:
         name, equals, value = text.partition("=")
         section, key = resolve_key(name)
         if not equals or not key or section not in values:
             raise BadInput(f"--set {quoted(text)}: wanted KEY=VALUE, train.KEY=VALUE or model.KEY=VALUE")
-        values[section].pop(_OTHER_SPELLINGS.get(key, ""), None)
+        other_spelling = _OTHER_SPELLINGS.get(key, "")
+        values[section].pop(other_spelling, None)
         try:
             values[section][key] = parse_json(value, kind=None)
         except ValueError:
             values[section][key] = value  # a bare word is a string
+        if repeated := [earlier for earlier in overridden if earlier in (key, other_spelling)]:
+            first = overrides[overridden.index(repeated[0])]
+            raise BadInput(f"--set: got {quoted(first)} and {quoted(text)}, wanted one value for {key}; give it once")
         overridden.append(key)
     return overridden
 

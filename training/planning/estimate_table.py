@@ -29,6 +29,7 @@ from training.data.verify_tokens import tokens_at_hand
 from training.initial_weights import InitialWeights, check_origin
 from training.parallel.process_group import RankGroup
 from training.planning.estimate import Offer, RunEstimate, make_estimate
+from training.planning.job_options import describe_options
 from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS, STATE_BYTES, MemoryModel
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
@@ -71,6 +72,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         plan = make_plan(run.train, run.model.context_length, ranks, lengths)
         lines = describe(run.model, run.train, plan)
         lines += describe_shards(MemoryModel.of(run.model, run.train, ranks)) if run.train.execution.shards > 1 else []
+        lines += describe_options(run, command, plan.steps)
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)
