@@ -8,6 +8,7 @@
 # make docs       documentation site, in .site/
 # make picture    the picture of the README, by two quickstart runs; needs Chromium
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
+# TEXT and RUN count only on the command line of make; if the environment has them, make train says so.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,14 +20,17 @@ export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 unexport PYTHONDONTWRITEBYTECODE # pytest's workers share what one has compiled
 
-.PHONY: train text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
+.PHONY: train environment text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
 TORCHRUN = $(BIN)/python -m training.supervision.torchrun
+# Programs export such common names for their own purposes.
+OF_ENVIRONMENT := $(foreach name,TEXT RUN,$(if $(filter environment,$(origin $(name))),$(name)))
+unexport $(OF_ENVIRONMENT)
 OWN := $(filter command,$(origin TEXT))
 AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
   print("make train", *words)'
 
-train: $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
+train: environment $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
 ifdef OWN
 	@set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); set -x; \
 	$(BIN)/python prepare_data.py "$$TEXT" --tokenizer bytes --output "token_files/$$name" \
@@ -46,6 +50,10 @@ NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEX
   name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
 NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
   "python evaluate.py chat $(1)" "python report.py $(1)" "$(2)"
+
+environment:
+	@$(foreach name,$(OF_ENVIRONMENT),echo "make: NOTE: $(name) of the environment is not used;" \
+	  "if you mean it: make train $(name)=..." >&2;) :
 
 no-run:
 	@[ -z "$(filter command,$(origin RUN))" ] || \

@@ -26,7 +26,7 @@ from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import ValueCheck
 from common.errors import EXIT_DONE, EXIT_USAGE, either, printable, quoted
-from common.option_rules import OptionRules, given_options, repeated_problem
+from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
@@ -212,7 +212,7 @@ def _check_options(options: Any, words: Sequence[str]) -> None:
     arguments = options_of(options)
     given = given_options(arguments, words)
     rules = getattr(options, "option_rules", OptionRules())
-    if problem := repeated_problem(arguments, given) or rules.problem(given):
+    if problem := repeated_problem(arguments, given) or rules.problem(without_false_flags(arguments, given)):
         raise UsageError(problem)
 
 

@@ -31,7 +31,6 @@ class OptionRules:
 
     def problem(self, given: Given) -> str | None:
         """Return what is wrong with the options of a command line, as one line; None if nothing is."""
-        given = {name: values for name, values in given.items() if values[-1].lower() not in FALSE}
         modes = [mode for mode in self.modes if mode in given]
         if len(modes) > 1:
             return f"{' and '.join(modes)} exclude each other; pass one of them"
@@ -96,6 +95,12 @@ def given_options(arguments: Iterable[Argument], words: Sequence[str]) -> dict[s
             value = " ".join(words[number + 1 : number + 1 + count])
         given.setdefault(argument.name, []).append(value)
     return given
+
+
+def without_false_flags(arguments: Iterable[Argument], given: Given) -> Given:
+    """Return the options of a command line without the flags that it sets to false."""
+    flags = {argument.name for argument in arguments if argument.hint is bool}
+    return {name: values for name, values in given.items() if name not in flags or values[-1].lower() not in FALSE}
 
 
 def repeated_problem(arguments: Iterable[Argument], given: Given) -> str | None:

@@ -20,7 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def start_training(
     processes that have imported torch already: by tests/launch.py, with other keywords of its `start`, too.
     """
     if not as_user:
-        return launch.start(script, str(run), "--device", "cpu", *options, ranks=ranks, **how)
+        return launch.start(script, str(run), *on_the_cpu(options), ranks=ranks, **how)
     return subprocess.Popen(
         train_command(run, *options, ranks=ranks, script=script, torchrun=torchrun),
         cwd=ROOT,
@@ -241,7 +241,12 @@ def train_command(
     launcher = [sys.executable]
     if ranks > 1 or torchrun:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*launcher, str(script), str(run), "--device", "cpu", *options]
+    return [*launcher, str(script), str(run), *on_the_cpu(options)]
+
+
+def on_the_cpu(options: Sequence[str]) -> list[str]:
+    """Return options of train.py with --device cpu, unless they name a device or plan for other machines."""
+    return [*options] if {"--device", "--plan"} & {*options} else ["--device", "cpu", *options]
 
 
 def in_terminal(command: list[str]) -> tuple[int, list[str]]:

@@ -32,6 +32,11 @@ def test_options_of_a_job_arrive_typed() -> None:
     assert parsed("r", "--resume", "never").options.resume == "never"
 
 
+def test_a_flag_that_is_false_chooses_no_mode() -> None:
+    assert parsed("r", "--plan=false", "--device=cpu", "--dry-run=no").trains
+    assert parsed("r", "--look", "3", "--rank", "0", "--write=0").rank == 0
+
+
 def test_defaults_train_and_resume() -> None:
     command = parsed("r")
     assert command.trains and command.options.resume == "auto" and command.options.budget == Budget()

@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 import pytest
 
+from common.arguments import parse
 from common.errors import BadInput
-from evaluation.command_line import RangeName
+from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss import token_range
 from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
@@ -48,9 +49,15 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
     write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
     command = ("loss", run, "--range", "fineweb-val-10m", "--tokens", tmp_path)
     assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*command)
-    assert "tells split, start and count; leave out --split, --from, --count" in refused(*command, "--from", "5")
     (tmp_path / "download.json").write_text(json.dumps({"dataset": "someone/else"}))
     assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*command)
+
+
+def test_a_range_takes_no_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("evaluate.py", {"loss": LossCommand}, ["loss", "m", "--range", "gpjt-test", "--from", "5"])
+    line = "--from does not go with --range: a published range has its own split, start and count"
+    assert line in capsys.readouterr().err
 
 
 def test_a_run_that_validated_on_the_range_is_measured_with_a_note(

@@ -64,7 +64,8 @@ def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
     assert re.match(r"trace: \d+ of 70 new tokens stand in the training data", own[0])
     words = ["sample", str(finished), "--device=cpu", "--prompt=x", "--tokens=2"]
     assert "trace: 0 of 2 new tokens" in launch.run(ROOT / "evaluate.py", *words, "--trace").stdout
-    assert "which is not given" in launch.run(ROOT / "evaluate.py", *words, "--against", str(tmp_path)).stderr
+    line = launch.run(ROOT / "evaluate.py", *words, "--against", str(tmp_path)).stderr
+    assert line == "evaluate.py: sample: --against needs --trace; see --help\n"
 
 
 def test_a_reader_that_leaves_ends_the_sample(finished: Path) -> None:

@@ -158,6 +158,11 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
     assert one_line(train(copied, "--look", "9")).endswith("--look 9: wanted a step from 1 to 8")
     assert "--rank 1: wanted 0 to 0" in one_line(train(copied, "--look", "8", "--rank", "1"))
     assert "the run has not begun" in one_line(train(make_run("new"), "--look", "1"))
+    other_rate = one_line(train(copied, "--look", "8", "--set", "dataset=moved", "--set", "learning_rate=0.5"))
+    assert (
+        "--set learning_rate=0.5: has no effect on --look, which shows what was trained: it was trained with 0.01"
+        in other_rate
+    )
     page = tmp_path / "mine.txt"
     page.write_text("mine")
     assert "is not a page of train.py --look" in one_line(train(copied, "--look", "8", "--html", str(page)))

@@ -30,6 +30,12 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "validation.safetensors").exists()
 
 
+def test_a_field_of_records_needs_records(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab")
+    with pytest.raises(BadInput, match="--text-field content: got 1 file of text without records; leave it out"):
+        write(tmp_path / "out", tmp_path / "a.txt", text_field="content")
+
+
 def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
     written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
     assert read_manifest(tmp_path / "out") == written

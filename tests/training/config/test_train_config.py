@@ -1,6 +1,7 @@
 """Run directories: ours and the public ones load; anything wrong is named by file and key."""
 
 import json
+import re
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -192,6 +193,20 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
     for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
         with pytest.raises(BadInput, match=r"wanted KEY=VALUE, train\.KEY=VALUE or model\.KEY=VALUE"):
             load_run(directory, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("n_layers=3", "model.n_layers=4"), "n_layers"),
+        (("microbatch_size=2", "dataset=x", "minibatch_size=2"), "minibatch_size"),
+    ],
+)
+def test_set_takes_a_key_once(tmp_path: Path, overrides: tuple[str, ...], key: str) -> None:
+    directory = write_run(tmp_path / "r", Path("x"))
+    line = f"--set: got '{overrides[0]}' and '{overrides[-1]}', wanted one value for {key}; give it once"
+    with pytest.raises(BadInput, match=re.escape(line)):
+        load_run(directory, overrides)
 
 
 def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:

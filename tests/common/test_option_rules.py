@@ -1,0 +1,51 @@
+"""Rules of options: modes, what an option needs, and what leaves it without an effect."""
+
+import pytest
+
+from common.option_rules import OptionRules
+
+RULES = OptionRules(
+    work="training",
+    uses="--steps --device --limit --price",
+    modes={"--plan": "--steps --machine", "--show": "--steps"},
+    needs={"--limit": "--price"},
+    reasons={"--machine": "others are rented"},
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--steps --device", None),
+        ("--plan --machine", None),
+        ("--plan --show", "--plan and --show exclude each other; pass one of them"),
+        ("--device --show", "--device goes with training, not with --show"),
+        ("--machine", "--machine goes with --plan, not with training: others are rented"),
+        ("--limit", "--limit needs --price"),
+        ("--limit --price", None),
+        (
+            "--device --machine --show",
+            "--device goes with training, not with --show; --machine goes with --plan, not with --show: others are "
+            "rented",
+        ),
+    ],
+)
+def test_modes_refuse_what_they_do_not_use(words: str, problem: str | None) -> None:
+    assert RULES.problem({name: ["0"] for name in words.split()}) == problem
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"--to": ["wandb"], "--project": ["x"]}, None),
+        ({"--to": ["disk"], "--project": ["x"]}, "--project needs --to wandb or --to trackio"),
+        ({"--workers": ["2"], "--where": ["ray"]}, "--workers does not go with --where ray"),
+        ({"--workers": ["2"], "--where": ["here"]}, None),
+        ({"--workers": ["2"]}, None),
+    ],
+)
+def test_a_value_may_decide_what_goes_together(given: dict[str, list[str]], problem: str | None) -> None:
+    rules = OptionRules(
+        needs={"--project": "--to=wandb --to=trackio"}, excludes={"--workers": "--where=inline --where=ray"}
+    )
+    assert rules.problem(given) == problem
