@@ -87,9 +87,9 @@ def parse(
             refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
         if words[0] not in commands and words[0] not in HELP_WORDS:
             refuse(script, _unknown_command(script, words[0], commands))
-        for name, command in commands.items():
-            app.command(_app(name, command.__doc__ or "", {}), name=name)
-            app[name].default(command)
+        for name in [words[0]] if words[0] in commands else commands:  # to assemble a command takes milliseconds
+            app.command(_app(name, commands[name].__doc__ or "", {}), name=name)
+            app[name].default(commands[name])
     try:
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         options = commands if isinstance(commands, type) else commands.get(words[0])
