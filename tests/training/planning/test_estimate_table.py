@@ -113,7 +113,7 @@ def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_th
     assert [cells[0] for cells in rows(lines[first:])] == ["8xh100-80gb"]
     assert row[:2] == ["8xa100-40gb", "ddp/4"] and row[-1] == "fsdp/4 ddp/4"
     assert any("else fsdp/1 is the cheapest by the estimate" in line for line in lines)
-    shared = load_run(ROOT / "runs" / "8xa100", [*settings, "tensor_parallel=4", "parallel=ddp", "loss_chunks=8"])
+    shared = load_run(ROOT / "runs" / "8xa100", [*settings[:-1], "tensor_parallel=4", "parallel=ddp", "loss_chunks=8"])
     prices = read_machines(MACHINES, ["8xh100-80gb", "1xh100-80gb"])
     lines = describe_estimate(estimate(shared, prices))
     assert [row[0] for row in rows(lines)] == ["8xh100-80gb"] and any(" x world size 8" in line for line in lines)
