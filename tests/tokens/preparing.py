@@ -77,7 +77,8 @@ def succeed(command: list[str], *options: str | Path, **environment: str) -> "su
 
 
 PIPES: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
+FRACTION = ("--validation-fraction", "0.02")
+COMMAND = (*FRACTION, "--unit-bytes", "100000")
 
 
 def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str) -> None:
@@ -89,7 +90,7 @@ def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], 
         options = draw.choice(ways)
         command = [*PREPARE, *sources, "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
         before = ledger_lines(out)
-        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
+        process = subprocess.Popen([*command, *FRACTION, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
         if hits == kills:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors

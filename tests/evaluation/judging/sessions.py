@@ -72,9 +72,11 @@ class Sessions:
         return self.files[0].parent.parent / "evaluations.jsonl"
 
     def command(self, *options: str, files: list[Path] | None = None) -> list[str]:
-        fixed = ["--model", "scripted", "--base-url", self.server.url, "--verdicts", str(self.store)]
-        prices = str(self.folder / "prices.json")
-        return ["judge", *map(str, files or self.files), *fixed, "--prices", prices, *options]
+        usual = {"--model": "scripted", "--base-url": self.server.url, "--verdicts": str(self.store)}
+        usual["--prices"] = str(self.folder / "prices.json")
+        given = {option.partition("=")[0] for option in options}
+        fixed = [word for name, value in usual.items() if name not in given for word in (name, value)]
+        return ["judge", *map(str, files or self.files), *fixed, *options]
 
     def run(self, *options: str, files: list[Path] | None = None) -> Any:
         """Run evaluate.py to its end, in this process."""

@@ -16,7 +16,18 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import ROOT, one_line, shared, slow
 from tests.tokens.documents.reading import SETTINGS
-from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, succeed, wait_for_lines, write
+from tests.tokens.preparing import (
+    COMMAND,
+    FRACTION,
+    PREPARE,
+    files_of,
+    jsonl,
+    ledger_lines,
+    run,
+    succeed,
+    wait_for_lines,
+    write,
+)
 from tests.walks import children, kill
 from tokens.documents.inputs import Problems
 from tokens.prepare import executors
@@ -75,7 +86,7 @@ def gpt2_command(corpus: Path, out: Path) -> list[str]:
 def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
-    options = ("--workers", str(workers), *COMMAND, "--unit-bytes", str(unit_bytes))
+    options = ("--workers", str(workers), *FRACTION, "--unit-bytes", str(unit_bytes))
     succeed(PREPARE, *gpt2_command(corpus, tmp_path / "out")[2:], *options)
     assert files_of(tmp_path / "out") == undisturbed
 
@@ -99,7 +110,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     command = gpt2_command(corpus, tmp_path / "out")
     # As from a terminal: what a shell starts in the background ignores Ctrl-C.
     obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    command += [*COMMAND, "--unit-bytes", "3000"]
+    command += [*FRACTION, "--unit-bytes", "3000"]
     for _ in range(5):
         obeying = [sys.executable, "-c", obey, *command, *executor]
         process = subprocess.Popen(obeying, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
