@@ -30,6 +30,12 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "validation.safetensors").exists()
 
 
+def test_a_tail_with_an_older_seed_is_resumed(tmp_path: Path) -> None:
+    source, tail = jsonl(tmp_path / "a.jsonl", ["ab", "cd", "ef", "gh"]), {"split": "tail", "validation_fraction": 0.5}
+    begun = write(tmp_path / "out", source, split_seed=5, **tail)
+    assert write(tmp_path / "out", source, **tail) == begun
+
+
 def test_a_field_of_records_needs_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
     with pytest.raises(BadInput, match="--text-field content: got 1 file of text without records; leave it out"):
