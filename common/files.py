@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO
@@ -96,19 +96,29 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
         sync(path.parent)
 
 
-def check_replaceable(path: Path, sign: bytes, what: str, option: str) -> None:
-    """Raise BadInput where a path names anything but a file with `sign`, an empty file, or nothing.
+def check_replaceable(
+    path: Path, sign: bytes | Callable[[bytes], bool], what: str, option: str | None = None
+) -> int | None:
+    """Raise BadInput if a path names anything except a file that we wrote, an empty file, or nothing.
 
-    `what` we write there, all with the sign; `option` to choose another path.
+    `sign`: bytes that each of our files contains, or a function that recognizes their content. `what`: the name of our
+    files in the message. `option`: the option that chooses another path; None if there is no such option. Returns the
+    size in bytes of the file that would be replaced, or None if there is none.
     """
     try:
         content = read_regular(path)
     except FileNotFoundError:
-        return
+        return None
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; pass the name of a file as {option}") from error
-    if content and sign not in content:
-        raise BadInput(f"{path}: is not {what}, and is left as it is; pass another {option}")
+        if option is None and is_folder(path):
+            return None  # it cannot be replaced, and the one who writes says so
+        advice = "move it away" if option is None else f"pass the name of a file as {option}"
+        raise BadInput(f"{path}: {error.strerror or error}; {advice}") from error
+    if content and not (sign(content) if callable(sign) else sign in content):
+        advice = "move it away, or give it another name" if option is None else f"pass another {option}"
+        size = f"{len(content):,} bytes"
+        raise BadInput(f"{path}: is not {what}, and is left as it is ({size}); {advice}")
+    return len(content)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import math
 import os
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ MOST_DOTS = 40  # points of a line that are marked: more would hide the lines be
 LONGEST_JOIN = 0.7  # of the range of a line of dots: a longer one would look like values between two of them
 TICKS = 5
 MOST_POWERS = 8  # of ten that a logarithmic axis labels
+SOURCE = "Lockstep"  # in a PNG's text chunk of this name: the picture is ours and may be replaced
+WIDTH, HEIGHTS = 9, (5, 8)  # inches of a PNG; the heights of one chart and of several
+DOTS_PER_INCH = 110
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -171,8 +175,8 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    height = 8 if len(charts) > 1 else 5
-    figure = Figure(figsize=(9, height))
+    height = HEIGHTS[len(charts) > 1]
+    figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
     # A layout that finds its margins takes as long as the drawing.
     figure.subplots_adjust(left=0.11, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
@@ -199,8 +203,19 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
     rows[-1].set_xticks(*zip(*x.ticks(), strict=True))
     rows[-1].minorticks_off()
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110, format="png")
+    figure.savefig(drawn, dpi=DOTS_PER_INCH, format="png", metadata={"Source": SOURCE})
     return drawn.getvalue()
+
+
+def is_own_png(content: bytes) -> bool:
+    """Tell whether `png` has drawn a picture.
+
+    Pictures of earlier versions do not name their source. They are recognized by matplotlib's name and our sizes.
+    """
+    if f"Source\0{SOURCE}".encode() in content:
+        return True
+    sizes = [struct.pack(">II", WIDTH * DOTS_PER_INCH, height * DOTS_PER_INCH) for height in HEIGHTS]
+    return content[16:24] in sizes and b"Software\0Matplotlib" in content  # bytes 16 to 24 are the width and the height
 
 
 @contextmanager

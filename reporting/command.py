@@ -82,7 +82,7 @@ class ReportCommand:
         if self.reference is not None:
             from reporting.reference_runs import write_reference
 
-            print(printable(f"reference {write_reference(self._found(), self.reference)}"))
+            print(*map(printable, write_reference(self._found(), self.reference)), sep="\n")
             return
         check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:

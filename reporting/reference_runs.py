@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.files import replace_file, writing
+from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
 from training.reference import MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of
@@ -18,12 +18,16 @@ FEWEST = 3  # runs, and contents of tokens that stand for others prepared alike
 DIGITS = 4
 
 
-def write_reference(runs: Sequence[Path], directory: Path) -> Path:
-    """Write the reference of finished runs into a run directory; return its path.
+def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
+    """Write the reference of finished runs into a run directory; return lines about it.
+
+    An earlier reference is replaced, and a line says so; any other file of that name is refused.
 
     Raises BadInput for fewer than FEWEST of different seeds or tokens, one that is not finished or changed its
     settings, and one whose recipe differs from the first one's, or sources or tokenizer of its tokens.
     """
+    path = directory / REFERENCE
+    size = check_replaceable(path, b'"losses": ', "a reference of report.py", "--reference")
     rows, recipes = [], []
     for run in runs:
         history = read_history(run)
@@ -49,6 +53,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> Path:
         tokens=tokens,
         losses=losses.tolist(),
     )
-    with writing(directory / REFERENCE):
-        replace_file(directory / REFERENCE, json.dumps(attrs.asdict(reference)) + "\n")
-    return directory / REFERENCE
+    with writing(path):
+        replace_file(path, json.dumps(attrs.asdict(reference)) + "\n")
+    replaced = [f"NOTE: {path}: replaces the reference that was there ({size:,} bytes)"] if size else []
+    return [*replaced, f"reference {path}"]

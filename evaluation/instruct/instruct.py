@@ -273,6 +273,7 @@ def _train(
                 f"{run}: an unfinished fine-tuning of another model of this name; delete it, or repeat the command "
                 "that began it, or pass another --output"
             )
+        _refuse_other_folder(run)
         shutil.rmtree(run, ignore_errors=True)
     with writing(run):
         if not (run / "train.json").exists():  # which is written last
@@ -280,6 +281,15 @@ def _train(
             replace_file(run / IDENTITY, json.dumps(known, indent=2) + "\n")
             write_run(trained, questions.train, questions.validation, settings, run)
     return train_run(run, trained.place.path, next(trained.network.parameters()).device)
+
+
+def _refuse_other_folder(run: Path) -> None:
+    """Raise BadInput for a folder that no fine-tuning has begun: an unfinished one is removed, with all its files."""
+    strange = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
+    if strange := [path for path in strange if path.name != f".partial-{IDENTITY}"]:  # which a kill may leave
+        raise BadInput(
+            f"{run}: holds {strange[0].name}, and no fine-tuning has begun here; move it away, or pass another --output"
+        )
 
 
 def _is_run_of(run: Path, known: dict[str, Any]) -> bool:

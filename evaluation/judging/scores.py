@@ -14,8 +14,8 @@ import numpy as np
 from tabulate import tabulate
 
 from common.checks import structured
-from common.errors import printable
-from common.files import replace_file, writing
+from common.errors import BadInput, printable
+from common.files import check_replaceable, replace_file, writing
 from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.prompt import Grade, Panel, Prompt
@@ -37,6 +37,7 @@ OF_ONE_SEED = (
     "another seed can move a difference by more, so no rank is given and no model is\n"
     "called better. instruct --seeds 2 or more is what tells."
 )
+COMMENTS_TITLE = "# Comments of "  # begins each file of comments, followed by the judge
 SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # of results that are comparable
 IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate", "answers_sha256")
 
@@ -188,11 +189,18 @@ def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[s
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
     paths = dict.fromkeys(one.home / ANSWERS / name for one in panel.candidates if one.home is not None)
+    notes = []
     for path in paths:
+        try:
+            check_replaceable(path, COMMENTS_TITLE.encode(), "a file of the judge's comments")
+        except BadInput as problem:  # the scores, which were paid for, are shown nevertheless
+            notes.append(f"the judge's comments are not written: {problem}")
+            continue
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, _comments(judgement, verdicts))
-    return [f"the judge's comments: {path}" for path in paths]
+        notes.append(f"the judge's comments: {path}")
+    return notes
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
@@ -280,7 +288,7 @@ def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
     for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
         for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
             said[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
-    lines = [f"# Comments of {printable(judgement.judge.model)}", ""]
+    lines = [f"{COMMENTS_TITLE}{printable(judgement.judge.model)}", ""]
     for question, record in enumerate(panel.questions):
         lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
         lines += [*_quoted(record.input), ""] if record.input else []

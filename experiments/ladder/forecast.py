@@ -105,7 +105,7 @@ def describe_extrapolation(factor: float) -> str:
 
 def check_forecast(target: Path) -> None:
     """Raise BadInput where a target's forecast.json is a file of the user: no forecast of an earlier call."""
-    check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder", "target, or move it away")
+    check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 
 def write_forecast(target: Path, forecast: Forecast | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted
+from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted, say
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from training.checkpoints.directory import CHECKPOINTS
@@ -122,6 +122,9 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
     for section, values in sections.items():
         path = directory / f"{section}.json"
         if not path.exists() or read_json(path) != values:
+            if path.exists():  # of a run that has not begun
+                size = f"{path.stat().st_size:,} bytes"
+                say(f"NOTE: {path}: replaced ({size}): the experiment now has other values")
             with writing(path):
                 replace_file(path, json.dumps(values, indent=4) + "\n", durable=True)
 

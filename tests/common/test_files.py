@@ -18,6 +18,7 @@ from common import files
 from common.errors import BadInput
 from common.files import (
     Locked,
+    check_replaceable,
     is_folder,
     lock,
     mounted_as,
@@ -183,3 +184,16 @@ def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> 
         (partial / "b").touch()
         raise ValueError("fails")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
+
+
+def test_only_our_own_files_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    assert check_replaceable(path, b"sign", "a result", "--output") is None
+    path.write_bytes(b"with a sign in it")
+    assert check_replaceable(path, b"sign", "a result", "--output") == 17
+    path.write_bytes(b"a user's")
+    advice = rf"{path}: is not a result, and is left as it is \(8 bytes\); "
+    with pytest.raises(BadInput, match=advice + "pass another --output"):
+        check_replaceable(path, b"sign", "a result", "--output")
+    with pytest.raises(BadInput, match=advice + "move it away"):
+        check_replaceable(path, lambda content: content == b"ours", "a result")

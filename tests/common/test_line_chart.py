@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.line_chart import Line, LineChart, Scale, png, value_range
+from common import line_chart
+from common.line_chart import Line, LineChart, Scale, is_own_png, png, value_range
 from tests.conftest import ROOT
 
 
@@ -102,3 +103,18 @@ def test_no_top_hides_a_line() -> None:
     drawn = LineChart(title="loss", axis="steps", lines=lines, top=3.0).svg()
     for path in re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', drawn):
         assert any(0 <= int(height) <= 10_000 for height in re.findall(r"[ML]\d+ (-?\d+)", path))
+
+
+def test_a_chart_is_told_from_a_users_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)
+    ours = LineChart(title="t", axis="x", lines=[line])
+    for charts in ([ours], [ours, ours]):
+        drawn = png(charts, "ours", [1] * len(charts))
+        assert is_own_png(drawn)
+        earlier = drawn.replace(b"Source\0Lockstep", b"Source\0nothing.")  # earlier versions named no source
+        assert earlier != drawn
+        assert is_own_png(earlier)
+    monkeypatch.setattr(line_chart, "WIDTH", 6)
+    theirs = png([ours], "a user's, also drawn by matplotlib").replace(b"Source\0Lockstep", b"Source\0nothing.")
+    monkeypatch.undo()
+    assert not is_own_png(theirs) and not is_own_png(b"a user's notes") and not is_own_png(b"")

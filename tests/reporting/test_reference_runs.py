@@ -98,3 +98,17 @@ def test_training_says_that_it_does_not_compare_and_its_bits_stay(finished: Path
     assert train(run).stderr.count(note) == 1
     last = Path("checkpoints", "latest", "model.safetensors")
     assert (run / last).read_bytes() == (finished / last).read_bytes()
+
+
+def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = reference_in(tmp_path)
+    path = runs[0] / "reference.json"
+    size = f"{path.stat().st_size:,} bytes"
+    capsys.readouterr()
+    ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+    said = f"NOTE: {path}: replaces the reference that was there ({size})\nreference {path}\n"
+    assert capsys.readouterr().out == said
+    path.write_text('{"papers": []}')
+    with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
+        ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+    assert path.read_text() == '{"papers": []}'

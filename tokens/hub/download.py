@@ -19,6 +19,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
+BEGUN = ".partial-download.json"  # of a bucket's download that is not complete: its files are ours
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # end the names of token files
@@ -86,6 +87,9 @@ class _Source:
     def fetch(self, patterns: list[str]) -> None:
         """Download the files whose names match. Raises BadInput where the disk is too small."""
         listed = self.snapshot(patterns, dry_run=True)
+        for name in (file.filename for file in listed if file.will_download):
+            if not _came_from_hub(self.directory, name):
+                _refuse_replacing(self.directory / name, f"dataset {self.dataset}")
         wanted = sum(file.file_size or 0 for file in listed if file.will_download)
         _check_room(self.dataset, self.directory, wanted)
         say(f"downloading {readable_bytes(wanted)} of dataset {self.dataset} to {self.directory}")
@@ -135,9 +139,13 @@ def _download_bucket(url: str, directory: Path) -> None:
     if strange := sorted(here - {*objects}):
         raise BadInput(f"{directory / strange[0]}: is not in {url}, but of another preparation; delete it")
     missing = {name: found for name, found in objects.items() if not _is_here(directory / name, found)}
+    begun = directory / BEGUN
+    for name in () if begun.exists() else missing:
+        _refuse_replacing(directory / name, url)
     _check_room(url, directory, sum(found.size_bytes for found in missing.values()))
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        replace_file(begun, json.dumps({"dataset": url}) + "\n")
     for name, found in missing.items():
         partial = directory / f".partial-{name}"
         with writing(partial), locked_partial(partial) as file:
@@ -150,6 +158,25 @@ def _download_bucket(url: str, directory: Path) -> None:
             os.utime(partial, (found.written_at, found.written_at))
             partial.replace(directory / name)
     _write_receipt(directory, {"dataset": url})
+    with writing(begun):
+        begun.unlink(missing_ok=True)
+
+
+def _refuse_replacing(path: Path, source: str) -> None:
+    """Raise BadInput if a file that no download has written has the name of one that is to be downloaded."""
+    if path.exists():
+        size = f"{path.stat().st_size:,} bytes"
+        raise BadInput(
+            f"{path}: exists ({size}), and the file of that name of {source} is another one, which would replace it; "
+            "move it away, or pass --token-files DIR with files that you have"
+        )
+
+
+def _came_from_hub(directory: Path, name: str) -> bool:
+    """Tell whether the hub's client has written a file, which nothing has changed since."""
+    record = directory / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+    path = directory / name
+    return path.exists() and record.exists() and path.stat().st_mtime <= record.stat().st_mtime + CLOCK_TICK
 
 
 def _is_here(path: Path, found: StoredObject) -> bool:

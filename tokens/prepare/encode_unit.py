@@ -2,8 +2,10 @@
 
 import functools
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +24,10 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
+# A unit's tokens, also while a process writes them; tasks of worker processes; the recipe of the fast encoder.
+_OWN_NAMES = re.compile(
+    rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +113,18 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 def unit_file(directory: Path, index: int, split: str) -> Path:
     """Return the file of a unit's tokens of one split, until they are committed."""
     return directory / f"{index:08d}.{split}"
+
+
+def delete_own_files(units: Path) -> None:
+    """Delete the files that preparations have written into a folder of units, and the folder if nothing else is there.
+
+    Whatever has another name is a user's, and stays with its folder.
+    """
+    for path in [*units.glob("*")] if units.is_dir() else []:
+        if _OWN_NAMES.fullmatch(path.name):
+            path.unlink(missing_ok=True)  # a worker of a coordinator that was killed may delete it, too
+    with suppress(OSError):
+        units.rmdir()
 
 
 class _PartWriter:

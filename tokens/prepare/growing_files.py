@@ -107,8 +107,9 @@ class GrowingStream:
         self.close()
         full, inside = divmod(length, self._shard_tokens)
         kept = {self._partial(index) for index in range(self._moved, full + bool(inside))}
-        for path in {*self._directory.glob(f"{PARTIAL}{self.split}*.safetensors")} - kept:
-            path.unlink()
+        for path in {*partial_files(self._directory)} - kept:
+            if path.name.startswith(f"{PARTIAL}{self.split}"):
+                path.unlink()
         if inside:
             self._file = self._partial(full).open("r+b")
             self._file.truncate(self._end(inside))

@@ -1,6 +1,5 @@
 """Preparation of token files from sources: plan, compute units, commit them in order, name the files."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tokens.prepare.bucket_output import IN_USE, BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS, CommitLog, read_log
 from tokens.prepare.display import UnitProgress
-from tokens.prepare.encode_unit import EncodeJob, Task
+from tokens.prepare.encode_unit import EncodeJob, Task, delete_own_files
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import UnitPlan, check_same, make_plan, read_plan, settings_of, write_plan
@@ -149,7 +148,7 @@ def _write(
         ranks = directory / RANKS_FILE
         if tokenizer.has_ranks_file and not _is_same_file(ranks, Path(command.tokenizer)):
             ranks.unlink(missing_ok=True)
-        shutil.rmtree(directory / UNITS)
+        _delete_units(directory)
         raise BadInput(f"{error}; nothing was written") from error
     finally:
         writer.close()
@@ -219,7 +218,9 @@ def _refuse_other_tokens(directory: Path) -> None:
     if taken:
         raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
     for path in partial_files(directory):
+        size = path.lstat().st_size
         path.unlink()
+        say(f"NOTE: {path}: deleted: {size:,} bytes of a preparation that was given up, as there is no {PLAN}")
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
@@ -246,4 +247,4 @@ def _delete_units(directory: Path) -> None:
         path.unlink()
     if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
         (directory / UNITS).unlink()
-    shutil.rmtree(directory / UNITS, ignore_errors=True)
+    delete_own_files(directory / UNITS)

@@ -10,8 +10,8 @@ import numpy as np
 import xxhash
 
 from common.errors import BadInput, printable
-from common.files import replace_file, write_problem
-from common.line_chart import Line, LineChart, VerticalMark, png
+from common.files import check_replaceable, replace_file, write_problem
+from common.line_chart import Line, LineChart, VerticalMark, is_own_png, png
 from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
 from tokens.stats.contamination import contamination, likeness
@@ -73,6 +73,8 @@ def stats(
         lines.append(f"drawn in {directory / CHART}")
     except OSError as error:  # a directory without write permission can be read all the same
         lines.append(f"not drawn: {write_problem(directory / CHART, error)}")
+    except BadInput as problem:  # a file of the user has the chart's name
+        lines.append(f"not drawn: {problem}")
     return lines
 
 
@@ -190,7 +192,11 @@ def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
 
 
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: str = "document") -> None:
-    """Draw a histogram of document lengths, ascending, with their counts, in log-spaced bins of whole lengths."""
+    """Draw a histogram of document lengths, ascending, with their counts, in log-spaced bins of whole lengths.
+
+    Raises BadInput if a file that is not such a chart has its name.
+    """
+    check_replaceable(directory / CHART, is_own_png, "a chart of prepare_data.py stats")
     documents, longest = int(counts.sum()), int(values[-1])
     powers = np.arange(0, np.log2(max(2, longest)) + 2 / BINS_PER_DOUBLING, 1 / BINS_PER_DOUBLING)
     edges = np.unique(np.ceil(2**powers - 1e-9).astype(np.int64))

@@ -11,7 +11,7 @@ import attrs
 
 from common.checks import structured
 from common.errors import refusing
-from common.files import replace_file, writing
+from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from common.redaction import redacted_command
 from tokens.format.manifest import RANKS_FILE, Manifest, read_manifest
@@ -179,6 +179,10 @@ def write_record(
     files = {RESOLVED: json.dumps(values, indent=2) + "\n"}
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         files[RANKS_FILE] = (origin / RANKS_FILE).read_text()
+    check_replaceable(run_directory / RESOLVED, b'"numerics": ', "the record of a run")
+    if RANKS_FILE in files and not (run_directory / RESOLVED).exists():  # else an earlier job of the run has copied it
+        known = files[RANKS_FILE].encode()
+        check_replaceable(run_directory / RANKS_FILE, known.__eq__, "the tokenizer of the run's tokens")
     for name, text in files.items():
         with writing(run_directory / name):
             replace_file(run_directory / name, text)

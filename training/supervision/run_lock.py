@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, say
-from common.files import is_held, open_locked, replace_file, write_error, writing
+from common.files import check_replaceable, is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
 from common.redaction import redacted
 from training.launch import environment_nodes, job_identity, restarts, torchrun_identity
@@ -104,6 +104,7 @@ class ExitRecord:
         self._paths = [Path(folder, f"{rank}.json")] if folder else []
         self._paths += [] if run_directory is None else [run_directory / EXIT_FILE]
         for path in self._paths:
+            check_replaceable(path, _may_be_exit_record, "the exit record of a job")
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -142,6 +143,15 @@ def final_status(run_directory: Path) -> int | None:
     """Return the status of the last job's record if a restart would not change it: stopped or diverged; else None."""
     found = read_exit(run_directory)
     return found.status if found and found.final and found.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
+
+
+def _may_be_exit_record(content: bytes) -> bool:
+    """Tell whether a file is an exit record, perhaps a damaged one: not a JSON object of somebody else."""
+    try:
+        record = parse_json(content)
+    except ValueError:
+        return True
+    return isinstance(record, dict) and "status" in record
 
 
 def _parsed(text: str) -> LockHolder | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput, printable
-from common.files import replace_file, writing
+from common.files import check_replaceable, replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
 from training.launch import without_launcher
 from training.telemetry.metrics_log import read_metrics
@@ -66,9 +66,11 @@ class BackgroundChart:
 
 def draw_chart(directory: Path) -> Path:
     """Draw the chart of a run directory; return its path. Raises BadInput for a file it cannot read or write."""
-    from common.line_chart import PALETTE, Line, LineChart, VerticalMark, png
+    from common.line_chart import PALETTE, Line, LineChart, VerticalMark, is_own_png, png
     from training.telemetry.curves import TRAIN, losses, run_curves
 
+    path = directory / CHART
+    check_replaceable(path, is_own_png, "a chart of train.py")
     records = read_metrics(directory)
     curves = run_curves(records)
     lines = []
@@ -88,7 +90,6 @@ def draw_chart(directory: Path) -> Path:
         axis, logarithmic = "step (optimizer updates)", key == "grad_norm"
         charts.append(LineChart(title=title, axis=axis, lines=lines, marks=marks, logarithmic=logarithmic))
     last = int(max((curve.steps[-1] for curve in curves.values()), default=0))
-    path = directory / CHART
     drawn = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))
     with writing(path):
         replace_file(path, drawn)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import BadInput
 from evaluation.instruct.fine_tuning import answer_losses, make_example
-from evaluation.instruct.instruct import _write, read_questions
+from evaluation.instruct.instruct import IDENTITY, _refuse_other_folder, _write, read_questions
 from evaluation.shared.load import load, locate
 from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
 from evaluation.shared.weights import WeightsIdentity
@@ -167,3 +168,16 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     _write(file, attrs.evolve(first, settings=settings | {"weights_sha256": "c" * 64}))
     assert read_answers(file).settings["weights_sha256"] == "c" * 64
     assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]
+
+
+def test_a_users_hidden_folder_is_not_removed(tmp_path: Path) -> None:
+    run = tmp_path / ".run-seed-0"
+    _refuse_other_folder(run)  # it does not exist
+    run.mkdir()
+    (run / f".partial-{IDENTITY}").touch()
+    _refuse_other_folder(run)  # a kill has left it
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"holds notes.txt, and no fine-tuning has begun here; move it away"):
+        _refuse_other_folder(run)
+    (run / IDENTITY).write_text("{}")
+    _refuse_other_folder(run)

@@ -11,10 +11,15 @@ from tests.conftest import MakeRun
 from training.config.train_config import load_run
 
 
-def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(tmp_path: Path) -> None:
+def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     write_run_directory(run, {"model": {"n_layers": 2}, "train": {}})
+    size = (run / "model.json").stat().st_size
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
+    said = f"NOTE: {run / 'model.json'}: replaced ({size} bytes): the experiment now has other values\n"
+    assert capsys.readouterr().err == said
     assert read_json(run / "model.json") == {"n_layers": 3}
     (run / "metrics.jsonl").touch()
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})

@@ -15,7 +15,7 @@ from tests.bucket_server import BucketServer
 from tests.conftest import MakeRun, complete
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.walks import final_hash
-from tokens.hub.download import RECEIPT, download_dataset
+from tokens.hub.download import BEGUN, RECEIPT, download_dataset
 
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
 
@@ -37,7 +37,7 @@ def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
     bucket_server.refusal = lambda asked: 503 if asked.startswith("GET") and "validation" in asked else None
     with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
         download_dataset(url, here)
-    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors"}
+    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", BEGUN}
     assert {path.name for path in here.iterdir()} == arrived
     bucket_server.calm()
     download_dataset(url, here)
@@ -74,6 +74,17 @@ def test_a_download_never_mixes_two_preparations(
     (here / "train.safetensors").rename(here / "train-00000-of-00002.safetensors")
     with pytest.raises(BadInput, match=r"00002.safetensors: is not in s3://runs/mixed, but of another preparation"):
         download_dataset(url, here)
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_a_download_replaces_no_users_file(token_files: Path, tmp_path: Path) -> None:
+    url, here = put("careful", token_files), tmp_path / "tokens"
+    here.mkdir()
+    (here / "train.safetensors").write_bytes(b"tokens that the user has prepared")
+    with pytest.raises(BadInput, match=r"train.safetensors: exists \(33 bytes\), and the file of that name of s3://"):
+        download_dataset(url, here)
+    assert [path.name for path in here.iterdir()] == ["train.safetensors"]
+    assert (here / "train.safetensors").read_bytes() == b"tokens that the user has prepared"
 
 
 @pytest.mark.usefixtures("bucket_server")

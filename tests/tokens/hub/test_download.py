@@ -61,6 +61,21 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
         assert len(server.requests) == before
 
 
+def test_a_download_from_the_hub_replaces_no_users_file(tmp_path: Path) -> None:
+    token_files, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
+    token_files.mkdir()
+    directory.mkdir()
+    save_file({"tokens": np.arange(100, dtype=np.uint16)}, token_files / "train.safetensors")
+    (token_files / "manifest.json").write_text("{}")
+    (directory / "manifest.json").write_text('{"of": "the user"}')
+    with serve({"owner/tokens": token_files}) as server:
+        done = download(server.url, directory, cache)
+        assert done.returncode != 0 and "manifest.json: exists (18 bytes), and the file of that name" in done.stderr
+        assert (directory / "manifest.json").read_text() == '{"of": "the user"}'
+        (directory / "manifest.json").unlink()
+        assert download(server.url, directory, cache).returncode == 0
+
+
 @pytest.fixture
 def shards(token_files: Path, tmp_path: Path) -> Path:
     """A dataset of the hub in llm.c's shards: 5 of 400 tokens to train on, and one of 2,000 to validate."""

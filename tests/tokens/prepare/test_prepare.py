@@ -248,3 +248,25 @@ def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
     split |= {"pattern": {"Regex": r"\s"}, "behavior": "MergedWithNext"}
     path.write_text(json.dumps(values))
     assert write(tmp_path / "out", texts, tokenizer=str(path)).tokens == 6
+
+
+def test_a_users_hidden_files_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", ["text"] * 20), tmp_path / "out"
+    (out / ".units" / "00000000.train").mkdir(parents=True)
+    (out / ".units" / "00000000.train").rmdir()
+    theirs = {".units/metric.txt": "km", ".partial-train-of-thought.safetensors": "mine", ".units/si/base.txt": "m"}
+    (out / ".units" / "si").mkdir()
+    for name, text in theirs.items():
+        (out / name).write_text(text)
+    for name in (".units/00000007.train", ".units/.00000007.train-host-12", ".partial-train-00003.safetensors"):
+        (out / name).write_text("left by a killed command")
+    write(out, source)
+    assert {name: (out / name).read_text() for name in theirs} == theirs
+    assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
+    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted: 24 bytes of a preparation that was given up"
+    assert note in capsys.readouterr().err
+    write(out, source)  # it is complete, and nothing else is deleted
+    assert {name: (out / name).read_text() for name in theirs} == theirs
+    other = tmp_path / "other"
+    write(other, source)
+    assert not (other / ".units").exists()

@@ -142,6 +142,9 @@ def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
     (tmp_path / "victim").write_text("precious")
     for name in (CHART, f".partial-{CHART}"):
         (folder / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(BadInput, match=r"is not a chart of prepare_data.py stats"):
+        draw_chart(folder, np.ones(1, np.int64), np.ones(1, np.int64))
+    (folder / CHART).unlink()
     drawn: list[LineChart] = []
 
     def draw(charts: list[LineChart], title: str) -> bytes:
@@ -167,3 +170,15 @@ def test_splits_of_different_types_are_compared_by_ids(tmp_path: Path) -> None:
 def test_any_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
     draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
     assert [path.name for path in tmp_path.iterdir()] == [CHART]
+
+
+def test_a_users_picture_is_not_replaced(tmp_path: Path) -> None:
+    directory = save(tmp_path / "out", train=[[1, 2], [3]])
+    (directory / CHART).write_bytes(b"a picture of the user")
+    said = stats.stats(directory)[-1]
+    assert said.startswith(f"not drawn: {directory / CHART}: is not a chart of prepare_data.py stats")
+    assert "(21 bytes); move it away" in said
+    assert (directory / CHART).read_bytes() == b"a picture of the user"
+    (directory / CHART).unlink()
+    for _ in range(2):  # our own is drawn again
+        assert stats.stats(directory)[-1] == f"drawn in {directory / CHART}"

@@ -8,15 +8,41 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import BadInput
+from tokens.format.manifest import RANKS_FILE
 from training.checkpoints.run_record import RESOLVED, write_record
+
+
+def write(run: Path, tokens: Any) -> None:
+    record: Any = SimpleNamespace(to_json=lambda: {"numerics": {}})
+    write_record(run, record, tokens, SimpleNamespace(device=torch.device("cpu"), world_size=1), None)  # type: ignore[arg-type]
 
 
 def test_a_runs_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     then = "curl -H 'Authorization: Bearer hunter2' https://host/done"
     monkeypatch.setattr(sys, "argv", ["train.py", "runs/x", "--then", then, "--init-from", "https://me:hunter2@host"])
     monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
-    record: Any = SimpleNamespace(to_json=dict)
     tokens: Any = SimpleNamespace(directories=[SimpleNamespace(path=tmp_path)], tokenizer=None)
-    write_record(tmp_path, record, tokens, SimpleNamespace(device=torch.device("cpu"), world_size=1), None)  # type: ignore[arg-type]
+    write(tmp_path, tokens)
     text = (tmp_path / RESOLVED).read_text()
     assert "runs/x" in text and "hunter2" not in text
+
+
+def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / RANKS_FILE).write_text("the ranks of the tokens")
+    recorded = SimpleNamespace(ranks_file=RANKS_FILE, as_json=dict)
+    directory = SimpleNamespace(path=tmp_path / "tokens")
+    tokens: Any = SimpleNamespace(directories=[directory], tokenizer=(tmp_path / "tokens", recorded))
+    (run := tmp_path / "run").mkdir()
+    for name, what in ((RESOLVED, "the record of a run"), (RANKS_FILE, "the tokenizer of the run's tokens")):
+        (run / name).write_text("a user's file")
+        with pytest.raises(BadInput, match=rf"{name}: is not {what}, and is left as it is \(13 bytes\); move it away"):
+            write(run, tokens)
+        assert (run / name).read_text() == "a user's file"
+        (run / name).unlink()
+    write(run, tokens)
+    (tmp_path / "tokens" / RANKS_FILE).write_text("other ranks, of tokens that were prepared again")
+    write(run, tokens)  # the copy of an earlier job is replaced
+    assert (run / RANKS_FILE).read_text() == "other ranks, of tokens that were prepared again"

@@ -124,6 +124,13 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
     assert not (tmp_path / EXIT_FILE).exists()
 
 
+def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / EXIT_FILE).write_text('{"exits": ["north"]}')
+    with pytest.raises(BadInput, match=r"exit.json: is not the exit record of a job, .* \(20 bytes\); move it away"):
+        ExitRecord(tmp_path)
+    assert (tmp_path / EXIT_FILE).read_text() == '{"exits": ["north"]}'
+
+
 def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ExitRecord(tmp_path).write(EXIT_STOPPED)
     alone = read_exit(tmp_path)

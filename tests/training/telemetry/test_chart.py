@@ -84,3 +84,11 @@ def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
     drawing._process.wait()
     names = {line.partition("=")[0] for line in variables}
     assert "PATH" in names and not {"RANK", "WORLD_SIZE"} & names
+
+
+def test_a_users_picture_is_not_replaced(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / CHART).write_bytes(b"a picture of the user")
+    with pytest.raises(BadInput, match=r"is not a chart of train.py, and is left as it is \(21 bytes\); move it away"):
+        draw_chart(run)
+    assert (run / CHART).read_bytes() == b"a picture of the user"
