@@ -26,7 +26,7 @@ from pathlib import Path
 import bench
 import torch
 from bench import SIZES, Size
-from gpu_hour_steps import HourStep, Outcome, hour_steps, read_outcome, run_limited
+from gpu_hour_steps import STEPS, HourStep, Outcome, hour_steps, read_outcome, run_limited
 from tabulate import tabulate
 
 from common.errors import EXIT_ERROR, BadInput
@@ -87,6 +87,7 @@ def main(
     if gpus == 0:
         raise BadInput("no GPU here; tools/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
     ranks = 1 << (min(gpus, 8).bit_length() - 1)
+    check_output(output)
     output.mkdir(parents=True, exist_ok=True)
     title = f"{'DRY RUN, tiny sizes: no value means anything. ' if dry_run else ''}{ranks} of {gpus} GPUs"
     head, steps = [title, *machine_lines()], hour_steps(ranks)
@@ -105,6 +106,13 @@ def main(
     print(f"\n{output / PAGE}\n{pack(output)}", flush=True)
     if any(outcome.state != "done" for outcome in outcomes):
         sys.exit(EXIT_ERROR)
+
+
+def check_output(folder: Path) -> None:
+    """Raise BadInput for a folder with other files: the page replaces files, and the archive copies them."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if names and not {f"{step.name}.json" for step in STEPS} & {*names}:
+        raise BadInput(f"{folder}: holds {min(names)}, and no results of this script; pass another --output")
 
 
 def needs(largest: Size) -> PreflightRequirements:

@@ -19,7 +19,7 @@ import bench
 import torch
 from scipy import special
 
-from common.files import replace_file
+from common.files import check_replaceable, replace_file
 from model.generate import Sampling
 from tokens.tokenizer.template import ASSISTANT, USER, Message
 
@@ -111,7 +111,9 @@ def write(directory: Path, seed: int) -> None:
     questions = [{"question": question, "answer": answer} for question, answer in world.questions()]
     directory.mkdir(parents=True, exist_ok=True)
     for name, rows in (("stories", stories), ("conversations", conversations), ("questions", questions)):
-        replace_file(directory / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+        content = "".join(f"{json.dumps(row)}\n" for row in rows)
+        check_replaceable(directory / f"{name}.jsonl", content.encode().__eq__, f"the toy world of --seed {seed}")
+        replace_file(directory / f"{name}.jsonl", content)
         print(f"{directory / name}.jsonl: {len(rows):,} lines")
 
 

@@ -23,6 +23,7 @@ from first_gpu_hour import limit_seconds, make_page, pack, run_steps
 from gpu_hour_steps import STEPS, HourStep, Outcome, hour_steps, read_outcome, run_limited
 
 from common.arguments import parse
+from common.errors import BadInput
 from tests.launch import ROOT, execute, wait_until
 from training.command import FIND_EPILOG, FindCommand
 from training.hardware import preflight
@@ -279,3 +280,13 @@ def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [line.split(" | ")[3] for line in done.stdout.splitlines() if line.count(" | ") == 3]
     assert outcomes == ["holds"] * {"losses": 5, "elastic": 6, "resume": 2}[part]
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    hour.check_output(tmp_path / "new")
+    hour.check_output(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(BadInput, match=r"holds scratch, and no results of this script; pass"):
+        hour.check_output(tmp_path)
+    (tmp_path / "preflight.json").touch()  # of an earlier session
+    hour.check_output(tmp_path)
