@@ -18,7 +18,7 @@ from torch import Tensor
 from common.errors import BadInput, printable
 from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
-from evaluation.loss.token_range import Range, choose, is_known_apart
+from evaluation.loss.token_range import Range, choose, documents_shared, is_known_apart
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import perplexity
@@ -96,7 +96,7 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
 def _beside_training(trained: Trained, span: Range) -> str:
     """Return what is known of the model's training on a range, as text that follows its loss.
 
-    For a run that is why the loss differs from the one that training printed: that was measured on other documents.
+    For a run that is why the loss differs from the one that training printed: that was measured on other tokens.
     """
     if not trained.place.is_own:
         return UNKNOWN
@@ -105,18 +105,25 @@ def _beside_training(trained: Trained, span: Range) -> str:
     start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))
     if not is_known_apart(trained.place, span):
         return OTHER_FILES + start
-    return _beside_validation(state, span) + start
+    return _beside_validation(trained, state, span) + start
 
 
-def _beside_validation(state: SavedState, span: Range) -> str:
+def _beside_validation(trained: Trained, state: SavedState, span: Range) -> str:
     """Return why a loss differs from the validation loss of training; "" where it need not."""
     if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
         return ""
     train, length = state.config.train, state.config.model["context_length"]
     begin, count = train["start_val_token"], train["validation_sequences"] * length
+    streams = state.config.validation_streams
+    of = f" of {printable(streams[0].directory)}" if len(streams) > 1 else ""  # the first dataset's loss is kept
+    tokenizer = trained.known_tokenizer
+    end_of_text_id = None if tokenizer is None else tokenizer.end_of_text_id
+    shared = "".join(
+        f"\n  {line}" for line in documents_shared(streams[:1], (begin, begin + count), span, end_of_text_id)
+    )
     return (
-        f"\n  These are other documents than those of the validation in training, tokens {begin:,} to "
-        f"{begin + count:,}, whose loss was {state.position.validation_loss:.4f}."
+        f"\n  These are other tokens than those of the validation in training, tokens {begin:,} to "
+        f"{begin + count:,}{of}, whose loss was {state.position.validation_loss:.4f}.{shared}"
     )
 
 

@@ -1,6 +1,7 @@
 """Range of tokens for the held-out loss: chosen beyond what a run has read, identified by its content."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import read_manifest
-from tokens.format.token_file import open_split
+from tokens.format.token_file import TokenStream, open_split
 from tokens.hub.download import download_dataset, hub_name
 from training.checkpoints.run_record import StreamRecord
 from training.checkpoints.saved_state import read_state
@@ -22,6 +23,9 @@ from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
 COMPARED_TOKENS = 1 << 20  # at the beginning of two streams, which tell whether they hold the same tokens
+
+
+READ_TOKENS = 1 << 16  # at a time, in search of the end of a document
 
 
 @attrs.frozen(kw_only=True)
@@ -131,6 +135,34 @@ def is_known_apart(place: ModelLocation, span: Range) -> bool:
     recorded = [("train", stream) for stream in config.train_streams]
     recorded += [("validation", stream) for stream in config.validation_streams]
     return any(_is_same(stream, name, span.directory, span.split) for name, stream in recorded)
+
+
+def documents_shared(
+    validated: Sequence[StreamRecord], tokens: tuple[int, int], span: Range, end_of_text_id: int | None
+) -> list[str]:
+    """Return lines about documents of which a run was validated on one part and the range holds another.
+
+    `validated`: the run's validation streams, which were read from the first of `tokens` to the second. A stream of
+    conversations has no such documents, and without an end-of-text id they cannot be known.
+    """
+    stream = open_split(span.directory, span.split)
+    same = any(_is_same(each, "validation", span.directory, span.split) for each in validated)
+    if not same or stream.weighted or end_of_text_id is None:
+        return []
+    lines = []
+    # The end of text belongs to the document before it, so it may be the last token of the one part.
+    if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
+        lines.append("They begin inside the last document of that validation.")
+    last = span.start + span.count
+    if last <= tokens[0] and not _has_end(stream, last, tokens[0] + 1, end_of_text_id):
+        lines.append("They end inside the first document of that validation.")
+    return lines
+
+
+def _has_end(stream: TokenStream, begin: int, end: int, end_of_text_id: int) -> bool:
+    """Tell whether a document ends at one of the tokens begin .. end - 1."""
+    starts = range(begin, end, READ_TOKENS)
+    return any((stream.read(at, min(READ_TOKENS, end - at)) == end_of_text_id).any() for at in starts)
 
 
 def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:

@@ -128,8 +128,22 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
             if ranks.coordinates:
                 note = f"not validated on: got {stream.length:,} tokens, wanted {wanted:,}"
                 print(f"NOTE: {printable(str(stream.files[0].path))}: {note}", flush=True)
+        elif stream is None and train.validation.validation_interval is not None and ranks.coordinates:
+            print(f"NOTE: {printable(_why_not_validated(directory, token_set))}", flush=True)
         directories.append(kept)
     return directories
+
+
+def _why_not_validated(directory: TokenDirectory, token_set: TokenSet) -> str:
+    """Return a line on a dataset of a mixture without a validation stream, and on what decides instead."""
+    growing, first = directory.growing, token_set.validated[0].dataset
+    if growing is not None and "validation" in growing.splits:
+        why = f"it is still being prepared, and so is an earlier dataset; validation is on {first}"
+    else:
+        why = (
+            f"it has no validation tokens; prepare some with --validation-fraction. The best checkpoint goes by {first}"
+        )
+    return f"{directory.path}: not validated on: {why}"
 
 
 def _check_length(stream: TokenStream, train: TrainConfig, context_length: int) -> None:

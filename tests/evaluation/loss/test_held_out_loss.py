@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
-from evaluation.loss.token_range import Range, check_unseen, is_known_apart
+from evaluation.loss.token_range import Range, check_unseen, documents_shared, is_known_apart
 from evaluation.shared.load import load, locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import MakeRun, change_weights, complete, seal_again, shared
@@ -25,6 +26,7 @@ from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.loading import load_tokenizer
+from training.checkpoints.run_record import StreamRecord
 from training.checkpoints.saved_state import read_state
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
@@ -204,8 +206,9 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     exported = tmp_path / "exported"
     said("export", trained, exported)
     both = loss(trained, exported, "--count", "5000")
-    _, ours, validated_elsewhere, theirs = both.splitlines()
-    assert validated_elsewhere.startswith("  These are other documents than those of the validation in training")
+    _, ours, validated_elsewhere, document, theirs = both.splitlines()
+    assert document == "  They begin inside the last document of that validation."
+    assert validated_elsewhere.startswith("  These are other tokens than those of the validation in training")
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
@@ -273,13 +276,35 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
 
 def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
     place = locate(str(finished), None)
-    trained: Any = SimpleNamespace(place=place)
+    span = Range(directory=Path(place.record["token_files"]), split="validation", start=1000, count=1)
+    trained: Any = SimpleNamespace(place=place, known_tokenizer=None)
     loss = read_state(place.path).position.validation_loss
-    directory = Path(place.record["token_files"])
-    told = _beside_training(trained, Range(directory=directory, split="validation", start=1000, count=1))
-    assert (
-        f"other documents than those of the validation in training, tokens 0 to 320, whose loss was {loss:.4f}" in told
+    words = "other tokens than those of the validation in training, tokens 0 to 320, whose loss was"
+    assert _beside_training(trained, span) == f"\n  These are {words} {loss:.4f}."
+
+
+def test_a_document_that_validation_cut_is_named(tmp_path: Path) -> None:
+    end = 9
+    documents = np.array([1, 2, end, 3, 4, 5, end, 6, end, 7, 7, 7, 7, end], np.uint16)
+    save_file({"tokens": documents}, tmp_path / "validation.safetensors")
+    digest = hashlib.sha256((tmp_path / "validation.safetensors").read_bytes()).hexdigest()
+    streams = [StreamRecord(tokens=14, sha256=[digest])]
+
+    def lines(validated: tuple[int, int], start: int, count: int, end_of_text_id: int | None = end) -> list[str]:
+        span = Range(directory=tmp_path, split="validation", start=start, count=count)
+        return documents_shared(streams, validated, span, end_of_text_id)
+
+    begins, ends = (
+        f"They {words} document of that validation." for words in ("begin inside the last", "end inside the first")
     )
+    assert lines((0, 4), 4, 8) == lines((0, 4), 5, 8) == [begins]  # 3, 4 | 5
+    assert lines((0, 4), 6, 7) == []  # the next token is 6, of another document
+    assert lines((0, 6), 6, 7) == lines((0, 6), 7, 6) == []  # the end of text was validated
+    assert lines((0, 9), 11, 2) == [begins]
+    assert lines((4, 8), 0, 3) == [ends] and lines((4, 8), 0, 2) == []
+    assert lines((0, 4), 4, 8, None) == []
+    streams = [StreamRecord(tokens=14, sha256=["0" * 64])]  # of other tokens
+    assert lines((0, 4), 4, 8) == []
 
 
 def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_files: Path, tmp_path: Path) -> None:

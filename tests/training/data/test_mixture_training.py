@@ -56,7 +56,9 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     alone, two = make_run("alone", **keys), make_run("two", **keys)
     silent = make_run("silent", **keys, validation_interval=None)
     for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
-        complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks)
+        said = complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks).stdout
+        note = f"NOTE: {few}: not validated on: it has no validation tokens; prepare some with --validation-fraction. "
+        assert said.count(f"{note}The best checkpoint goes by {names[1]}") == (run != silent)
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
