@@ -16,6 +16,7 @@ from training.telemetry.metrics_log import REFERENCE
 
 FEWEST = 3  # runs, and contents of tokens that stand for others prepared alike
 DIGITS = 4
+UNRECORDED = "a machine that is not recorded"
 
 
 def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
@@ -39,7 +40,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
             raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
-        rows.append((record.train["random_seed"], content, str(history.job.environment.device), found))
+        rows.append((record.train["random_seed"], content, history.used.devices or (UNRECORDED,), found))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))
@@ -47,7 +48,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
     reference = Reference(
         recipe=recipes[0][0],
         prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,
-        devices=sorted(set(devices)),
+        devices=sorted({name for names in devices for name in names}),
         band=np.round(prediction_band(losses, TENTH), DIGITS).tolist(),
         seeds=seeds,
         tokens=tokens,

@@ -101,12 +101,13 @@ def facts(history: RunHistory) -> Iterator[Fact]:
         yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned{share}"
     if job.tokenizer is not None:
         yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
-    if job.environment.device is not None:
-        yield "machine", f"{job.environment.world_size} x {job.environment.device}"
-        yield "software", f"torch {job.environment.packages.get('torch')}, Python {job.environment.python}"
+    if history.used.machines is not None:
+        yield "machine", history.used.machines
+    if history.used.software is not None:
+        yield "software", history.used.software
     yield "numerics", f"{record.numerics.get('precision')}, determinism {record.numerics['determinism']}"
-    if record.git_commit:
-        yield "commit", record.git_commit
+    if history.used.commits is not None:
+        yield "commit", history.used.commits
     if job.price_per_hour is not None:
         yield "price", f"{dollars(job.price_per_hour)} an hour"
 
@@ -226,9 +227,9 @@ def _resolved(history: RunHistory) -> dict[str, Any]:
     found = {
         "world size": record.world_size,
         "steps": record.steps,
-        "commit": record.git_commit,
-        "device": job.environment.device,
-        "torch": job.environment.packages.get("torch"),
+        "commit": history.used.commits,
+        "device": ", ".join(history.used.devices) or None,
+        "software": history.used.software,
         "tokenizer": None if job.tokenizer is None else job.tokenizer.name,
         "token files": ", ".join(files) or None,
         **{f"resolved {key}": value for key, value in record.numerics.items()},

@@ -12,6 +12,7 @@ import numpy as np
 from common.checks import structured
 from common.errors import BadInput
 from common.json_files import is_number, read_json
+from evaluation.shared.machines import TrainedOn, trained_on
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import ARCHIVE
@@ -89,6 +90,7 @@ class RunHistory:
     usd: float | None  # None without a price
     record: RunRecord | None  # None where `resolved.json` is missing or damaged
     job: LastJob
+    used: TrainedOn  # by all jobs
     bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
     notes: list[str]  # on lines and files that are left out
     compared: str | None = None  # the training loss with those of the recipe, in words
@@ -141,10 +143,15 @@ def read_history(directory: Path) -> RunHistory:
         usd=None if usd is None else float(usd[-1]),
         record=record,
         job=job,
+        used=trained_on(records, records[-1].get("step", 0) + 1, _last_job(record, job)),
         bits_per_nat=_bits_per_nat(job.token_files, record),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
         compared=compare(directory, record, curves) if record and (directory / REFERENCE).exists() else None,
     )
+
+
+def _last_job(record: RunRecord | None, job: LastJob) -> dict[str, Any]:
+    return {"environment": attrs.asdict(job.environment), "git_commit": None if record is None else record.git_commit}
 
 
 def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]]:

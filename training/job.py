@@ -1,10 +1,13 @@
 """Job: one launch of a run on this rank, in three phases: open it, begin or resume, run the loop."""
 
+import platform
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import attrs
+import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, advisory, check_all
 from common.files import is_folder
@@ -18,6 +21,7 @@ from training.config.batch_plan import derive_layout
 from training.config.train_config import Run, TrainConfig, override, read_files
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import agreed_fingerprint, compiled_on_gpu, resolve_numerics, set_determinism
+from training.hardware.environment import device_name
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
 from training.launch import (
@@ -29,7 +33,7 @@ from training.launch import (
     restarts,
 )
 from training.loop import Loop
-from training.parallel.process_group import Ranks, from_coordinator, stop
+from training.parallel.process_group import Ranks, from_coordinator, gather, stop
 from training.precision import Numerics
 from training.resume import ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
@@ -260,6 +264,8 @@ def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes:
         "start",
         world_size=job.ranks.world_size,
         data_parallel_size=job.ranks.data_parallel.size,
+        devices=dict(Counter(gather(job.ranks, device_name(job.ranks.device)))),
+        software=f"torch {torch.__version__}, Python {platform.python_version()}",
         commit=record.git_commit,
         price_per_hour=job.ledger.price_per_hour,
         elapsed_seconds=round(job.ledger.elapsed_seconds(), 3),

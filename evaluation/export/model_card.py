@@ -5,6 +5,7 @@ from pathlib import Path
 
 from common.quantities import small_number
 from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.machines import describe_drift, trained_on
 from evaluation.shared.results import cost_of, perplexity
 from model.config import rows
 from model.counts import parameter_count
@@ -85,15 +86,19 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     yield "initial weights", initial
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)
-    if environment := place.record.get("environment"):
-        yield "machine", f"{environment['world_size']} x {environment['device']}"
+    records = [] if place.run is None else read_metrics(place.run)
+    used = trained_on(records, state.position.step, place.record | {"git_commit": config.git_commit})
+    if used.machines:
+        yield "machine", used.machines
         yield "precision", str(config.numerics.get("precision", train["precision"]))
-        yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
+    yield from (("numerics", line) for line in describe_drift(records, state.position.step))
+    if used.software:
+        yield "software", used.software
     yield "time", f"{small_number(cost.hours)} hours"
     if cost.dollars is not None:
         yield "cost", str(cost)
-    if config.git_commit:
-        yield "commit", f"`{config.git_commit}`"
+    if used.commits:
+        yield "commit", f"`{used.commits}`" if used.commits == config.git_commit else used.commits
 
 
 def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:

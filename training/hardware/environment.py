@@ -39,11 +39,15 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
+        "device": device_name(device),
         "cuda": torch.version.cuda if cuda else None,
         "world_size": world_size,
         "threads": torch.get_num_threads(),
     }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:

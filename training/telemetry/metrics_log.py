@@ -146,6 +146,11 @@ def _are_sources(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) and count.holds(one.get("tokens")) for one in value)
 
 
+def _are_devices(value: Any) -> bool:
+    """Tell whether a value counts the ranks of a job by the name of their device."""
+    return isinstance(value, dict) and bool(value) and all(map(integer(1).holds, value.values()))
+
+
 _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
     **dict.fromkeys(("learning_rate", "skipped_steps"), number(0).holds),
     **dict.fromkeys(("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes"), optional(number(0)).holds),
@@ -155,4 +160,6 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
     **dict.fromkeys(("ledger", "run_ledger"), _is_ledger),
     "validation_losses": lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
     "sources": _are_sources,
+    "devices": _are_devices,
+    "software": lambda value: isinstance(value, str),
 }

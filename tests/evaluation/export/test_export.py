@@ -31,6 +31,7 @@ from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, TEMPLATES, USER, Message, Template
 from training.config.train_config import load_run
+from training.telemetry.metrics_log import METRICS
 
 TEXTS = [
     "Hi!",
@@ -199,6 +200,10 @@ def test_what_a_killed_export_left_is_removed_or_named(
 
 def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
+    complete(run, "--price-per-hour", "3.29", "--max-steps", "4")
+    lines = (run / METRICS).read_text().splitlines()
+    begun = json.loads(lines[0]) | {"devices": {"NVIDIA A100": 8}, "software": "torch 2.12.0, Python 3.10.1"}
+    (run / METRICS).write_text("\n".join([json.dumps(begun), *lines[1:]]) + "\n")  # as if on another machine
     complete(run, "--price-per-hour", "3.29")
     said("export", run, tmp_path / "named", "--license", "mit")
     card = (tmp_path / "named" / "README.md").read_text()
@@ -213,7 +218,8 @@ def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> N
         f"| validation loss | {loss:.4f} nats per token (perplexity {math.exp(loss):,.2f}) |",
         f"| seed | {state['config']['train']['random_seed']} |",
         "at $3.29 an hour |",
-        "| machine | 1 x ",
+        "| machine | 8 x NVIDIA A100, from step 4 on 1 x ",
+        f"| software | torch 2.12.0, Python 3.10.1, from step 4 on torch {torch.__version__}, Python ",
     ):
         assert line in card
     assert str(tmp_path) not in card

@@ -1,0 +1,75 @@
+"""Machines and software of a run's jobs: a run that is resumed elsewhere has been trained on several."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class TrainedOn:
+    """What the jobs of a run have used, in words; None if that is unknown."""
+
+    machines: str | None
+    software: str | None
+    commits: str | None
+    devices: tuple[str, ...]  # the names that are known, each once
+
+
+def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str, Any]) -> TrainedOn:
+    """Return the machines, software and commits of the jobs that trained a run up to a step.
+
+    `records`: the run's metrics as it stands. `record`: the content of its `resolved.json`, which describes the last
+    job alone; lines of earlier versions name no machine, so that it is the only source for them.
+    """
+    starts = [line for line in records if line.get("event") == "start"]
+    jobs = [line for line in starts if line["step"] < step] or starts[:1]
+    environment = record.get("environment")
+    last: dict[str, Any] = {}
+    if isinstance(environment, dict) and (not jobs or jobs[-1] is starts[-1]):
+        last = environment
+
+    def words(described: Callable[[Mapping[str, Any]], str | None], otherwise: str | None) -> str | None:
+        values = [(line["step"], described(line)) for line in jobs] or [(0, None)]
+        if values[-1][1] is None:
+            values[-1] = values[-1][0], otherwise
+        return _over_steps(values)
+
+    names = [name for line in jobs for name in line.get("devices") or {}]
+    if last.get("device") and not (jobs and jobs[-1].get("devices")):
+        names.append(str(last["device"]))
+    packages, python = last.get("packages"), last.get("python")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    return TrainedOn(
+        machines=words(_devices, f"{last.get('world_size')} x {last['device']}" if last.get("device") else None),
+        software=words(_software, f"torch {torch}, Python {python}" if torch and python else None),
+        commits=words(lambda line: line.get("commit"), record.get("git_commit") if last else None),
+        devices=tuple(dict.fromkeys(names)),
+    )
+
+
+def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
+    """Return a line for each resume before a step that changed the numerics, such as another precision."""
+    drifts = [line for line in records if line.get("event") == "numerics-drift" and line.get("step", 0) < step]
+    return [
+        f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get('changes') or []))}" for line in drifts
+    ]
+
+
+def _devices(start: Mapping[str, Any]) -> str | None:
+    devices = start.get("devices")
+    return " and ".join(f"{count} x {name}" for name, count in devices.items()) if devices else None
+
+
+def _software(start: Mapping[str, Any]) -> str | None:
+    return start.get("software")
+
+
+def _over_steps(values: Sequence[tuple[int, str | None]]) -> str | None:
+    """Return "A, from step 500 on B" for the first step and the value of each job; None if no value is known."""
+    if all(value is None for _, value in values):
+        return None
+    texts = [(step, value or "not recorded") for step, value in values]
+    changes = [text for number, text in enumerate(texts) if number == 0 or text[1] != texts[number - 1][1]]
+    first, *later = changes
+    return ", ".join([first[1], *(f"from step {step:,} on {value}" for step, value in later)])
