@@ -14,6 +14,7 @@ from common.files import sha256
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.load import ModelLocation
+from tokens.format.foreign_files import describe_missing_first
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.hub.download import download_dataset, hub_name
@@ -70,6 +71,8 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
     for place in places:
         check_unseen(place, span)
     print(printable(str(span)))
+    for note in describe_missing_first(span.directory, open_split(span.directory, span.split).files):
+        print(printable(note))
     return span, span.identity()
 
 

@@ -14,6 +14,7 @@ from common.errors import BadInput, refusing, say
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
 from evaluation.shared.weights import WeightsIdentity
+from tokens.documents.messages import excluded_by
 from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
@@ -126,6 +127,9 @@ def _record(row: Any, where: str, unread: Counter[str], *others: str) -> Record:
     filled = [key for key, value in row.items() if not is_absent(value)]
     if refused := [key for key in REFUSED_FIELDS if key in filled]:
         raise BadInput(f"{where}: got '{refused[0]}', which is not read; correct or remove the record")
+    if (name := excluded_by(row)) is not None:
+        got = f"got '{name}': {json.dumps(row[name])}"
+        raise BadInput(f"{where}: {got}, but every record is trained or tested on; remove the record")
     own = {field.name for field in attrs.fields(Record)}
     unread.update(key for key in filled if key not in own and key not in others)
     values = {key: value for key, value in row.items() if key in own}

@@ -43,7 +43,9 @@ def problem(run: Path, reference: Path) -> str:
 def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp_path: Path) -> None:
     first = reference_in(tmp_path)[0]
     other = finished_run(tmp_path / "high", 9, loss=4.0, train={"microbatch_size": 4})
-    assert problem(other, first) == f"band         of 3 runs on a machine that is not recorded: {other / 'reference.json'}"
+    assert (
+        problem(other, first) == f"band         of 3 runs on a machine that is not recorded: {other / 'reference.json'}"
+    )
     page = report_page([other], [read_history(other)], {})
     assert "training loss above the band of 3 runs of this recipe" in page
     constant = finished_run(tmp_path / "constant", 9, train={"schedule_learning_rate": False, "learning_rate": 0.001})

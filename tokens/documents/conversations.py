@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from common.checks import is_absent
 from common.errors import either, quoted
 from tokens.documents.inputs import Damaged, Extent, Input
-from tokens.documents.messages import COUNTS, OPENAI_ROLES, SHARE_GPT_ROLES, read_message
+from tokens.documents.messages import OPENAI_ROLES, SHARE_GPT_ROLES, excluded_by, read_message
 from tokens.documents.parquet import FORMS, REFUSED_FIELDS, unread_columns
 from tokens.documents.reader import HEAD_CHARACTERS, SHOWN_FIELDS, Piece, Reader, parse
 from tokens.documents.text_file import BYTE_ORDER_MARK, GAP, LONGEST_GAP, Line, gap_position
@@ -189,11 +189,9 @@ def _check_unique(where: str, value: Any) -> None:
 
 def _check_counted(fields: dict[str, Any]) -> None:
     """Raise ValueError for a record that excludes itself from the loss: all answers count."""
-    for name in COUNTS:
-        value = fields.get(name)
-        if type(value) in (bool, int, float) and not value:
-            detail = f"got {quoted(name)}: {quoted(value)}, but every answer counts in the loss; remove the record"
-            raise ValueError("no conversation", detail)
+    if (name := excluded_by(fields)) is not None:
+        got = f"got {quoted(name)}: {quoted(fields[name])}"
+        raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:

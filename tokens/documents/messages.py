@@ -76,6 +76,11 @@ def read_content(content: Any, where: str) -> str:
     return "".join(texts)
 
 
+def excluded_by(record: Mapping[str, Any]) -> str | None:
+    """Return the field by which a whole record excludes itself from the loss, or None."""
+    return next((name for name in COUNTS if type(record.get(name)) in (bool, int, float) and not record[name]), None)
+
+
 def _check_counts(name: str, value: Any, role: str, where: str) -> None:
     """Raise ValueError unless a field that says whether a message counts in the loss says what we do."""
     if type(value) not in (bool, int, float) or value not in (0, 1) or bool(value) != (role == ASSISTANT):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from common.errors import BadInput
 from tokens.documents.inputs import Damaged
+from tokens.documents.messages import COUNTS
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -36,14 +37,17 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column of a name; without a name, the columns of the conversations that a file has."""
+    """Return the column of a name; without a name, the columns of the conversations that a file has.
+
+    Those are all fields whose values decide how a record of JSON Lines is read, too.
+    """
     names = table.schema_arrow.names
     if name is not None:
         return [name]
     complete = [form for form in FORMS if {*form} <= {*names}]
     # If no form is complete, a file is read by the fields that it has, and each record is named with what it lacks.
     fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
-    return [each for each in (*fields, *REFUSED_FIELDS) if each in names]
+    return [each for each in (*fields, *REFUSED_FIELDS, *COUNTS) if each in names]
 
 
 def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import BinaryIO
@@ -38,6 +38,10 @@ class ForeignName:
     token_set: str  # the words beside split and number; "" of nanoGPT's files
     number: int | None  # of a shard
 
+    def renumbered(self, number: int) -> str:
+        """Return the name of another shard, whose number has as many digits."""
+        return re.sub(r"\d+(?=\.\w+$)", lambda digits: f"{number:0{len(digits[0])}d}", self.name, flags=re.ASCII)
+
 
 def parse_name(name: str) -> ForeignName | None:
     """Return the parts of a token file's name, None for a file of another kind."""
@@ -69,11 +73,35 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
         if len(files) > 1 and (None in numbers or len(set(numbers)) < len(numbers)):
             raise BadInput(f"{where}: holds both {files[0].name} and {files[1].name}; keep one of them")
         known = sorted(number for number in numbers if number is not None)
-        gap = next((number for number, other in itertools.pairwise(known) if other != number + 1), None)
+        gap = next((pair for pair in itertools.pairwise(known) if pair[1] != pair[0] + 1), None)
         if gap is not None:
-            before = next(file.name for file in files if file.number == gap)
-            raise BadInput(f"{where}: incomplete shards: the one after {before} is missing; download it again")
+            before = next(file for file in files if file.number == gap[0])
+            first, last = before.renumbered(gap[0] + 1), before.renumbered(gap[1] - 1)
+            missing = (
+                f"{first} is missing; download it" if first == last else f"{first} to {last} are missing; download them"
+            )
+            raise BadInput(f"{where}: incomplete shards: {missing} again")
     return {split: [file.name for file in files] for split, files in by_split.items()}
+
+
+def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[str]:
+    """Return a note if the first shards of a split are not in its folder, or if that looks so by their numbers.
+
+    Numbers begin at 0 or 1, or after those of another split: llm.c's first shard is to validate on. A folder may hold
+    later shards on purpose, so they are read.
+    """
+    parsed = parse_name(stream[0].path.name) if stream else None
+    if parsed is None or parsed.number is None or parsed.number < 2:
+        return []
+    with readable_tokens(directory):
+        others = [other for other in map(parse_name, (path.name for path in directory.glob("*"))) if other is not None]
+    if any(other.number == parsed.number - 1 and other.token_set == parsed.token_set for other in others):
+        return []
+    before = parsed.renumbered(parsed.number - 1)
+    return [
+        f"NOTE: {directory}: its {parsed.split} shards begin with {parsed.name}, and are read without the ones "
+        f"before it, such as {before}, which are not here; download those to read the whole stream"
+    ]
 
 
 def read_foreign_header(path: Path) -> TokenFile:

@@ -131,7 +131,17 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
         elif stream is None and train.validation.validation_interval is not None and ranks.coordinates:
             print(f"NOTE: {printable(_why_not_validated(directory, token_set))}", flush=True)
         directories.append(kept)
+        if growing is None and ranks.coordinates:
+            _tell_missing_shards(kept)
     return directories
+
+
+def _tell_missing_shards(directory: TokenDirectory) -> None:
+    from tokens.format.foreign_files import describe_missing_first
+
+    for stream in directory.streams:
+        for note in describe_missing_first(directory.path, stream.files):
+            print(printable(note), flush=True)
 
 
 def _why_not_validated(directory: TokenDirectory, token_set: TokenSet) -> str:

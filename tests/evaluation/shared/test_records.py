@@ -34,6 +34,10 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
         (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
         (json.dumps([ROW | {"input": False}]), "record 1: input: got False, wanted a string"),
         (json.dumps([ROW | {"system": "Be brief."}]), "record 1: got 'system', which is not read"),
+        (
+            json.dumps([ROW | {"train": False}]),
+            "record 1: got 'train': false, but every record is trained or tested on",
+        ),
         *(
             (json.dumps([ROW, ROW | {key: "half \ud83d"}]), f"record 2: {key}: got half a surrogate pair")
             for key in ("instruction", "input", "output")

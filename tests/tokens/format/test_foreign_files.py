@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from tests.tokens.format.token_directory import check_flips, write_llm_c, write_nanogpt
-from tokens.format.foreign_files import foreign_names, parse_name, read_foreign_header
+from tokens.format.foreign_files import describe_missing_first, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import read_content
 from tokens.format.token_file import TokenStream, open_split
 
@@ -137,7 +137,14 @@ def test_files_are_in_the_order_of_their_numbers() -> None:
         (["a_train_1.bin", "b_train_2.bin"], "holds a_train_1.bin and b_train_2.bin, of two sets of tokens; keep one"),
         (["a_train.bin", "a_train_1.bin"], "holds both a_train.bin and a_train_1.bin; keep one of them"),
         (["a_train_1.bin", "a_train_01.bin"], "holds both a_train_01.bin and a_train_1.bin; keep one of them"),
-        (["a_train_1.bin", "a_train_2.bin", "a_train_4.bin"], "the one after a_train_2.bin is missing; download it"),
+        (
+            ["a_train_1.bin", "a_train_2.bin", "a_train_4.bin"],
+            "incomplete shards: a_train_3.bin is missing; download it",
+        ),
+        (
+            ["a_train_07.bin", "a_train_11.bin"],
+            "incomplete shards: a_train_08.bin to a_train_10.bin are missing; downl",
+        ),
     ],
 )
 def test_files_that_make_up_no_set_are_refused(names: list[str], message: str) -> None:
@@ -150,3 +157,19 @@ def test_two_formats_of_one_split_are_refused(tmp_path: Path) -> None:
     np.zeros(9, np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(BadInput, match=r"holds both train\.safetensors and train\.bin; keep files of one format"):
         open_split(tmp_path, "train")
+
+
+def test_missing_first_shards_are_told(tmp_path: Path) -> None:
+    def notes(*names: str, split: str = "train") -> list[str]:
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for name in names:
+            write_llm_c(folder / name, FEW)
+        return describe_missing_first(folder, open_split(folder, split).files)
+
+    (note,) = notes("a_train_000003.bin", "a_train_000004.bin")
+    assert "its train shards begin with a_train_000003.bin, and are read without the ones before it" in note
+    assert "such as a_train_000002.bin, which are not here" in note
+    assert len(notes("a_val_2.bin", "a_train_0.bin", split="validation")) == 1
+    assert notes("a_train_000000.bin") == notes("a_train_000001.bin") == notes("train.bin") == []
+    assert notes("a_val_000000.bin", "a_val_000001.bin", "a_train_000002.bin") == []  # numbered over both splits

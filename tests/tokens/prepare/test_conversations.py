@@ -268,6 +268,21 @@ def test_a_column_that_would_not_be_read_is_refused_where_it_holds_something(tmp
     assert (manifest.documents, manifest.problems) == (2, {"no conversation": 1})
 
 
+@pytest.mark.parametrize("field", ["train", "weight", "training", "loss", "tools", "id"])
+def test_a_field_means_the_same_in_every_format(tmp_path: Path, field: str) -> None:
+    values = ["k", "k"] if field in ("tools", "id") else [0, 1]
+    talks = [talk("a", "b") | {field: value} for value in values] + [talk("c", "d")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
+    (tmp_path / "a.json").write_text(json.dumps(talks))
+    found = []
+    for number, source in enumerate((tmp_path / "a.json", tmp_path / "a.parquet", lines(tmp_path / "a.jsonl", talks))):
+        manifest = write(tmp_path / f"{number}", source, **TURNS)
+        found.append((manifest.documents, manifest.lost_documents, rows_of(tmp_path / f"{number}")))
+        assert (field == "id") == (manifest.lost_documents == 0)
+        assert (field == "tools") == (f"with a field '{field}' that is not read" not in manifest.problems)
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_left_out(tmp_path: Path) -> None:
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     (tmp_path / "a.jinja").write_text(refusal + TEMPLATES["turns"].text)

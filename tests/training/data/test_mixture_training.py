@@ -88,8 +88,10 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
         write_llm_c(other / f"tiny_{word}.bin", open_split(token_files, "train").read(0, count))
     parts = [{"dataset": name, "weight": 1} for name in (str(token_files), str(other))]
     run = make_run(dataset=parts)
+    (other / "tiny_train.bin").rename(other / "tiny_train_000003.bin")
     done = train(run, "--max-steps", "1")
     assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stdout
+    assert f"NOTE: {other}: its train shards begin with tiny_train_000003.bin, and are read without" in done.stdout
     assert metrics(run, "validation_losses") == {}
     assert list(metrics(run, "validation_loss")) == [0, 1]
     (run / "train.json").write_text(json.dumps(json.loads((run / "train.json").read_text()) | {"dataset": parts[::-1]}))
