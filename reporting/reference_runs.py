@@ -11,10 +11,9 @@ from common.errors import BadInput
 from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
-from training.reference import MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of
+from training.reference import FEWEST, MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of
 from training.telemetry.metrics_log import REFERENCE
 
-FEWEST = 3  # runs, and contents of tokens that stand for others prepared alike
 DIGITS = 4
 UNRECORDED = "a machine that is not recorded"
 
@@ -47,7 +46,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
     losses = np.round(measured, DIGITS)  # (R, M)
     reference = Reference(
         recipe=recipes[0][0],
-        prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,
+        prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,  # so many stand for others prepared alike
         devices=sorted({name for names in devices for name in names}),
         band=np.round(prediction_band(losses, TENTH), DIGITS).tolist(),
         seeds=seeds,

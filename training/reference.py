@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from common.checks import structured
+from common.checks import ValueCheck, integer, number, structured
 from common.errors import BadInput
 from common.json_files import read_json
 from training.checkpoints.run_record import RunRecord, manifest_of
@@ -23,7 +23,11 @@ from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
 
 MARKS, TENTH = 40, 4  # M at equal distances, and those in a tenth of the run
 NAMED = 3  # differences
+FEWEST = 3  # runs of a reference
+ROUNDED = 1e-3  # more than the rounding of a reference's numbers
 NO_LOSS = Curve(np.zeros(0), np.zeros(0))
+_EACH_SEED = ValueCheck(lambda seeds: all(map(integer(0).holds, seeds)), "whole numbers from 0")
+_EACH_LOSS = ValueCheck(lambda rows: all(number(0).holds(loss) for row in rows for loss in row), "losses from 0")
 
 
 @attrs.frozen(kw_only=True)
@@ -33,16 +37,26 @@ class Reference:
     recipe: dict[str, Any]
     prepared: str | None  # sources and tokenizer of any tokens that count; None: those of `tokens` alone
     devices: list[str]
-    band: list[list[float]]  # lowest and highest loss (2, M)
-    seeds: list[int]  # R
+    band: list[list[float]]  # lowest and highest loss (2, M); the lowest may be below zero
+    seeds: list[int] = attrs.field(validator=_EACH_SEED)  # R
     tokens: list[str]  # identity of each run's training tokens (R)
-    losses: list[list[float]]  # (R, M)
+    losses: list[list[float]] = attrs.field(validator=_EACH_LOSS)  # (R, M)
 
     def __attrs_post_init__(self) -> None:
+        runs = len(self.losses)
+        if runs < FEWEST or not len(self.seeds) == len(self.tokens) == runs:
+            counts = f"{runs} losses, {len(self.seeds)} seeds and {len(self.tokens)} tokens"
+            raise ValueError(f"losses: got {counts}, wanted those of {FEWEST} runs or more, one of each for a run")
+        if len({*zip(self.seeds, self.tokens, strict=True)}) < runs:
+            raise ValueError("seeds: got two runs of one seed and the same tokens, wanted different ones")
         if len(self.band) != 2 or any(len(each) != MARKS for each in (*self.band, *self.losses)):
             raise ValueError(f"band, losses: wanted {MARKS} numbers each, and two bounds")
         if any(low > high for low, high in zip(*self.band, strict=True)):
             raise ValueError("band: wanted the lowest losses first, then the highest")
+        low, high = np.array(self.band)
+        means = np.mean(self.losses, axis=0)  # the band is around them; it and they are rounded
+        if ((means < low - ROUNDED) | (means > high + ROUNDED)).any():
+            raise ValueError("band: does not hold the mean of the losses at each mark, so it is of other losses")
 
 
 class ComparedLog(MetricsLog):

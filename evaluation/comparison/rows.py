@@ -191,7 +191,10 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 
 def _is_whole(result: EvaluationResult) -> bool:
-    """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
+    """Tell whether a result can be shown, and compared, if only with itself.
+
+    Then all its numbers are finite, its error is not negative, and its value lies between its bounds.
+    """
     shown: list[float] = []
     try:
         for one in result.measurements:
@@ -199,6 +202,9 @@ def _is_whole(result: EvaluationResult) -> bool:
             alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
             ends = (one.error, *(one.bounds or ()), *([] if alike is None else attrs.astuple(alike)))
             shown += [one.value, *(float(end) for end in ends if end is not None)]
+            low, high = one.bounds or (one.value, one.value)
+            if (one.error or 0) < 0 or not low <= one.value <= high:
+                return False
     except UNREADABLE:
         return False
     return bool(shown) and all(map(is_number, shown))

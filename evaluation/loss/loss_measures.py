@@ -102,6 +102,8 @@ def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     span, groups = record["range"], record["groups"]
     nats, tokens, text_bytes = np.array([groups["nats"], groups["tokens"], groups["text_bytes"]], np.float64)
+    if (nats < 0).any() or (tokens <= 0).any() or (text_bytes < 0).any() or record["nats_per_token"] < 0:
+        raise ValueError("groups: wanted nats and bytes from 0, and tokens above 0")
     errors = {key: record.get(f"{key}_error") for key in ("nats_per_token", "bits_per_byte")}
     if "independent_documents" not in record:  # stored when documents were taken as independent
         for key, values, sizes in (("nats_per_token", nats, tokens), ("bits_per_byte", nats / math.log(2), text_bytes)):

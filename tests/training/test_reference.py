@@ -24,7 +24,8 @@ def loss(steps: np.ndarray, noise: float = 0.0, seed: int = 0) -> Curve:
     return Curve(steps.astype(float), 1 + 4 * (steps + 10.0) ** -0.3 + noise * random.standard_normal(len(steps)))
 
 
-BAND = prediction_band(np.array([tenths(loss(LOGGED, 0.1, seed), STEPS) for seed in range(9)]), TENTH)
+LOSSES = np.array([tenths(loss(LOGGED, 0.1, seed), STEPS) for seed in range(9)])
+BAND = prediction_band(LOSSES, TENTH)
 
 
 def referred(place: Path, **changed: Any) -> tuple[Path, RunRecord]:
@@ -39,9 +40,9 @@ def referred(place: Path, **changed: Any) -> tuple[Path, RunRecord]:
         prepared=None,
         devices=["CPU"],
         band=[bound.tolist() for bound in BAND],
-        seeds=[0] * 9,
-        tokens=[str(tokens_of(record)[0])],
-        losses=[[1.0] * MARKS] * 9,
+        seeds=[*range(9)],
+        tokens=[str(tokens_of(record)[0])] * 9,
+        losses=LOSSES.tolist(),
     )
     (run / "reference.json").write_text(json.dumps(attrs.asdict(reference) | changed))
     return run, record
@@ -89,11 +90,20 @@ def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged
     ("changed", "problem"),
     [
         ({"band": [[1.0] * MARKS]}, "wanted 40 numbers"),
-        ({"losses": [[1.0]]}, "wanted 40 numbers"),
+        ({"losses": [[1.0]] * 9}, "wanted 40 numbers"),
+        ({"losses": []}, "losses: got 0 losses, 9 seeds and 9 tokens, wanted those of 3 runs or more"),
+        ({"losses": [], "seeds": [], "tokens": []}, "losses: got 0 losses, 0 seeds and 0 tokens, wanted those of 3"),
+        ({"losses": LOSSES[:8].tolist()}, "losses: got 8 losses, 9 seeds and 9 tokens"),
+        ({"losses": [[-1.0] * MARKS] * 9}, "wanted losses from 0"),
+        ({"losses": [["2"] * MARKS] * 9}, "wanted a number"),
+        ({"losses": (LOSSES + 1).tolist()}, "band: does not hold the mean of the losses at each mark"),
+        ({"seeds": [0] * 9}, "seeds: got two runs of one seed and the same tokens"),
+        ({"seeds": [*range(8)]}, "losses: got 9 losses, 8 seeds and 9 tokens"),
+        ({"seeds": [-1, *range(8)]}, "wanted whole numbers from 0"),
         ({"band": [[2.0] * MARKS, [1.0] * MARKS]}, "wanted the lowest losses first"),
         ({"band": [[float("nan")] * MARKS] * 2}, "got nan"),
         ({"recipe": {}}, "emb_dim is 128, there null; and 16 more"),
-        ({"tokens": []}, "no reference for these tokens"),
+        ({"tokens": ["other"] * 9}, "no reference for these tokens"),
     ],
 )
 def test_a_damaged_reference_is_one_note(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:

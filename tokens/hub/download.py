@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from common.bucket import Bucket, StoredObject
+from common.checks import integer
 from common.errors import BadInput, say
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import HUB, download_snapshot
@@ -67,7 +68,7 @@ def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
 def tokens_downloaded(directory: Path) -> int | None:
     """Return how many train tokens are here of a dataset of which only the first shards are, None for any other."""
     tokens = _read_receipt(directory).get("train_tokens")
-    return tokens if isinstance(tokens, int) else None
+    return tokens if integer(0).holds(tokens) else None
 
 
 def hub_name(directory: Path) -> str | None:

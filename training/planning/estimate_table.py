@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
+from common.checks import ValueCheck, integer, number, structured, text
 from common.errors import printable, quoted, refusing
 from common.json_files import is_number, read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
@@ -123,6 +124,44 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     ]
 
 
+@attrs.frozen(kw_only=True)
+class ForecastPoint:
+    """A run of the ladder, by which the law was fitted."""
+
+    parameters: int = attrs.field(validator=integer(1))
+    tokens: int = attrs.field(validator=integer(1))
+    loss: float = attrs.field(validator=number(0, above=True))
+
+
+@attrs.frozen(kw_only=True)
+class ForecastTarget:
+    loss: float = attrs.field(validator=number(0, above=True))
+    low: float = attrs.field(validator=number(0))
+    high: float = attrs.field(validator=number(0))
+    extrapolation: float = attrs.field(validator=number(0, above=True))
+
+    def __attrs_post_init__(self) -> None:
+        if not self.low <= self.loss <= self.high:
+            raise ValueError(f"low, loss, high: got {self.low}, {self.loss} and {self.high}, wanted rising numbers")
+
+
+@attrs.frozen(kw_only=True)
+class ForecastMiss:
+    error: float = attrs.field(validator=number(0))  # relative, of the largest size
+
+
+@attrs.frozen(kw_only=True)
+class ForecastRecord:
+    """What is shown of a target's forecast.json, which experiment.py ladder writes."""
+
+    date: str = attrs.field(validator=text())
+    commit: str | None
+    recipe: dict[str, dict[str, Any]]
+    target: ForecastTarget
+    points: list[ForecastPoint] = attrs.field(validator=ValueCheck(bool, "the runs of a ladder"))
+    held_out: ForecastMiss
+
+
 def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
     """Return the keys that determine the final loss, as JSON would give them back: a forecast is valid for these."""
     train = run.train.flat()
@@ -140,14 +179,14 @@ def describe_forecast_file(run: Run) -> list[str]:
     advice = f"move it away, or {_AGAIN}"
     kinds = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
     with refusing(f"{path}: not a ladder's forecast", advice, kinds):
-        record = read_json(path, advice=advice)
-        if changed := _changed_key(recipe_of(run), record["recipe"]):
+        record = structured(read_json(path, advice=advice), ForecastRecord, unknown_keys=True)
+        if changed := _changed_key(recipe_of(run), record.recipe):
             return [f"forecast     not for this run: {changed}; {_AGAIN}"]
-        target, points, missed = record["target"], len(record["points"]), 100 * record["held_out"]["error"]
+        target, points, missed = record.target, len(record.points), 100 * record.held_out.error
         return [
-            f"forecast     loss {target['loss']:.4f} [{target['low']:.4f}, {target['high']:.4f}], 90 % interval of one "
-            f"run, at {target['extrapolation']:.3g} x the compute of its ladder's largest run",
-            f"             ladder of {points} runs, {record['date']}, commit {record['commit']}: its largest size, "
+            f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90 % interval of one "
+            f"run, at {target.extrapolation:.3g} x the compute of its ladder's largest run",
+            f"             ladder of {points} runs, {record.date}, commit {record.commit}: its largest size, "
             f"held out, was missed by {missed:.1f} % on average",
         ]
 

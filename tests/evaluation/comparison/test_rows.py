@@ -59,6 +59,11 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
         {"nats_per_token": "3.4"},
         {"range": None},
         {"nats_per_token": None, "range": []},
+        {"nats_per_token": -3.4},
+        {"nats_per_token_error": -0.1},
+        {"groups": {"nats": [-1.0, 2.0], "tokens": [1, 1], "text_bytes": [1, 1]}},
+        {"groups": {"nats": [1.0, 2.0], "tokens": [3, -1], "text_bytes": [1, 1]}},
+        {"groups": {"nats": [], "tokens": [], "text_bytes": []}},
     ],
     ids=str,
 )

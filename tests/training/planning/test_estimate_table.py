@@ -188,6 +188,9 @@ def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told(
     assert wanted < min(fewer, more)
 
 
+POINT = {"parameters": 100, "tokens": 1000, "loss": 4.0}
+
+
 @pytest.fixture(name="run")
 def _run(tmp_path: Path) -> Path:
     for name in ("model.json", "train.json"):
@@ -196,7 +199,7 @@ def _run(tmp_path: Path) -> Path:
         "date": "2026-11-23",
         "commit": "abc1234",
         "target": {"loss": 3.28, "low": 3.25, "high": 3.31, "extrapolation": 12.34},
-        "points": [{}] * 12,
+        "points": [{"rung": "12x768", **POINT}] * 12,
         "held_out": {"error": 0.004},
         "recipe": recipe_of(load_run(tmp_path, [])),
     }
@@ -255,7 +258,14 @@ def test_a_key_that_the_forecast_does_not_know_had_its_default(run: Path) -> Non
 
 
 DAMAGED = ["{", "[]", "{}", '{"recipe": 3}', "\0"]
-WRONG: list[dict[str, Any]] = [{"target": {"loss": "x"}}, {"points": 3}, {"held_out": []}, {"target": None}]
+TARGET = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
+WRONG: list[dict[str, Any]] = [
+    *({"target": {"loss": "x"}}, {"target": None}),
+    *({"target": TARGET | wrong} for wrong in ({"loss": -1.0}, {"low": 3.5}, {"high": 2.5}, {"extrapolation": 0})),
+    *({"points": points} for points in (3, [], [3], [POINT, POINT | {"loss": "x"}], [POINT | {"tokens": -5}])),
+    *({"held_out": held_out} for held_out in ([], {"error": -1}, {"error": True})),
+    *({"date": 3}, {"commit": [1]}, {"recipe": []}),
+]
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, *WRONG])
