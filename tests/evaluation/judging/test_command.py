@@ -5,6 +5,7 @@ import re
 import pytest
 
 from common.errors import BadInput
+from common.redaction import HIDDEN
 from evaluation.judging.judge import find_key
 from tests.conftest import ROOT, only_line
 from tests.evaluation.judging.sessions import Sessions, run
@@ -42,7 +43,8 @@ def test_what_no_judge_can_be_asked_for_is_one_line(
     monkeypatch.setenv("OPENAI_API_KEY", key)
     done = sessions.run(*options)
     assert line in only_line(done)
-    assert "me:secret" not in done.stdout + done.stderr and "hunter12" not in done.stdout + done.stderr
+    output = (done.stdout + done.stderr).replace(HIDDEN, "")
+    assert "secret" not in output and "hunter12" not in output
 
 
 @pytest.mark.parametrize(
