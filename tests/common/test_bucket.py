@@ -4,7 +4,9 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -285,3 +287,11 @@ def test_a_web_server_cannot_send_without_an_end(monkeypatch: pytest.MonkeyPatch
             Bucket(f"{url}/a").read("")
     with endless.serve(endless.large_body) as url, pytest.raises(BadInput, match="bytes, wanted at most 1,000"):
         Bucket(f"{url}/a").read("")
+
+
+def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = {"path": "a", "e_tag": None, "version": None, "last_modified": datetime.now(timezone.utc)}
+    entries = [same | {"size": size} for size in (1, 2)]
+    bucket = Bucket("s3://runs/listed")
+    monkeypatch.setattr(bucket, "_client", SimpleNamespace(list=lambda *_: iter([entries[:1], entries[1:]])))
+    assert [(name, found.size_bytes) for name, found in bucket.objects().items()] == [("a", 2)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from common.checks import structured
+from common.checks import integer, optional, structured
 from common.errors import refusing
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
@@ -33,7 +33,7 @@ class StreamRecord:
     """Identity of a token stream: its length, and the sha256 of each file as it was read."""
 
     directory: str = ""
-    tokens: int | None  # None: still being prepared
+    tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: still being prepared
     files: list[str] = attrs.field(factory=list)
     sha256: list[str]
     plan: str | None = None  # fingerprint of the preparation's plan, which determines every byte
@@ -67,10 +67,10 @@ class RunRecord:
     # keys of model.json and train.json in their one form
     model: dict[str, Any] = attrs.field(converter=partial(one_form, "model"))  # type: ignore[misc]  # mypy knows functions
     train: dict[str, Any] = attrs.field(converter=partial(one_form, "train"))  # type: ignore[misc]  # mypy knows functions
-    global_batch_size: int
-    accumulation: int | None = None
-    world_size: int | None = None
-    steps: int | None = None
+    global_batch_size: int = attrs.field(validator=integer(1))
+    accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))
+    world_size: int | None = attrs.field(default=None, validator=optional(integer(1)))
+    steps: int | None = attrs.field(default=None, validator=optional(integer(0)))
     shares: list[Any] = attrs.field(factory=lambda: [[0, [1]]])  # [first step, samples of each dataset]
     sources: list[dict[str, Any]] | None = None  # what the whole run reads of each dataset
     train_streams: list[StreamRecord] = attrs.field(factory=list)

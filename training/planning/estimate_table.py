@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from common.checks import ValueCheck, integer, number, structured, text
 from common.errors import printable, quoted, refusing
-from common.json_files import is_number, read_json, read_json_lines
+from common.json_files import read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import shard_counts
 from training.checkpoints.directory import checkpoints_of
@@ -50,6 +50,7 @@ ESTIMATE_CAUTION = (
     "loss_chunks and FSDP's gathers, and that products of tensor shards are smaller; expect less"
 )
 FORECAST = "forecast.json"
+_CORE = number(-100, 1)  # centered on chance: 1 is all right, and below 0 is worse than chance
 WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
 _AGAIN = "run experiment.py ladder again"
 
@@ -197,14 +198,14 @@ def describe_core(run: Run) -> list[str]:
     A score of other weights than the checkpoint of its name has now is left out; one without their hash says so.
     """
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
-        if record.get("evaluation") == "core" and is_number(core := record.get("core")):
+        if record.get("evaluation") == "core" and _CORE.holds(core := record.get("core")):
             title = str(record.get("model"))
             measured = record.get(WEIGHTS_FILE)
             now = weights_digest(checkpoints_of(run.directory) / title.rpartition(" ")[2])
             if measured is not None and now is not None and measured != now:
                 continue
             unknown = "" if measured is not None else ", weights unknown"
-            shown = f"{core:.4f}" + (f" ± {error:.4f}" if is_number(error := record.get("core_error")) else "")
+            shown = f"{core:.4f}" + (f" ± {error:.4f}" if number(0).holds(error := record.get("core_error")) else "")
             return [f"core         {shown}, {title}{unknown}, {record.get('time')}; see evaluate.py compare"]
     return []
 

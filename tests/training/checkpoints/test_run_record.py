@@ -1,5 +1,6 @@
 """The record of a run, resolved.json: what it must not hold."""
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 
 from common.errors import BadInput
 from tokens.format.manifest import RANKS_FILE
-from training.checkpoints.run_record import RESOLVED, write_record
+from training.checkpoints.run_record import RESOLVED, read_record, write_record
 
 
 def write(run: Path, tokens: Any) -> None:
@@ -46,3 +47,17 @@ def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "tokens" / RANKS_FILE).write_text("other ranks, of tokens that were prepared again")
     write(run, tokens)  # the copy of an earlier job is replaced
     assert (run / RANKS_FILE).read_text() == "other ranks, of tokens that were prepared again"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"global_batch_size": 0}, {"steps": -1}, {"world_size": 0}, {"accumulation": 1.5}, {"steps": True}]
+)
+def test_a_damaged_record_of_a_run_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    values = {"model": {}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}, "steps": 9}
+    (tmp_path / RESOLVED).write_text(json.dumps(values))
+    assert read_record(tmp_path) is not None
+    (tmp_path / RESOLVED).write_text(json.dumps(values | wrong))
+    with pytest.raises(
+        BadInput, match=rf"{RESOLVED}: damaged or edited: {next(iter(wrong))}: got .*; copy it here again"
+    ):
+        read_record(tmp_path)
