@@ -16,13 +16,15 @@ import httpx2
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from tqdm import tqdm
 
-from common.errors import BadInput, say
+from common.checks import is_absent
+from common.errors import BadInput, quoted, say
 from common.json_files import parse_json
 from common.redaction import hidden_in
 from common.transports import wrap_transports
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Asked, Reply, Usage, money
+from tokens.documents.messages import read_content
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a request
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # whatever a server asks for
@@ -245,8 +247,8 @@ class Asker:
 
     def _explained(self, error: APIStatusError, asked: Asked) -> Reply | PromptVerdict:
         """Return the refusal or failure that an error is; one that all requests would get ends the session."""
-        said = error.body.get("message") if isinstance(error.body, dict) else None
-        why = f"{error.status_code}: {one_line(hidden_in(str(said or error), self._key))}"
+        said = server_message(error.body) or f"status {error.status_code}"
+        why = f"{error.status_code}: {one_line(hidden_in(said, self._key))}"
         if error.code in REFUSED:
             return Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=why, usage=Usage(input=0, output=0))
         if error.status_code < 400:
@@ -290,29 +292,63 @@ def _unpacked(content: bytes) -> bytes:
 
 
 def read_reply(asked: Asked, body: Any) -> Reply:
-    """Return the content of a chat completion. One of another form is paid for as well: an invalid verdict."""
+    """Return the content of a chat completion. One of another form is paid for as well: an invalid verdict.
+
+    A field that is null, empty or missing is absent, except for the message. A field of another type is refused: its
+    text, such as "None" or "5", is nothing that the judge wrote.
+    """
     reply = Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
         [choice, *_] = body["choices"]
-        message, finish = choice["message"], choice["finish_reason"]
-        refusal = message.get("refusal") or ("content filter" if finish == "content_filter" else None)
+        message, finish = choice["message"], _text(choice, "finish_reason")
+        refusal = _text(message, "refusal") or ("content filter" if finish == "content_filter" else None)
+        content, model = message["content"], _text(body, "model")
         return attrs.evolve(
             reply,
-            id=str(body["id"]),
-            text=str(message["content"] or ""),
-            refusal=None if refusal is None else one_line(str(refusal)),
-            model=one_line(str(body["model"])),
+            id=_text(body, "id"),
+            text="" if is_absent(content) else read_content(content, "content"),
+            refusal=None if refusal is None else one_line(refusal),
+            model=None if model is None else one_line(model),
             cut=finish == "length",
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return attrs.evolve(reply, error=one_line(str(body.get("error") or f"no chat completion: {error!r}")))
+        said = server_message(body.get("error"))
+        return attrs.evolve(reply, error=one_line(said or f"no chat completion: {_described(error)}"))
+
+
+def server_message(error: Any) -> str | None:
+    """Return the message of an error that a server sent, as a text or as an object with a message; None without."""
+    message = error.get("message") if isinstance(error, dict) else error
+    if is_absent(message):
+        return None if is_absent(error) else quoted(error)
+    return message if isinstance(message, str) else quoted(error)
+
+
+def _text(values: dict[str, Any], key: str) -> str | None:
+    """Return a text, or None if it is absent. Raises ValueError for a value of another type."""
+    value = values.get(key)
+    if is_absent(value):
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{key}: got {quoted(value)}, wanted a text")
+    return value
+
+
+def _described(error: Exception) -> str:
+    """Return the problem of a reply of another form."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return str(error.args[-1]) if isinstance(error, ValueError) else "wanted an object with choices and a message"
 
 
 def _usage(usage: Any) -> Usage | None:
     """Return the token counts of a reply; None if they cannot be right."""
     try:
-        details = usage.get("prompt_tokens_details") or {}
-        cached, written = (details.get(name) or 0 for name in ("cached_tokens", "cache_write_tokens"))
+        details = usage.get("prompt_tokens_details")
+        details = {} if is_absent(details) else details
+        cached, written = (
+            0 if is_absent(count := details.get(name)) else count for name in ("cached_tokens", "cache_write_tokens")
+        )
         read, said = usage["prompt_tokens"], usage["completion_tokens"]
         return Usage(input=read, cached_input=cached, cache_write=written, output=said) if read and said else None
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -13,13 +13,13 @@ from typing import Any
 
 import attrs
 
-from common.checks import structured
+from common.checks import integer, structured
 from common.errors import BadInput, nearest, printable
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
 from evaluation.judging.prompt import Judge, read_grades
 
-_COUNT = [attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.le(1 << 50)]
+_COUNT = integer(0, 1 << 50)
 PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
 TOKENS_PER_GRADE = 40  # label, comment, score

@@ -156,6 +156,28 @@ def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
     assert said is not None and "overloaded" in said and "\x1b" not in said
 
 
+def test_no_other_type_of_a_reply_becomes_text() -> None:
+    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    message: dict[str, Any] = {"content": "a verdict", "refusal": None}
+    body = {"id": "r", "model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    assert read_reply(asked, body | {"usage": usage}).usage == Usage(input=5, output=2)
+
+    absent = read_reply(asked, body | {"id": None, "model": None})
+    assert (absent.id, absent.model, absent.text, absent.error) == (None, None, "a verdict", None)
+    for content in (5, False, {"text": "x"}, [{"type": "image"}]):
+        choice = {"message": {"content": content}, "finish_reason": "stop"}
+        refused = read_reply(asked, body | {"choices": [choice]})
+        assert refused.text == "" and "content: got" in str(refused.error), content
+    parts = {"message": {"content": [{"type": "text", "text": "a verdict"}]}}
+    assert read_reply(asked, body | {"choices": [parts]}).text == "a verdict"
+    for wrong in ({"id": 5}, {"model": ["m"]}, {"choices": [{"message": message, "finish_reason": 3}]}):
+        assert "wanted a text" in str(read_reply(asked, body | wrong).error), wrong
+    choices = [{"message": message | {"refusal": True}, "finish_reason": "stop"}]
+    assert "refusal: got True" in str(read_reply(asked, body | {"choices": choices}).error)
+    assert read_reply(asked, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
+
+
 def test_a_server_may_ask_for_a_pause_by_date() -> None:
     past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
     for asked, least, most in (
