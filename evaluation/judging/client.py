@@ -346,9 +346,8 @@ def _usage(usage: Any) -> Usage | None:
     try:
         details = usage.get("prompt_tokens_details")
         details = {} if is_absent(details) else details
-        cached, written = (
-            0 if is_absent(count := details.get(name)) else count for name in ("cached_tokens", "cache_write_tokens")
-        )
+        given: list[Any] = [details.get(name) for name in ("cached_tokens", "cache_write_tokens")]
+        cached, written = (0 if is_absent(count) else count for count in given)
         read, said = usage["prompt_tokens"], usage["completion_tokens"]
         return Usage(input=read, cached_input=cached, cache_write=written, output=said) if read and said else None
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, accepted
+from common.errors import BadInput, accepted, say
 from common.json_files import check_text
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
@@ -63,6 +63,11 @@ def run(command: SmokeCommand) -> None:
         said = smoke(trained, prompts, command.tokens, sampling, ranks)
         problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
+        if (new := new_tokens(trained, command.tokens)) < REPEATED_TOKENS and ranks.coordinates:
+            say(
+                f"NOTE: {trained.place.path}: continuations of {new} tokens are checked for empty output alone: a "
+                f"repetition is found in {REPEATED_TOKENS} tokens or more; pass --tokens {REPEATED_TOKENS} or more"
+            )
         return values, "".join(f"\n{one}" for one in said)
 
     _, refused = accepted([command], lambda _: measure_each(command, "smoke", lambda _: None, measure))
@@ -80,7 +85,7 @@ def smoke(
     A model of conversations ends an answer by itself.
     """
     lay_out_for_generation(trained.network)
-    new = min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
+    new = new_tokens(trained, count)
     ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
 
     stop = trained.stop_ids if trained.template is not None else frozenset[int]()
@@ -97,6 +102,11 @@ def smoke(
     gallery = [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
     chosen = prompts or [AskedPrompt.of(trained, text) for text in gallery]
     return share(ranks, [(prompt, way) for prompt in chosen for way in ways], work, "prompt")
+
+
+def new_tokens(trained: Trained, count: int | None) -> int:
+    """Return how many tokens a continuation has at most: --tokens, or by default 40, or half of a short context."""
+    return min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:

@@ -63,6 +63,13 @@ def test_repetition_is_told_from_text() -> None:
     assert [shortest_cycle(tokens) for tokens in texts] == [1, 2, 3, None, None]
 
 
+def test_continuations_too_short_to_repeat_say_so(copied: Path) -> None:
+    short, enough = (smoke(copied, "--tokens", tokens) for tokens in ("9", "10"))
+    assert short.returncode == enough.returncode == 0
+    assert "continuations of 9 tokens are checked for empty output alone" in short.stderr
+    assert "NOTE" not in enough.stderr
+
+
 @pytest.mark.slow
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
