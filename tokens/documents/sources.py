@@ -48,9 +48,18 @@ class Source:
 
     @property
     def record(self) -> SourceRecord:
-        """Its entry in the manifest."""
+        """Its entry in the manifest, in which a dataset of the hub always has hf: before its name.
+
+        So a reader can tell OWNER/NAME of the hub from a local folder of that name.
+        """
         size = sum(item.size_bytes for item in self.inputs)
-        return SourceRecord(name=redacted_name(self.name), files=len(self.inputs), bytes=size)
+        is_remote = any(REMOTE in item.path for item in self.inputs)
+        name = (
+            f"{HUB}{self.name}"
+            if is_remote and not self.name.startswith(HUB) and REMOTE not in self.name
+            else self.name
+        )
+        return SourceRecord(name=redacted_name(name), files=len(self.inputs), bytes=size)
 
     @property
     def recorded(self) -> "Source":

@@ -14,6 +14,8 @@ from tests.hub_server import TOKEN, Hub, environment, serve
 from tests.tokens.documents.reading import flipped
 from tests.tokens.hub.test_download import download
 from tests.tokens.preparing import PREPARE, files_of, jsonl, run, succeed, write
+from tokens.documents.inputs import Input
+from tokens.documents.sources import Source
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.upload import public_manifest, public_name
@@ -106,6 +108,14 @@ def test_nothing_of_this_machine_is_told(prepared: Path, hub: Hub, tmp_path: Pat
 )
 def test_a_sources_public_name(source: str, public: str) -> None:
     assert public_name(source) == public
+
+
+@pytest.mark.parametrize("name", ["owner/words:small", "hf:owner/words:small"])
+def test_a_published_hub_source_keeps_its_owner(name: str) -> None:
+    inputs = (Input(f"hf://datasets/owner/words@{'0' * 40}/a.jsonl", 5, "blob_id 1"),)
+    assert public_name(Source(name, inputs).record.name) == "hf:owner/words:small"
+    local = Source("owner/words", (Input("/home/me/owner/words/a.jsonl", 5, "mtime 1"),))
+    assert public_name(local.record.name) == "words"  # a folder of this machine is nobody else's business
 
 
 def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hub) -> None:
