@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import QUOTED_CHARACTERS, BadInput, printable
+from common.errors import QUOTED_CHARACTERS, BadInput, printable, say
 from common.files import HUB, is_folder
 from common.transports import bounded
 
@@ -22,6 +22,7 @@ DATASET = "dataset directory"
 MODEL = "model directory"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # of a model: old ones have no owner
+OUR_FOLDERS = ("runs/", "token_files/")
 CLOSE = 0.84  # likeness of two names, by difflib, from which one may be a typing error of the other
 LONGEST_CHAIN = 20  # of errors that caused each other
 DETAIL_CHARACTERS = 500  # shown of the hub's message in an error
@@ -54,6 +55,19 @@ def hub_name(reference: str, what: str, folders: Iterable[Path], is_one: Callabl
     if not on_hub:
         advice = f"wanted a {what}, or OWNER/NAME on the hub"
     raise BadInput(f"{reference}: no such directory; {meant}{advice}")
+
+
+@functools.cache
+def note_local(reference: str, what: str, other: str = "") -> None:
+    """Say once that a local path is read although its name is that of a repository as well.
+
+    Nobody asks the hub whether it has a repository of that name: the answer would need the network. `other` is how to
+    ask for that one. Names in the folders where our commands put runs and tokens are meant as local ones.
+    """
+    if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
+        kind = what.rpartition(" ")[0]
+        other = other or f"write {HUB}{reference}"
+        say(f"NOTE: {reference}: reads the local path of this name; for a {kind} of the hub {other}")
 
 
 def nearest_folder(reference: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> Path | None:

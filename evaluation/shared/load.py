@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from common.checks import structured
 from common.errors import BadInput, refusing, say
-from common.hub_client import MODEL, download_snapshot, hub_name
+from common.hub_client import MODEL, download_snapshot, hub_name, note_local
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
@@ -147,7 +147,7 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     if not path.exists():
         absent = "no such directory, and no model available on the hub"
         path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
-    run = path if (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file() else None
+    run = path if _is_run(path) else None
     if run is not None:
         path = _checkpoint(run, name)
     elif name is not None:
@@ -170,6 +170,8 @@ def home_of(reference: str) -> Path:
     with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
     if is_folder:
+        if not _is_run(path) and _run_of(path) is None and environment_rank() == 0:
+            note_local(reference, MODEL)
         return _run_of(path) or path
     return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")
 
@@ -177,6 +179,10 @@ def home_of(reference: str) -> Path:
 def is_model(path: Path) -> bool:
     """Tell whether a folder is a run or a model, not only the place of the results of a model of the hub."""
     return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file()
 
 
 def _hub_name(reference: str) -> str:

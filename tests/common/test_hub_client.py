@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import BadInput
-from common.hub_client import DATASET, DETAIL_CHARACTERS, MODEL, check_names, explained, hub_name
+from common.hub_client import DATASET, DETAIL_CHARACTERS, MODEL, check_names, explained, hub_name, note_local
 
 
 class HubError(Exception):
@@ -103,3 +103,17 @@ def test_a_hub_out_of_order_says_to_repeat_the_command() -> None:
     for status in (400, 429, 500, 503):
         assert explained(BadRequestError(status, "Out of order")) == "Out of order; rerun the same command to resume"
     assert explained(ValueError("impossible name")) == "impossible name; check the name"
+
+
+def test_a_local_name_that_hides_the_hubs_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    note_local.cache_clear()
+    for _ in range(2):
+        note_local("openai-community/gpt2", MODEL)
+    note_local("owner/words", DATASET)
+    for meant in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
+        note_local(meant, DATASET)
+    assert capsys.readouterr().err.splitlines() == [
+        "NOTE: openai-community/gpt2: reads the local path of this name; for a model of the hub write "
+        "hf:openai-community/gpt2",
+        "NOTE: owner/words: reads the local path of this name; for a dataset of the hub write hf:owner/words",
+    ]

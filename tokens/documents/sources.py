@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import BadInput, say
 from common.files import by_number
-from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, quiet
+from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, note_local, quiet
 from common.redaction import redacted_name
 from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
@@ -121,6 +121,7 @@ def _local_files(name: str) -> list[Input]:
     with readable(name):
         is_folder, is_file = path.is_dir(), path.is_file()
     if is_folder:
+        note_local(name, DATASET)
         found, top = _folder(path), path
     elif is_file:
         return [look_up(str(path.absolute()))]

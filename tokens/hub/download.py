@@ -38,6 +38,11 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
         return
     dataset = dataset.removeprefix(HUB)
     if is_complete(directory, train_tokens):
+        if not (directory / RECEIPT).is_file():
+            say(
+                f"NOTE: dataset {dataset}: reads the token files in {directory}, which were not downloaded from the "
+                "hub by this program; move that folder away to download the dataset"
+            )
         return
     commit = _read_receipt(directory).get("commit")
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)

@@ -13,6 +13,7 @@ from tokens.format.manifest import has_split
 from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
+from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +99,7 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     *local, download = _candidates(dataset)
     for directory in local:
         if is_folder(directory):
+            _note_local(dataset)
             return TokenLocation(dataset, directory)
     if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
@@ -112,3 +114,11 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     with refusing(train.located("dataset"), kinds=(BadInput,)):
         hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
     return TokenLocation(dataset, download, remote=True)
+
+
+def _note_local(dataset: str) -> None:
+    """Say that a folder is read whose name may be a dataset's of the hub as well."""
+    if "/" in dataset and environment_rank() == 0:
+        from common.hub_client import DATASET, note_local
+
+        note_local(dataset, DATASET)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
+from common.hub_client import note_local
 from evaluation.shared.load import Trained, home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate, said
@@ -142,3 +143,19 @@ def test_a_copied_runs_links_are_understood(copied: Path, kind: str) -> None:
             shutil.rmtree(step)
     for name in (None, "latest", "best"):
         assert read_state(locate(str(copied), name).path).position.step == 8
+
+
+def test_a_folder_that_hides_a_hub_model_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_local.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/model", "owner/run/checkpoints/step-1"):
+        Path(name).mkdir(parents=True)
+    assert home_of("owner/model") == Path("owner/model")
+    assert "owner/model: reads the local path of this name; for a model of the hub write hf:owner/model" in (
+        capsys.readouterr().err
+    )
+    assert home_of("hf:owner/model") == Path("runs/owner--model")
+    home_of("owner/run")  # it can only be a run of ours
+    assert capsys.readouterr().err == ""

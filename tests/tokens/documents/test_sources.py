@@ -140,3 +140,13 @@ def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert resolve(tmp_path) == ([[f"{tmp_path}/{name}" for name in names]], [])
+
+
+def test_a_folder_that_hides_a_dataset_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    _, notes = resolve(f"{folder.parent.name}/texts")
+    assert notes == [
+        f"NOTE: {folder.parent.name}/texts: reads the local path of this name; for a dataset of the hub write "
+        f"hf:{folder.parent.name}/texts"
+    ]
+    assert resolve(f"./{folder.parent.name}/texts")[1] == []

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from common.hub_client import note_local
 from tests.conftest import MakeRun
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
@@ -18,6 +19,17 @@ def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: MakeRun, tok
     assert (local.directory, local.remote) == (token_files, False)
     [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
     assert (hub.directory, hub.remote) == (DOWNLOADS / "someone/dataset", True)
+
+
+def test_a_folder_that_hides_a_dataset_is_noted(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_local.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    Path("someone/dataset").mkdir(parents=True)
+    [local] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
+    assert (local.directory, local.remote) == (Path("someone/dataset"), False)
+    assert "for a dataset of the hub write hf:someone/dataset" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])
