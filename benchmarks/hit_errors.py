@@ -13,7 +13,7 @@ import numpy as np
 from error_grid import FAMILIES, covered_text, false_text, generator, holds
 from scipy import special
 
-from evaluation.core.core_scores import Parts, core_difference, over_tasks, sum_of_means, task_score
+from evaluation.core.core_scores import CoreSample, Parts, core_difference, over_tasks, sum_of_means, task_score
 from evaluation.shared.significance import student_interval
 
 ITEMS, RATES = (20, 60, 200, 1000), (0.0, 0.005, 0.02, 0.1, 0.5, 0.98, 1.0)
@@ -46,7 +46,10 @@ def main(*, families: int = FAMILIES) -> None:
         same = random.random((families, items)) < 0.5
         swapped = random.random((2, families, items)) < share / 2  # each model by itself
         sides = [same ^ one for one in swapped]
-        apart = sum(core_difference([parts([a])], [parts([b])], 0.95).apart for a, b in zip(*sides, strict=True))
+        pairs = [
+            ([CoreSample(parts([a]), False)], [CoreSample(parts([b]), False)]) for a, b in zip(*sides, strict=True)
+        ]
+        apart = sum(core_difference(one, other, 0.95).apart for one, other in pairs)
         rows.append([f"{items:,} items, {share:.1%} differ", false_text(apart, families)])
     print("\n" + bench.table(["two equal models", "apart in"], rows))
 

@@ -20,7 +20,16 @@ from torch.nn.utils.rnn import pad_sequence
 from common.errors import BadInput, printable
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
-from evaluation.core.core_scores import PUBLISHED, SOURCE, TASKS, over_tasks, sum_of_means, task_score
+from evaluation.core.core_scores import (
+    PUBLISHED,
+    SOURCE,
+    TASKS,
+    is_published_data,
+    other_data,
+    over_tasks,
+    sum_of_means,
+    task_score,
+)
 from evaluation.loss.held_out_loss import BATCH_TOKENS, NOT_FINITE, byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measuring import measure_each, share
@@ -185,5 +194,9 @@ def _common(rows: list[list[int]]) -> int:
 def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
     tasks, data = read_bundle(command.bundle, command.tasks, command.count)
     print(printable(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks"))
-    print(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
+    labels = [task.entry.label for task in tasks]
+    if is_published_data(data, labels):
+        print(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
+    else:
+        print(printable(f"Published CORE is not comparable, because {other_data(data, labels)}"))
     return tasks, data

@@ -1,12 +1,13 @@
 """Scores of CORE: accuracy centered on chance, and bits per byte of the gold answers; paired by item."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
+from evaluation.core.bundle import DOWNLOADED, LABELS
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, combined_error, hits_error, mean_and_error, student_interval
 
@@ -24,6 +25,32 @@ class ItemValues:
 
 
 Parts = Mapping[str, ItemValues]  # by file of items
+
+
+@attrs.frozen
+class CoreSample:
+    parts: Parts
+    is_published_data: bool  # the items of which others have published scores
+
+
+def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
+    """Tell whether scores of a bundle are comparable with the published ones: all items of nanochat's own archive.
+
+    `data` is the bundle as `read_bundle` describes it. That a file is nanochat's archive is known only if this program
+    has downloaded it, or has found it in that place.
+    """
+    is_whole = data["count"] is None and {*tasks} == {*LABELS}
+    return is_whole and data.get("file") == str(DOWNLOADED)
+
+
+def other_data(data: Mapping[str, Any], tasks: Collection[str]) -> str:
+    """Return why the scores of a bundle are not comparable with the published ones."""
+    if data["count"] is not None:
+        return f"here at most {data['count']:,} items of a task are measured"
+    if len(tasks) < TASKS:
+        return f"here {len(tasks)} of {TASKS} tasks are measured"
+    advice = f"if it is, copy it to {DOWNLOADED} and leave out --bundle"
+    return f"{data['file']} is not known to be nanochat's archive; {advice}"
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
@@ -75,10 +102,12 @@ def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | 
     return math.fsum(mean for mean, _, _ in found), error, freedom
 
 
-def core_difference(a: list[Parts], b: list[Parts], confidence: float) -> Interval:
+def core_difference(a: list[CoreSample], b: list[CoreSample], confidence: float) -> Interval:
     """Return the difference of two means over tasks, paired by item: its difficulty, common to both, cancels."""
-    sides = [{file: np.mean([one[file].values for one in side], axis=0) for file in side[0]} for side in (a, b)]
-    parts = {file: ItemValues(sides[0][file] - sides[1][file], part.step) for file, part in a[0].items()}
+    sides = [
+        {file: np.mean([one.parts[file].values for one in side], axis=0) for file in side[0].parts} for side in (a, b)
+    ]
+    parts = {file: ItemValues(sides[0][file] - sides[1][file], part.step) for file, part in a[0].parts.items()}
     return student_interval(*sum_of_means(parts, paired=True), confidence)
 
 
@@ -91,7 +120,13 @@ CORE = Measure(
     name="CORE",
     unit="of the centered score",
     difference=core_difference,
-    published=Published(values={f"OpenAI {model}": value for model, value in PUBLISHED.items()}, source=SOURCE),
+    published=Published(
+        values={f"OpenAI {model}": value for model, value in PUBLISHED.items()},
+        source=SOURCE,
+        comparable=lambda sample: sample.is_published_data,
+        otherwise=f"Published CORE of OpenAI's GPT-2 is left out: it is of nanochat's archive, and the bundle that is "
+        f"measured here is not known to be that one ({DOWNLOADED}).",
+    ),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)
 
@@ -102,8 +137,9 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     whole, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
     for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
         value, error, freedom = sum_of_means(parts)
+        sample = CoreSample(parts, is_published_data(data, tasks))
         shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
-        measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=parts))
+        measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=sample))
         counts = [(file, len(part.values)) for file, part in parts.items()]
     items = sum(len(task["gold_bits"]) for task in tasks.values())
     yield EvaluationResult.of(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.comparison.rows import Row, read_rows
+from evaluation.core.bundle import LABELS
 from evaluation.core.core_scores import task_score
 from evaluation.shared.results import EvaluationResult, Measurement, append_result
 from tests import launch
@@ -85,8 +86,8 @@ def losses_on(home: Path, **span: Any) -> Path:
 def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: Any) -> Path:
     """Append CORE of a model that hits these first items, of 200; the first two tasks share a file."""
     hits, each = np.arange(200) < right, bits + np.arange(200) / 1000
-    found = {f"t{number}": task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}
-    return write(home, "core", data={"file": "b.zip", "sha256": "b", "count": None} | data, tasks=found)
+    found = {LABELS[number]: task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}
+    return write(home, "core", data={"file": "runs/eval_bundle.zip", "sha256": "b", "count": None} | data, tasks=found)
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:

@@ -5,6 +5,7 @@ import math
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from common.errors import BadInput
 from evaluation.command_line import CoreCommand
 from evaluation.comparison.compare import compare
 from evaluation.core import bundle
-from evaluation.core.bundle import CoreTask, read_bundle
-from evaluation.core.core import answers, measure, run
-from evaluation.core.core_scores import task_score
+from evaluation.core.bundle import LABELS, CoreTask, read_bundle
+from evaluation.core.core import _read, answers, measure, run
+from evaluation.core.core_scores import is_published_data, task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
@@ -160,7 +161,8 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
         done = said("core", run, "--bundle", folder, "--count", "20", "--device", "cpu", ranks=ranks)
     first, other = ({**result, "time": ""} for result in results(run))
     assert first == other  # every bit
-    assert "bundle: 120 items of 6 tasks" in done and "GPT-2 XL 0.2565" in done and "gold answers" in done
+    assert "bundle: 120 items of 6 tasks" in done and "gold answers" in done
+    assert "Published CORE is not comparable, because here at most 20 items of a task" in done
     [line] = describe_core(load_run(run, []))
     assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
     told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
@@ -262,3 +264,33 @@ def test_tasks_are_checked_before_a_download(tmp_path: Path, monkeypatch: pytest
     for at_hand, name, meant in ((None, "hellaswagg", "hellaswag"), (folder, "choice_00", "choice_0")):
         with pytest.raises(BadInput, match=f"--tasks: got '{name}'; did you mean '{meant}'"):
             run(CoreCommand(("owner/model",), tasks=name, bundle=at_hand))
+
+
+def test_published_scores_stand_beside_comparable_ones_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"file": "runs/eval_bundle.zip", "sha256": "a", "count": None}
+    assert is_published_data(whole, LABELS)
+    for other in (whole | {"count": 60}, whole | {"file": "mine/eval_bundle.zip"}):
+        assert not is_published_data(other, LABELS)
+    assert not is_published_data(whole, LABELS[1:])
+    assert not is_published_data(whole, [*LABELS[1:], "mine"])
+
+    printed = []
+    for command in (CoreCommand(("m",)), CoreCommand(("m",), count=60), CoreCommand(("m",), bundle=Path("b.zip"))):
+        data = whole | {"count": command.count, "file": str(command.bundle or "runs/eval_bundle.zip")}
+        tasks = [SimpleNamespace(entry=SimpleNamespace(label=label), questions=[]) for label in LABELS]
+        monkeypatch.setattr("evaluation.core.core.read_bundle", lambda *_, found=(tasks, data): found)
+        _read(command, [])
+        printed.append(capsys.readouterr().out.splitlines()[1])
+    assert "GPT-2 XL 0.2565" in printed[0]
+    assert printed[1:] == [
+        "Published CORE is not comparable, because here at most 60 items of a task are measured",
+        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; if it is, copy it to "
+        "runs/eval_bundle.zip and leave out --bundle",
+    ]
+    compared = compare(
+        rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))
+    )
+    assert len(compared.rows) == 2
+    assert any(note.startswith("Published CORE of OpenAI's GPT-2 is left out") for note in compared.notes)
