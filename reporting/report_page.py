@@ -190,7 +190,7 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
     for run, history in zip(runs, histories, strict=True):
         if str(run) in missing:
             known = history.job.tokenizer
-            by_tokenizer.setdefault(known and (known.name, known.fingerprint), []).append(str(run))
+            by_tokenizer.setdefault(known and (known.name, known.identity), []).append(str(run))
     commands = [f"python evaluate.py loss {shlex.join(names)}" for names in by_tokenizer.values()]
     advice = f"To measure the held-out loss: {'; '.join(commands)}" if missing else None
     if not measured:

@@ -20,7 +20,7 @@ from evaluation.shared.significance import CONFIDENCE
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import files_sha256, identity_on_disk
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
-from tokens.tokenizer.tokenizer import fingerprint
+from tokens.tokenizer.loading import identity
 from training.checkpoints.compatibility import RESOLVED_KEYS
 from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
@@ -39,7 +39,7 @@ class Row:
     home: Path
     results: list[EvaluationResult]  # oldest first
     reference: str = ""  # as on the command line
-    tokenizer: str | None = None  # fingerprint, or name; None: unknown
+    tokenizer: str | None = None  # its identity, or name; None: unknown
     vocabulary_size: int = 0  # of the tokenizer, with the special tokens that fine-tuning has added
     cost: RunCost | None = None  # None, as the following, where there is no checkpoint of ours
     validation_loss: float | None = None
@@ -86,7 +86,7 @@ def _read(reference: str) -> Row:
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
         weights=chosen.weights,
-        notes=chosen.notes,
+        notes=chosen.notes + _given_tokenizers(chosen),
     )
     if (state := _state(home, title)) is None:
         return row
@@ -154,15 +154,27 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     )
 
 
+def _given_tokenizers(chosen: ChosenResults) -> list[str]:
+    """Return a note for each tokenizer that was given to measure a model, with the results that it is of."""
+    by_name: dict[str, dict[str, None]] = {}
+    for one in chosen.results:
+        if one.given_tokenizer is not None:
+            by_name.setdefault(one.given_tokenizer, {})[one.evaluation.partition(" by tokenizer ")[0]] = None
+    return [
+        f"{chosen.title}: read by tokenizer {name} of --tokenizer, not by one that the model names: {', '.join(kinds)}"
+        for name, kinds in by_name.items()
+    ]
+
+
 def _tokenizer(home: Path) -> tuple[str | None, int]:
     """Return what distinguishes the tokenizer of a run or a model directory, None where unknown, and its ids."""
     try:
         if (recorded := ModelLocation(home, home, home).tokenizer) is not None:
-            return recorded.fingerprint or recorded.name, recorded.vocabulary_size
+            return recorded.identity or recorded.name, recorded.vocabulary_size
         found = read_tokenizer_files(home)
     except BadInput:
         return None, 0
-    return (None, 0) if found is None else (fingerprint(found), found.vocabulary_size)
+    return (None, 0) if found is None else (identity(found), found.vocabulary_size)
 
 
 def _is_other(measured: WeightsIdentity | None, now: WeightsIdentity | None) -> bool:

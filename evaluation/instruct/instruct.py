@@ -30,15 +30,18 @@ from evaluation.shared.significance import plus_minus
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import files_sha256, identity_of
 from model.generate import Sampling, lay_out_for_generation
+from tokens.format.manifest import ordinary_added_tokens
 from tokens.tokenizer.tokenizer import fingerprint
 from training.checkpoints.directory import new_archive
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
-from training.telemetry.metrics_log import ANSWERS, WEIGHTS_VALUES
+from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
 TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not tell which ids a tokenizer gives
+ADDED_TOKENS = "ordinary_added_tokens"  # setting, if there are any: a fingerprint does not tell them
+LATER = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # settings that older files do not have
 MEASURED = {"losses", "best_epoch"}  # settings in a file of answers that the fine-tuning found
 IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, data and settings
 
@@ -128,6 +131,10 @@ def instruct(
     weights = from_coordinator(ranks, lambda: identity_of(trained.network, place.path))
     known |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
     known |= {TOKENIZER: fingerprint(trained.tokenizer)}
+    if ordinary := ordinary_added_tokens(trained.tokenizer.structure):
+        known |= {ADDED_TOKENS: ordinary}
+    if (given := trained.given_tokenizer) is not None:
+        known |= {GIVEN_TOKENIZER: given.as_record()}
     answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test, command.keep and run))
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
@@ -241,8 +248,10 @@ def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
 
 
 def _agrees(recorded: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Tell whether records of a fine-tuning say what is known. Older ones do not have the tokenizer's fingerprint."""
-    needed = {key: value for key, value in known.items() if key != TOKENIZER or key in recorded}
+    """Tell whether records of a fine-tuning say what is known. Older ones do not have all settings of the tokenizer."""
+    needed = {key: value for key, value in known.items() if key not in LATER}
+    if any(recorded.get(key) != known.get(key) for key in LATER if key in recorded):
+        return False
     return all(key in recorded and recorded[key] == value for key, value in needed.items())
 
 

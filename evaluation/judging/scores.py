@@ -21,7 +21,7 @@ from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.prompt import Grade, Panel, Prompt
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published, append_result, results_of
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
-from training.telemetry.metrics_log import ANSWERS
+from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
@@ -168,6 +168,8 @@ def keep_results(
         if candidate.home is None:
             continue
         own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
+        if (given := candidate.seeds[0].settings.get(GIVEN_TOKENIZER)) is not None:
+            own[GIVEN_TOKENIZER] = given
         values = {**own, "free": [attrs.asdict(seed) for seed in seeds], **shared}
         earlier = results_of(candidate.home, candidate.model, "judge")
         same = [old for old in earlier if _identity(old) == _identity(values)]

@@ -24,10 +24,10 @@ from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.results import perplexity
 from evaluation.shared.significance import plus_minus, stream_mean
 from model.gpt import GPT
-from tokens.format.manifest import RANKS_FILE, read_manifest
+from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
-from tokens.tokenizer.ranks import read_ranks
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
+from tokens.tokenizer.loading import is_recorded
+from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.saved_state import SavedState, read_state
 from training.parallel.process_group import Ranks
 
@@ -194,12 +194,10 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
         kept = theirs.all_special_tokens  # those that the model has besides were added at the end
         added = len(ours.special_tokens) - len(kept)
         sizes = (theirs.vocabulary_size + added, theirs.end_of_text_id)
-        ranks = span.directory / RANKS_FILE
         if (
             sizes != (ours.vocabulary_size, ours.end_of_text_id)
             or not kept.items() <= ours.special_tokens.items()
-            or theirs.fingerprint not in (None, fingerprint(ours))
-            or (ranks.is_file() and read_ranks(ranks) != ours.coder.ranks)
+            or not is_recorded(ours, theirs, span.directory)
         ):
             problem = f"its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses {ours.name}"
             raise BadInput(f"{span.directory}: {problem}; prepare the text with {ours.name}")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from common.hub_client import MODEL, download_snapshot, hub_name, note_local
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
+from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.model_files import CONFIG_FILES, INDEX
 from evaluation.shared.model_files import NANOGPT as NANOGPT_MODEL
 from model.config import ModelConfig
@@ -23,9 +25,16 @@ from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.loading import NANOGPT, load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.loading import (
+    NANOGPT,
+    gives_same_ids,
+    identity,
+    is_recorded,
+    load_tokenizer,
+    recorded_tokenizer,
+)
 from tokens.tokenizer.template import USER, Message, Template
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
+from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import CHECKPOINTS, LINKS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import linked_checkpoint, read_state, verify
@@ -78,6 +87,7 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     place: ModelLocation
+    given_tokenizer: GivenTokenizer | None = None  # by --tokenizer, unless it gives the ids of the model's own
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -192,7 +202,9 @@ def _hub_name(reference: str) -> str:
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
-    return Trained(network.to(device).eval(), tokenizer_of(place, tokenizer, network.config), place)
+    known = tokenizer_of(place, tokenizer, network.config)
+    given = None if tokenizer is None or known is None else given_tokenizer(place, known)
+    return Trained(network.to(device).eval(), known, place, given)
 
 
 def load_network(place: ModelLocation) -> GPT:
@@ -249,8 +261,8 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
         loaded: Tokenizer | None = load_tokenizer(wanted)
     else:
         loaded, recorded = read_tokenizer_files(place.path), place.tokenizer
-        known = None if recorded is None else recorded.fingerprint
-        if loaded is not None and known is not None and fingerprint(loaded) != known:
+        known = None if recorded is None else recorded.identity
+        if loaded is not None and known is not None and identity(loaded) != known:
             problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
             raise BadInput(f"{place.path}: its tokenizer {problem}; move its files away, or pass --tokenizer")
         loaded = loaded or _recorded_tokenizer(place, config)
@@ -263,19 +275,59 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
     return loaded
 
 
+def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> GivenTokenizer | None:
+    """Return a tokenizer of --tokenizer as results name it; None if it gives the ids of the model's own."""
+    own, is_same = _own_tokenizer(place, tokenizer)
+    if is_same:
+        return None
+    given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
+    if own is not None and environment_rank() == 0:
+        say(
+            f"NOTE: {place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so it "
+            "reads other ids than it was trained on; stored results name the tokenizer and are compared apart"
+        )
+    return given
+
+
+def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> tuple[str | None, bool]:
+    """Return the name of a model's own tokenizer, None where it names none, and whether another gives the same ids.
+
+    The tokenizer of a run's tokens is its own, whatever other files lie beside the weights.
+    """
+    with suppress(BadInput):  # of damaged files, which are a reason to pass --tokenizer
+        if (recorded := place.tokenizer) is not None and place.run is not None:
+            has_all = recorded.all_special_tokens.items() <= tokenizer.special_tokens.items()
+            return recorded.name, has_all and is_recorded(tokenizer, recorded, place.run)
+    with suppress(BadInput):
+        own = read_tokenizer_files(place.path)
+        if own is None and (vocabulary := _nanogpt_vocabulary(place)) is not None:
+            own = load_tokenizer(str(vocabulary))
+        if own is not None:
+            has_all = own.special_tokens.items() <= tokenizer.special_tokens.items()
+            return own.name, has_all and gives_same_ids(own, tokenizer)
+    return None, False
+
+
+def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:
+    """Return nanoGPT's meta.pkl beside a run's tokens, or None."""
+    directory = place.record.get("token_files")
+    path = Path(directory, NANOGPT) if isinstance(directory, str) else None
+    return path if path is not None and path.is_file() else None
+
+
 def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
     """Return the tokenizer of `resolved.json`, of nanoGPT's meta.pkl beside the tokens, gpt2 by its size, or None."""
     if (recorded := place.tokenizer) is not None:
         assert place.run is not None
         loaded = recorded_tokenizer(recorded, place.run)
-        sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, fingerprint(loaded))
-        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.fingerprint not in known:
+        sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, identity(loaded))
+        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.identity not in known:
             raise BadInput(
                 f"{place.run / RESOLVED}: tokenizer {loaded.name} gives other ids here than the run's tokens have; "
                 "install the version of tiktoken that prepared them, or pass --tokenizer"
             )
         return loaded
-    if (vocabulary := Path(str(place.record.get("token_files")), NANOGPT)).is_file():
+    if (vocabulary := _nanogpt_vocabulary(place)) is not None:
         return load_tokenizer(str(vocabulary))
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None

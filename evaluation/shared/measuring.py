@@ -14,6 +14,7 @@ from evaluation.shared.results import append_result
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
+from training.telemetry.metrics_log import GIVEN_TOKENIZER
 
 TIMEOUT_SECONDS = 3600  # of collectives: how long ranks wait for each other
 Batch = TypeVar("Batch")
@@ -43,7 +44,10 @@ def measure_each(
         trained = load_on_all(ranks, place, options.tokenizer)
         # Before the measurement, which may lay the network out for generation.
         weights = identity_of(trained.network, place.path) if ranks.coordinates else None
-        return weights, measure(trained, prepared, ranks)
+        values, text = measure(trained, prepared, ranks)
+        if trained.given_tokenizer is not None:
+            values = {GIVEN_TOKENIZER: trained.given_tokenizer.as_record(), **values}
+        return weights, (values, text)
 
     places, prepared, problems = from_coordinator(ranks, make)
     for place in places:

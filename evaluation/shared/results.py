@@ -13,6 +13,7 @@ from common.errors import BadInput
 from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
 from common.quantities import dollars
+from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from evaluation.shared.weights import WeightsIdentity
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
@@ -92,12 +93,35 @@ class EvaluationResult:
     ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
     left_out: int = 0  # items without an answer, left out for all models alike
     weights: WeightsIdentity | None = None  # that were measured; None: the line has no hash of them
+    given_tokenizer: str | None = None  # name of the one of --tokenizer, unless it is known to be the model's own
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
         """Return the result in a line, with those fields that all evaluations store alike."""
-        stored = {"evaluation": record["evaluation"], "model": record["model"], "time": str(record.get("time"))}
-        return cls(**(stored | {"weights": WeightsIdentity.of(record)} | values))
+        time, given = record.get("time"), GivenTokenizer.of(record)
+        stored = {"evaluation": record["evaluation"], "model": record["model"]}
+        stored |= {"time": time if isinstance(time, str) else "", "weights": WeightsIdentity.of(record)}
+        result = cls(**(stored | values), given_tokenizer=None if given is None else given.name)
+        return result if given is None or not given.is_other else result.under(given)
+
+    def under(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
+        """Return this result as one of a model under another tokenizer than its own: it has columns of its own."""
+        measured = [
+            attrs.evolve(
+                one,
+                measure=attrs.evolve(
+                    one.measure, name=f"{one.measure.name}, tokenizer {tokenizer.name}", published=None
+                ),
+            )
+            for one in self.measurements
+        ]
+        return attrs.evolve(
+            self,
+            evaluation=f"{self.evaluation} by tokenizer {tokenizer.name}",
+            subject=f"{self.subject} tokenizer {tokenizer.identity}",
+            description=f"{self.description}; read by tokenizer {tokenizer.name}, which is not the model's own",
+            measurements=measured,
+        )
 
     def measurement(self, measure: Measure) -> Measurement | None:
         return next((one for one in self.measurements if one.measure == measure), None)

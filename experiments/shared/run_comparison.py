@@ -10,9 +10,10 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted
+from common.errors import BadInput, quoted, refusing
 from common.json_files import read_json
 from experiments.shared.experiment_files import FIXED, counted
+from tokens.format.manifest import identity_of
 from training.checkpoints.run_record import RESOLVED
 
 ABSENT = "absent"
@@ -42,7 +43,11 @@ class RecordedRun:
             measure[name] = _objects(record.get(section)).get(key, ABSENT)
         streams = {split: _streams(record.get(f"{split}_stream")) for split in ("train", "validation")}
         measure["validation tokens"] = [_identity(stream) for stream in streams["validation"]]
-        measure["tokenizer"] = _objects(record.get("tokenizer")).get("fingerprint", ABSENT)
+        tokenizer = _objects(record.get("tokenizer"))
+        measure["tokenizer"] = tokenizer.get("fingerprint", ABSENT)
+        if isinstance(measure["tokenizer"], str) and isinstance(structure := tokenizer.get("structure"), str):
+            with refusing(f"{directory / RESOLVED}: tokenizer: structure", kinds=(ValueError, LookupError, TypeError)):
+                measure["tokenizer"] = identity_of(measure["tokenizer"], structure)
         sources = record.get("sources")
         counts: list[Any] = [_objects(source).get("tokens") for source in sources] if isinstance(sources, list) else []
         numerics = _objects(record.get("numerics"))

@@ -27,13 +27,13 @@ from evaluation.shared.weights_on_disk import identity_of, identity_on_disk
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 from tokens.search.overlap import documents, find_overlap
-from tokens.tokenizer.loading import recorded_tokenizer
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint, token_dtype
+from tokens.tokenizer.loading import gives_same_ids, recorded_tokenizer
+from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 from training.checkpoints.directory import name_of
 from training.config.train_config import TrainConfig
 from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
-from training.telemetry.metrics_log import EVALUATIONS
+from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder beside the runs: texts of the ranges in tokens of other tokenizers
 SEQUENCE_BYTES = 56  # of text that is searched for in training tokens: 13 of GPT-2's tokens of English
@@ -82,7 +82,7 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Share
     return SharedMeasure(
         ranges=tuple(ranges),
         shares=tuple(one.weight / total for one in entries),
-        own_tokens=len(set(map(fingerprint, tokenizers))) == 1,
+        own_tokens=all(gives_same_ids(tokenizers[0], one) for one in tokenizers[1:]),
     )
 
 
@@ -117,7 +117,9 @@ def measure_run(
     now = identity_on_disk(run, title)
     for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
         identity = span.identity()
-        stored = [one for one in results_of(run, title, "loss") if one.get("range") == identity]
+        # A result under a tokenizer of --tokenizer is of other ids than the run was trained on.
+        own = [one for one in results_of(run, title, "loss") if GIVEN_TOKENIZER not in one]
+        stored = [one for one in own if one.get("range") == identity]
         known = [one for one in stored if now is None or now.is_same(WeightsIdentity.of(one))]
         if device is None or now is None:  # nothing can be measured: lines without a hash count, too
             stored = known or [one for one in stored if WeightsIdentity.of(one) is None]

@@ -72,6 +72,11 @@ class TokenizerRecord:
         """The special tokens, the end of text included."""
         return self.special_tokens or {"<|endoftext|>": self.end_of_text_id}
 
+    @property
+    def identity(self) -> str | None:
+        """Identity of the ids that it gives to texts, as `identity_of` states it; None in older manifests."""
+        return None if self.fingerprint is None else identity_of(self.fingerprint, self.structure)
+
     def extends(self, other: "TokenizerRecord") -> bool:
         """Tell whether all ids of another record mean the same here: special tokens may have been added at the end."""
         kept, here = other.all_special_tokens, self.all_special_tokens
@@ -140,6 +145,24 @@ class Manifest:
     lost_bytes: int = 0  # of input
     examples: dict[str, list[str]] = attrs.field(factory=dict)  # of problems, by kind
     rows: RowsRecord | None = None  # of conversations; None for text
+
+
+def identity_of(fingerprint: str, structure: str | None) -> str:
+    """Return the identity of a tokenizer by its fingerprint and by its ordinary added tokens.
+
+    A fingerprint is of the ids of a few texts, in which no added token is. An added token that is not special stands
+    for its text wherever it is. So two tokenizers that differ in these alone have one fingerprint. Without such tokens
+    the identity is the fingerprint. `structure` is that of a record.
+    """
+    ordinary = ordinary_added_tokens(structure)
+    return hashlib.sha256(json.dumps([fingerprint, ordinary]).encode()).hexdigest() if ordinary else fingerprint
+
+
+def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
+    """Return the added tokens of a structure that are not special, by id, each with sorted keys."""
+    added = [] if structure is None else parse_json(structure)["added_tokens"]
+    ordinary = [dict(sorted(token.items())) for token in added if not token["special"]]
+    return sorted(ordinary, key=lambda token: token["id"])
 
 
 def read_manifest(directory: Path) -> Manifest | None:

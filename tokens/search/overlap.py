@@ -17,7 +17,8 @@ from tokens.format.manifest import open_listed, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.stream_blocks import common_dtype, in_blocks
-from tokens.tokenizer.tokenizer import Tokenizer, fingerprint
+from tokens.tokenizer.loading import is_recorded
+from tokens.tokenizer.tokenizer import Tokenizer
 
 GRAM = 13
 LEAST = 8  # tokens: fewer stand in any text by chance
@@ -77,6 +78,6 @@ def forms(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
 def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenStream:
     """Open a split of a token directory. Raises BadInput without one, or for ids of another tokenizer."""
     manifest = read_manifest(directory)
-    if manifest is not None and manifest.tokenizer.fingerprint not in (None, fingerprint(tokenizer)):
+    if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
         raise BadInput(f"{directory}: got ids of tokenizer {manifest.tokenizer.name}, wanted those of {tokenizer.name}")
     return open_listed(directory, split, manifest)

@@ -10,7 +10,7 @@ import attrs
 from common.errors import BadInput, either
 from common.files import sha256
 from common.json_files import parse_json, read_regular
-from tokens.format.manifest import RANKS_FILE, TokenizerRecord
+from tokens.format.manifest import RANKS_FILE, TokenizerRecord, identity_of
 from tokens.tokenizer.hugging_face_files import read_tokenizer_json
 from tokens.tokenizer.known import KNOWN_TOKENIZERS, KnownTokenizer, recognized
 from tokens.tokenizer.ranks import read_ranks
@@ -102,6 +102,33 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
         special_tokens=None if only_end else tokenizer.special_tokens,
         template=template,
     )
+
+
+def identity(tokenizer: Tokenizer) -> str:
+    """Return the identity of the ids that a tokenizer gives to texts, as a record's `identity`."""
+    return identity_of(fingerprint(tokenizer), tokenizer.structure)
+
+
+def gives_same_ids(one: Tokenizer, other: Tokenizer) -> bool:
+    """Tell whether two tokenizers give the same ids to every text. Special tokens, apart from the end, take no part."""
+    if identity(one) != identity(other) or one.coder.ranks != other.coder.ranks:
+        return False
+    if not (isinstance(one.coder, LibraryCoder) and isinstance(other.coder, LibraryCoder)):
+        return one.pattern == other.pattern or None in (one.pattern, other.pattern)
+    structures = [coder.structure_values for coder in (one.coder, other.coder)]
+    return all(structures[0][key] == structures[1][key] for key in ("normalizer", "pre_tokenizer"))
+
+
+def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) -> bool:
+    """Tell whether a tokenizer gives to every text the ids that a record's tokenizer gives.
+
+    The record's ranks are in a directory, and are compared if they are still there. Special tokens, apart from the end,
+    take no part. A record without a fingerprint is older: its ranks alone are compared.
+    """
+    if record.identity not in (None, identity(tokenizer)):
+        return False
+    ranks = directory / RANKS_FILE
+    return record.ranks_file is None or not ranks.is_file() or read_ranks(ranks) == tokenizer.coder.ranks
 
 
 def read_characters(path: Path) -> str:

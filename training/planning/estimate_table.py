@@ -35,7 +35,7 @@ from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS, STATE_BY
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import MACHINES, read_machines, shown
 from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Network, Throughput
-from training.telemetry.metrics_log import EVALUATIONS, WEIGHTS_FILE
+from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER, WEIGHTS_FILE
 
 _HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
@@ -206,8 +206,20 @@ def describe_core(run: Run) -> list[str]:
                 continue
             unknown = "" if measured is not None else ", weights unknown"
             shown = f"{core:.4f}" + (f" ± {error:.4f}" if number(0).holds(error := record.get("core_error")) else "")
-            return [f"core         {shown}, {title}{unknown}, {record.get('time')}; see evaluate.py compare"]
+            limits = "".join(f", {limit}" for limit in _limits_of_core(record))
+            return [f"core         {shown}, {title}{unknown}{limits}, {record.get('time')}; see evaluate.py compare"]
     return []
+
+
+def _limits_of_core(record: dict[str, Any]) -> list[str]:
+    """Return how much of CORE a stored score covers, and a tokenizer that is not known to be the run's own."""
+    tasks, data, given = (record.get(key) for key in ("tasks", "data", GIVEN_TOKENIZER))
+    limits = [f"of {len(tasks)} tasks"] if isinstance(tasks, dict) else []
+    if isinstance(data, dict) and type(data.get("count")) is int:
+        limits.append(f"at most {data['count']:,} items of each")
+    if isinstance(given, dict):
+        limits.append(f"read by tokenizer {given.get('name')} of --tokenizer")
+    return limits
 
 
 def describe_shards(memory: MemoryModel) -> list[str]:

@@ -29,6 +29,7 @@ from tests.evaluation.comparison.stored import (
 )
 from tests.evaluation.core.written_bundle import WORDS, write_bundle
 from tokens.tokenizer.loading import load_tokenizer, record_of
+from training.telemetry.metrics_log import EVALUATIONS
 
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
@@ -237,3 +238,25 @@ def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys
     [problem] = raised.value.problems
     assert f"no comparable results of {absent}; measure it first: python evaluate.py loss {absent}" in problem
     assert "held-out loss" in capsys.readouterr().out
+
+
+def test_results_of_another_tokenizer_stand_apart(tmp_path: Path) -> None:
+    def core_by(name: str, is_other: bool) -> Path:
+        home = core(tmp_path / name, 50, 1.0)
+        [line] = (home / EVALUATIONS).read_text().splitlines()
+        given = {"given_tokenizer": {"name": "gpt2", "identity": "x", "is_other": is_other}}
+        (home / EVALUATIONS).write_text(json.dumps(json.loads(line) | given) + "\n")
+        return home
+
+    own, other = core(tmp_path / "own", 90, 1.0), core_by("other", True)
+    with pytest.raises(BadInput, match="no overlap"):
+        compare(rows_of(own, other))
+    alone = compare(rows_of(other))
+    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # without published ones
+    assert any("read by tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
+
+    unknown = compare(rows_of(own, core_by("unknown", False)))
+    assert unknown.columns == ["model", "CORE", "gold bits/byte"]
+    assert any(
+        "unknown: read by tokenizer gpt2 of --tokenizer, not by one that the model names" in n for n in unknown.notes
+    )

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
 from common.hub_client import note_local
-from evaluation.shared.load import Trained, home_of, load, locate
+from evaluation.shared.given_tokenizer import GivenTokenizer
+from evaluation.shared.load import ModelLocation, Trained, given_tokenizer, home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
+from tokens.tokenizer.loading import load_tokenizer, record_of
 from tokens.tokenizer.template import TEMPLATES, Template
 from training.checkpoints.saved_state import read_state
 
@@ -159,3 +161,26 @@ def test_a_folder_that_hides_a_hub_model_is_noted(
     assert home_of("hf:owner/model") == Path("runs/owner--model")
     home_of("owner/run")  # it can only be a run of ours
     assert capsys.readouterr().err == ""
+
+
+def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def given(run: Path, name: str) -> GivenTokenizer | None:
+        return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name))
+
+    for name, record in (
+        ("run", {"tokenizer": record_of(load_tokenizer("bytes"), ranks=False).as_json()}),
+        ("old", {}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "resolved.json").write_text(json.dumps(record))
+    assert given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
+    assert capsys.readouterr().err == ""
+    other = given(tmp_path / "run", "chars:abc")
+    assert other is not None and (other.name, other.is_other) == ("chars", True)
+    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in capsys.readouterr().err
+    unknown = given(tmp_path / "old", "bytes")
+    assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
+    assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
+    for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
+        with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
+            GivenTokenizer.of({"given_tokenizer": damaged})

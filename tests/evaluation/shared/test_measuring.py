@@ -27,7 +27,7 @@ def test_a_bad_model_does_not_stop_the_others(
     def load(_: Any, place: Any, tokenizer: str | None) -> Any:
         if place.title == "damaged":
             raise BadInput("damaged: its sha256 differs")
-        return SimpleNamespace(title=place.title, network=None)
+        return SimpleNamespace(title=place.title, network=None, given_tokenizer=None)
 
     def measure(place: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
         if place.title == "endless":

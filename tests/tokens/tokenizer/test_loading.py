@@ -1,0 +1,53 @@
+"""Tokenizers are the same if they give the same ids to every text, which a fingerprint of a few texts cannot tell."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.checks import structured
+from common.errors import BadInput
+from tests.tokens.format.token_directory import prepared
+from tests.tokens.tokenizer.test_hugging_face_files import added
+from tokens.format.manifest import TokenizerRecord
+from tokens.search.overlap import open_comparable
+from tokens.tokenizer.loading import gives_same_ids, identity, is_recorded, load_tokenizer, record_of
+from tokens.tokenizer.ranks import BYTE_LEVEL, ranks_text
+from tokens.tokenizer.tokenizer import END_OF_TEXT, LibraryCoder, Tokenizer, fingerprint
+
+
+def with_added(*ordinary: str, special: tuple[str, ...] = ()) -> Tokenizer:
+    """Return a tokenizer of bytes with ordinary added tokens, as tokenizer.json may have them."""
+    tokens = [added(256, END_OF_TEXT), *(added(257 + n, name, special=False) for n, name in enumerate(ordinary))]
+    tokens += [added(300 + n, name) for n, name in enumerate(special)]
+    ranks = {bytes([byte]): byte for byte in range(256)} | {
+        t["content"].encode(): t["id"] for t in tokens if not t["special"]
+    }
+    structure = json.dumps({"normalizer": None, "pre_tokenizer": BYTE_LEVEL, "added_tokens": tokens})
+    named = {token["content"]: token["id"] for token in tokens if token["special"]}
+    return Tokenizer(name="own", coder=LibraryCoder(ranks, structure), special_tokens=named)
+
+
+def test_ordinary_added_tokens_are_part_of_an_identity(tmp_path: Path) -> None:
+    think, tool, none = with_added("<think>"), with_added("<tool>"), with_added()
+    assert think.encode("<think>").tolist() != tool.encode("<think>").tolist()
+    assert fingerprint(think) == fingerprint(tool) == fingerprint(none) == identity(none)
+    assert len({identity(each) for each in (think, tool, none)}) == 3
+    assert gives_same_ids(think, with_added("<think>", special=("<|end|>",)))  # which is ordinary text in a text
+    assert not gives_same_ids(think, tool) and not gives_same_ids(think, none)
+    for own, other in ((think, tool), (tool, think), (none, think), (think, none)):
+        record = structured(json.loads(json.dumps(record_of(own, ranks=True).as_json())), TokenizerRecord)
+        assert record.fingerprint == fingerprint(own)  # as manifests of today have it
+        assert record.identity == identity(own)
+        assert is_recorded(own, record, tmp_path) and not is_recorded(other, record, tmp_path)
+
+
+def test_tokens_with_other_added_tokens_are_not_comparable(tmp_path: Path) -> None:
+    values, tokenizer = prepared(tmp_path), with_added("<think>")
+    values["tokenizer"] = record_of(tokenizer, ranks=True).as_json()
+    (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
+    (tmp_path / "manifest.json").write_text(json.dumps(values))
+    assert open_comparable(tmp_path, "train", tokenizer).length == 30_000
+    for other in (with_added("<tool>"), with_added(), load_tokenizer("bytes")):
+        with pytest.raises(BadInput, match="got ids of tokenizer own, wanted those of"):
+            open_comparable(tmp_path, "train", other)
