@@ -119,7 +119,9 @@ def _locate(url: str) -> tuple[Bucket, str]:
         from huggingface_hub import get_token
 
         token = get_token()
-        return Bucket(_hub().url(url), {} if token is None else {"authorization": f"Bearer {token}"}), ""
+        with hub_errors(f"{url}: cannot be read", "read"):  # which asks the hub for the commit of a revision
+            address = _hub().url(url)
+        return Bucket(address, {} if token is None else {"authorization": f"Bearer {token}"}), ""
     return Bucket(url), ""
 
 

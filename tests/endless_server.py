@@ -41,6 +41,19 @@ def dripped_headers(handler: EndlessHandler) -> None:
     handler.drip()
 
 
+def endless_interim_replies(handler: EndlessHandler) -> None:
+    """Send 103 Early Hints for ever, each a whole reply that is not the last one."""
+    while not handler.released.is_set():
+        handler.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10)
+
+
+def dripped_chunk_frame(handler: EndlessHandler) -> None:
+    """Drip the extension of a chunk, which belongs to no content."""
+    handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1;")
+    while not handler.released.wait(DRIP_SECONDS):
+        handler.write(b"a")
+
+
 def dripped_body(handler: EndlessHandler) -> None:
     handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n")
     handler.drip()

@@ -1,5 +1,6 @@
 """Replies of the hub end, however slowly or endlessly its server sends them; files of any announced size arrive."""
 
+import socket
 from pathlib import Path
 
 import httpx2
@@ -29,6 +30,25 @@ def test_a_reply_of_the_hub_ends(misbehaviour: Misbehaviour) -> None:
         pytest.raises((httpx2.ReadTimeout, httpx2.ReadError), match="bytes"),
     ):
         client.get(url)
+
+
+@pytest.mark.parametrize(
+    "misbehaviour", [endless.dripped_headers, endless.endless_interim_replies, endless.dripped_chunk_frame]
+)
+def test_a_request_to_the_hub_has_one_deadline(misbehaviour: Misbehaviour) -> None:
+    with endless.serve(misbehaviour) as url, bounded(httpx2.Client(timeout=None)) as client:
+        for _ in range(2):  # the client can be used again
+            with pytest.raises(httpx2.ReadTimeout, match=r"[\d,]+ bytes read in \d s"):
+                client.get(url)
+
+
+def test_an_upload_that_nobody_reads_ends() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        bounded(httpx2.Client(timeout=None)) as client,
+        pytest.raises(httpx2.WriteTimeout, match=r"[\d,]+ bytes written in 0 s"),
+    ):
+        client.post(f"http://127.0.0.1:{server.getsockname()[1]}", content=bytes(50_000_000))
 
 
 def test_a_large_file_of_announced_size_arrives(tmp_path: Path) -> None:
