@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, in_brackets
 from common.files import BUCKET_SCHEMES, WEB_SCHEMES, is_bucket
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ REQUEST_SECONDS = 60.0  # of one request; it moves a piece at most
 PIECE_BYTES = 1 << 24  # of an upload in parts, and of a download
 SMALL_BYTES = 1 << 26  # most of an object that is read at once
 PIECES_AT_ONCE = 8  # held in memory
+SAID_CHARACTERS = 300  # shown of a server's own words
 ATTEMPTS = 4  # to read a range whose answer breaks off
 UPLOADS = 3  # attempts with a file that arrives damaged
 PROFILE_FILES = {  # of AWS, by the variable with another path; later ones go before
@@ -181,7 +182,7 @@ class Bucket:
             except BadInput as error:
                 if isinstance(error.__cause__, PreconditionError):
                     raise Taken(f"{self._where(name)}: was replaced meanwhile; rerun the same command") from error
-                if not left or not (isinstance(error.__cause__, GenericError) and "body error" in str(error)):
+                if not left or not (isinstance(error.__cause__, GenericError) and "body error" in str(error.__cause__)):
                     raise
         raise AssertionError("the last attempt raises")
 
@@ -285,10 +286,18 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
     if answer:
-        return f"{answer[1]}: {answer[2]}"
+        said = " ".join(f"{answer[1]}: {answer[2]}".split())
+        return said[:SAID_CHARACTERS]
     if isinstance(error, FileNotFoundError):
         return "not found; the same command goes on when it is there"
-    return f"{text[:300]}; check network and credentials"
+    status = re.search(r"status code: (\d{3})\b", text)
+    if status:
+        problem = f"the server answered with status {status[1]}"
+    elif re.search("timed out|timeout", text):
+        problem = f"no whole answer within {REQUEST_SECONDS:g} seconds"
+    else:
+        problem = "the request failed"
+    return f"{problem}; check network and credentials{in_brackets(text)}"
 
 
 def _aws_profile() -> dict[str, str]:

@@ -19,6 +19,7 @@ EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX
 
 LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
 QUOTED_CHARACTERS = 100  # shown of a value in an error
+BRACKET_CHARACTERS = 120  # most of a library's words in an error
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -85,6 +86,16 @@ def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], 
         text = text or str(error).partition("\n")[0] or type(error).__name__
         text += f": {file}" if file and str(file) not in str(where) else ""
         raise BadInput(f"{where}: {text}" + (f"; {advice}" if advice else "")) from error
+
+
+def in_brackets(words: object) -> str:
+    """Return the words of a library, or of somebody's server, as " (...)" that may end an error of ours.
+
+    "" unless they are one short line that needs no redaction: an error says in our words what is wrong and what to do.
+    """
+    text = str(words).strip().rstrip(".")
+    is_fit = 0 < len(text) <= BRACKET_CHARACTERS and "\n" not in text and redacted(text) == text
+    return f" ({printable(text)})" if is_fit else ""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import QUOTED_CHARACTERS, BadInput, printable, say
+from common.errors import QUOTED_CHARACTERS, BadInput, in_brackets, say
 from common.files import HUB, is_folder
 from common.transports import bounded
 
@@ -25,7 +25,7 @@ NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # of a model: old on
 OUR_FOLDERS = ("runs/", "token_files/")
 CLOSE = 0.84  # likeness of two names, by difflib, from which one may be a typing error of the other
 LONGEST_CHAIN = 20  # of errors that caused each other
-DETAIL_CHARACTERS = 500  # shown of the hub's message in an error
+DETAIL_CHARACTERS = 500  # shown of a list of the hub in an error
 
 
 def hub_name(reference: str, what: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> str:
@@ -151,7 +151,7 @@ def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iter
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"{problem}: {explained(error, wanted)}{advice}") from error
+        raise BadInput(f"{problem}: {explained(error, wanted, advice)}") from error
 
 
 @functools.cache
@@ -163,23 +163,45 @@ def _bound_requests() -> None:
     set_client_factory(lambda: bounded(default_client_factory()))
 
 
-def explained(error: BaseException, wanted: str = "write to") -> str:
-    """Return an error of the hub client as one line with advice. `wanted`: what the access token must allow."""
+def explained(error: BaseException, wanted: str = "write to", advice: str = "") -> str:
+    """Return an error of the hub client as one line of ours, with what to do, and `advice`.
+
+    `wanted` is what the access token must allow. The client's or the hub's own words follow in brackets if they are one
+    short line.
+    """
     from huggingface_hub import constants
 
     error = _origin(error)
     status = _status(error)
-    said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
     if status is None and constants.HF_HUB_OFFLINE and not isinstance(error, ValueError):
         return "HF_HUB_OFFLINE is set: unset it to reach the hub"
+    text = str(error)
+    said = in_brackets(getattr(error, "server_message", None) or " ".join(text.split()))
     if status in (401, 403):
         name = "check the name, or " if wanted == "read" else ""
-        return f"{detail}; {name}run `hf auth login` with a token that may {wanted} it"
+        login = f"run `hf auth login` with a token that may {wanted} it"
+        return f"access is refused, status {status}; {name}{login}{advice}{said}"
+    if listed := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
+        names = listed[1].replace("'", "")[:DETAIL_CHARACTERS]
+        return f"wanted one of its configurations, as {HUB}OWNER/NAME:CONFIG: {names}{advice}"
     # The client raises ValueError itself for an impossible name, and for each answer 400 of a server.
     if status == 404 or (status is None and isinstance(error, ValueError)):
-        return f"{detail}; check the name"
-    return f"{detail}; rerun the same command to resume"
+        return f"{'not found' if status == 404 else 'the request is not accepted'}; check the name{advice}{said}"
+    return f"{_failure(error, status)}; rerun the same command to resume{advice}{said}"
+
+
+def _failure(error: BaseException, status: int | None) -> str:
+    """Return what went wrong at the server, on the network or on this machine."""
+    if status is not None:
+        return f"the hub answers with status {status}"
+    kind = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # a full disk, for one
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if "Timeout" in kind:
+        return "no whole answer in time"
+    if "Connect" in kind or isinstance(error, ConnectionError):
+        return "no connection"
+    return f"the transfer failed with {kind}"
 
 
 def _origin(error: BaseException) -> BaseException:

@@ -295,3 +295,21 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     bucket = Bucket("s3://runs/listed")
     monkeypatch.setattr(bucket, "_client", SimpleNamespace(list=lambda *_: iter([entries[:1], entries[1:]])))
     assert [(name, found.size_bytes) for name, found in bucket.objects().items()] == [("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("Generic S3 error: " + "x" * 200, "the request failed; check network and credentials"),
+        (
+            "a\nb, operation timed out",
+            "no whole answer within 60 seconds; check network and credentials (a",
+        ),
+        ("server returned status code: 403 Forbidden", "the server answered with status 403; check network and cred"),
+        ("Client error token=abcdefgh12345678", "the request failed; check network and credentials"),
+    ],
+)
+def test_errors_of_obstore_are_ours(words: str, said: str) -> None:
+    reason = bucket_module._reason(RuntimeError(words))
+    assert reason.startswith(said)
+    assert "abcdefgh" not in reason and len(reason) < 250 and "xxx" not in reason

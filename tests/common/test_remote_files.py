@@ -183,11 +183,3 @@ def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
         assert done.returncode == 1
         assert said in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("misbehaviour", [endless.dripped_headers, endless.dripped_body])
-def test_a_request_to_a_server_has_one_deadline(misbehaviour: Misbehaviour, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.bucket.REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr("common.bucket.RETRY_SECONDS", 0.1)
-    with endless.serve(misbehaviour) as url, pytest.raises(BadInput, match=f"{url}/a: cannot be read: "):
-        read_web_file(f"{url}/a")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from common.errors import BadInput
+from common.errors import BadInput, in_brackets
 from tokens.documents.inputs import Damaged
 from tokens.documents.messages import COUNTS
 
@@ -32,7 +32,7 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
     import pyarrow.parquet
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps freed memory
-    with _damage():
+    with _damage("not a whole Parquet file"):
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 
 
@@ -80,7 +80,7 @@ def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -
     """Yield a row group's values in batches; of a text not in UTF-8 its UnicodeDecodeError. Raises Damaged."""
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
-    with _damage():
+    with _damage(f"its row group {group} cannot be read"):
         for batch in table.iter_batches(rows, [group], columns(table, name), use_threads=False):
             column = batch.column(0) if name is not None else batch.to_struct_array()
             try:
@@ -91,7 +91,7 @@ def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -
 
 
 @contextmanager
-def _damage() -> Iterator[None]:
+def _damage(problem: str) -> Iterator[None]:
     """Turn pyarrow's errors for a damaged file into Damaged. Errors of the system have a number, and pass."""
     import pyarrow
 
@@ -102,7 +102,7 @@ def _damage() -> Iterator[None]:
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise Damaged(str(error)) from error
+        raise Damaged(f"{problem}; download or write the file again{in_brackets(error)}") from error
 
 
 def _is_text(kind: Any) -> bool:

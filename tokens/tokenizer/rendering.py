@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from common.errors import BadInput, refusing
+from common.errors import BadInput, in_brackets
 
 if TYPE_CHECKING:
     from jinja2 import Template as JinjaTemplate
@@ -35,6 +36,7 @@ SECONDS = 2  # of processor time for one text
 MEMORY_BYTES = 1 << 30  # of the process that renders
 TEMPLATE_CHARACTERS = 1 << 20  # of a template
 ADDED_CHARACTERS = 1 << 20  # that a template may add to the contents of one conversation
+REFUSAL_CHARACTERS = 300  # shown of the words by which a template refuses messages
 SHOWN_CHARACTERS = 60  # of two texts that should be the same, in an error
 WHERE = "the conversation template"
 OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
@@ -92,6 +94,10 @@ def conversation_text(conversation: TemplateInput, seconds: float | None = None)
         if prompt.contents != rendered.contents[:number]:
             raise BadInput(f"{WHERE}: trims messages before answer {number + 1} in another way than in its prompt")
     return rendered
+
+
+class TemplateRefusal(Exception):
+    """A template has called raise_exception; the message is the template's own."""
 
 
 class TemplateProcess:
@@ -209,10 +215,11 @@ def _output(conversation: TemplateInput, seconds: float | None) -> str:
     if seconds is not None:  # the signal is not handled, so it ends the process, even in a long computation
         signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        with refusing(WHERE, kinds=(Exception,)):  # a program raises anything
-            text = _compiled(conversation.template).render(messages=messages, **values | conversation.values)
-    except BadInput as error:
-        raise (BadInput(OUT_OF_MEMORY) if isinstance(error.__cause__, MemoryError) else error) from error
+        text = _compiled(conversation.template).render(messages=messages, **values | conversation.values)
+    except MemoryError as error:
+        raise BadInput(OUT_OF_MEMORY) from error
+    except Exception as error:  # a program raises anything
+        raise BadInput(_why_failed(error)) from error
     finally:
         if seconds is not None:
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -226,7 +233,7 @@ def _compiled(text: str) -> "JinjaTemplate":
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(problem: str) -> None:
-        raise ValueError(problem)
+        raise TemplateRefusal(problem)
 
     # As transformers has it
     loops = ["jinja2.ext.loopcontrols"]
@@ -236,6 +243,18 @@ def _compiled(text: str) -> "JinjaTemplate":
     del environment.filters["random"], environment.globals["lipsum"]  # which write another text each time
     answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text
     return environment.from_string(answers.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text))
+
+
+def _why_failed(error: Exception) -> str:
+    """Return the problem of a template that is no Jinja, fails, or refuses a conversation by its own words."""
+    if isinstance(error, TemplateRefusal):
+        return f"{WHERE}: refuses these messages: {' '.join(str(error).split())[:REFUSAL_CHARACTERS]}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+    where = f"{WHERE}: line {line}" if line else WHERE
+    if type(error).__name__ == "TemplateSyntaxError":
+        return f"{where}: is not valid Jinja; correct it{in_brackets(error)}"
+    return f"{where}: fails for these messages; correct the template, or the messages{in_brackets(error)}"
 
 
 def _difference(number: int, before: str, prompt: str) -> str:

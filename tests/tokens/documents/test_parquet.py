@@ -1,5 +1,6 @@
 """Parquet: damaged pages and rows are counted, wrong columns refused."""
 
+import io
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.documents.reading import documents, read
+from tokens.documents.inputs import Damaged
+from tokens.documents.parquet import open_parquet
 
 
 def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Path) -> None:
@@ -65,3 +68,8 @@ def test_a_column_given_twice_is_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(BadInput, match="has the column 'text' twice"):
         read(tmp_path / "a.parquet")
+
+
+def test_errors_of_pyarrow_are_ours() -> None:
+    with pytest.raises(Damaged, match=r"^not a whole Parquet file; download or write the file again"):
+        open_parquet(io.BytesIO(b"PAR1" + bytes(100)))

@@ -169,3 +169,23 @@ def test_our_own_templates_ask_as_they_train() -> None:
             values = {"eos_token": "<end>"}
             conversation = TemplateInput(template, values, messages, begins_answer=False, answers=answers)
             assert conversation_text(conversation).contents == [content for _, content in messages]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for x in %}", "the conversation template: line 1: is not valid Jinja; correct it (Expected an expression"),
+        (
+            "a\n{{ messages.x.y }}",
+            "the conversation template: line 2: fails for these messages; correct the template, or the messages (",
+        ),
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+    ],
+)
+def test_errors_of_jinja_are_ours(template: str, said: str) -> None:
+    conversation = TemplateInput(
+        template=template, values={}, messages=[["user", "a"]], begins_answer=False, answers=[]
+    )
+    with pytest.raises(BadInput) as refused:
+        conversation_text(conversation)
+    assert said in str(refused.value)
