@@ -70,6 +70,16 @@ def test_continuations_too_short_to_repeat_say_so(copied: Path) -> None:
     assert "NOTE" not in enough.stderr
 
 
+def test_a_stored_result_names_another_tokenizer(copied: Path) -> None:
+    other = f"chars:{''.join(map(chr, range(32, 127)))}"
+    done, own = (smoke(copied, "--tokenizer", name) for name in (other, "bytes"))
+    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in done.stderr
+    assert "NOTE" not in own.stderr
+    first, second = results(copied)
+    assert first["given_tokenizer"]["name"] == "chars" and first["given_tokenizer"]["is_other"]
+    assert "given_tokenizer" not in second
+
+
 @pytest.mark.slow
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
