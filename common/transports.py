@@ -93,7 +93,7 @@ def _paced(backend: Any, waiting: threading.local) -> Any:
     """
     import httpcore2
 
-    class Stream(httpcore2.NetworkStream):
+    class PacedConnection(httpcore2.NetworkStream):
         def __init__(self, stream: Any):
             self._stream = stream
             self._phase = ""
@@ -117,7 +117,7 @@ def _paced(backend: Any, waiting: threading.local) -> Any:
             self._stream.close()
 
         def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
-            return Stream(self._stream.start_tls(ssl_context, server_hostname, timeout))
+            return PacedConnection(self._stream.start_tls(ssl_context, server_hostname, timeout))
 
         def get_extra_info(self, info: str) -> Any:
             return self._stream.get_extra_info(info)
@@ -141,14 +141,14 @@ def _paced(backend: Any, waiting: threading.local) -> Any:
             finally:
                 self._seconds += time.monotonic() - began
 
-    class Backend(httpcore2.NetworkBackend):
+    class PacedBackend(httpcore2.NetworkBackend):
         def connect_tcp(self, *arguments: Any, **options: Any) -> Any:
-            return Stream(backend.connect_tcp(*arguments, **options))
+            return PacedConnection(backend.connect_tcp(*arguments, **options))
 
         def connect_unix_socket(self, *arguments: Any, **options: Any) -> Any:
-            return Stream(backend.connect_unix_socket(*arguments, **options))
+            return PacedConnection(backend.connect_unix_socket(*arguments, **options))
 
         def sleep(self, seconds: float) -> None:
             backend.sleep(seconds)
 
-    return Backend()
+    return PacedBackend()

@@ -87,7 +87,8 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     place: ModelLocation
-    given_tokenizer: GivenTokenizer | None = None  # by --tokenizer, unless it gives the ids of the model's own
+    # By --tokenizer, unless it gives the ids of the model's own
+    given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -204,7 +205,7 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
     network = load_network(place)
     known = tokenizer_of(place, tokenizer, network.config)
     given = None if tokenizer is None or known is None else given_tokenizer(place, known)
-    return Trained(network.to(device).eval(), known, place, given)
+    return Trained(network.to(device).eval(), known, place, given_tokenizer=given)
 
 
 def load_network(place: ModelLocation) -> GPT:

@@ -239,5 +239,5 @@ def test_a_system_message_needs_a_template_and_room() -> None:
     with pytest.raises(BadInput, match="system message: got 96 tokens"):
         Conversation(trained(context=64), 9, "Be brief. " * 9)
     refusing = attrs.evolve(trained(), template=attrs.evolve(TEMPLATES["turns"], text="{{ raise_exception('no!') }}"))
-    with pytest.raises(BadInput, match="template: no!"):
+    with pytest.raises(BadInput, match="template: refuses these messages: no!"):
         Conversation(refusing, 9)
