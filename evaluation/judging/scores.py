@@ -167,7 +167,7 @@ def keep_results(
     for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
         if candidate.home is None:
             continue
-        own = {"candidate": candidate.title, "score": attrs.asdict(mean)}
+        own = {"candidate": candidate.title, "score": mean.record()}
         if (given := candidate.seeds[0].settings.get(GIVEN_TOKENIZER)) is not None:
             own[GIVEN_TOKENIZER] = given
         values = {**own, "free": [attrs.asdict(seed) for seed in seeds], **shared}
@@ -253,7 +253,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
             for title, mean in zip(panel.titles, scores.means, strict=True)
         ],
         "differences": [
-            {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}
+            {"a": panel.titles[a], "b": panel.titles[b], **difference.record()}
             for (a, b), difference in scores.differences.items()
         ],
         "left_out": len(states) - states.count("judged"),

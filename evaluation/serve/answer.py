@@ -115,7 +115,9 @@ class DrawnAnswer:
         spelled = self._spelled.get(token, b"")
         self._held += self._decoder.decode(spelled[:1])
         pending, _ = self._decoder.getstate()  # bytes of a character that is not complete
-        offset = self._posted + len(self._held) - (1 if spelled and not pending else 0)
+        offset = self._posted + len(self._held)
+        if spelled:  # the first two bytes of a surrogate are pending, although they can only become two characters
+            offset += len(pending.decode(errors="replace")) - 1
         self._held += self._decoder.decode(spelled[1:])
         return offset
 

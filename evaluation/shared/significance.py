@@ -75,6 +75,10 @@ class Interval:
             low, high = math.hypot(low, reach), math.hypot(high, reach)
         return Interval(value=self.value, low=self.value - low, high=self.value + high, error=total)
 
+    def record(self) -> dict[str, float | None]:
+        """Return what is stored of an interval."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
     def text(self, digits: int, sign: str = "") -> str:
         """Return the value and, where known, the bounds in brackets. `sign`: "+" to show it."""
         value = f"{self.value:{sign}.{digits}f}"

@@ -62,7 +62,7 @@ class TrialTable:
 
     def record(self) -> dict[str, Any]:
         """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
-        intervals = {key: list(attrs.astuple(found)) if found else None for key, found in self._intervals().items()}
+        intervals = {key: list(found.record().values()) if found else None for key, found in self._intervals().items()}
         means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
         verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))
         rows = zip(self.trial.revisions.values(), means, verdicts, strict=True)

@@ -359,7 +359,8 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
         (["--api-key-file", str(tmp_path / "none")], "No such file"),
         (["--api-key-file", str(tmp_path / "short")], "at least 16"),
     ):
-        done = launch.run(ROOT / "evaluate.py", "serve", str(chat_run), "--device=cpu", "--port=0", *options)
+        port = [] if options[0].startswith("--port") else ["--port=0"]
+        done = launch.run(ROOT / "evaluate.py", "serve", str(chat_run), "--device=cpu", *port, *options)
         assert problem in only_line(done)
 
 
