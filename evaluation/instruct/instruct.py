@@ -25,7 +25,18 @@ from evaluation.instruct.fine_tuning import (
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.measuring import measure_each, share
-from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
+from evaluation.shared.records import (
+    ADDED_TOKENS,
+    LATER_SETTINGS,
+    TOKENIZER,
+    Answer,
+    Answers,
+    Record,
+    check_folder,
+    read_answers,
+    read_records,
+    write_answers,
+)
 from evaluation.shared.significance import plus_minus
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import files_sha256, identity_of
@@ -39,9 +50,6 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
-TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not tell which ids a tokenizer gives
-ADDED_TOKENS = "ordinary_added_tokens"  # setting, if there are any: a fingerprint does not tell them
-LATER = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # settings that older files do not have
 MEASURED = {"losses", "best_epoch"}  # settings in a file of answers that the fine-tuning found
 IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, data and settings
 
@@ -130,11 +138,12 @@ def instruct(
     known = attrs.asdict(settings) | {"data": questions.described()}
     weights = from_coordinator(ranks, lambda: identity_of(trained.network, place.path))
     known |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
-    known |= {TOKENIZER: fingerprint(trained.tokenizer)}
-    if ordinary := ordinary_added_tokens(trained.tokenizer.structure):
-        known |= {ADDED_TOKENS: ordinary}
-    if (given := trained.given_tokenizer) is not None:
-        known |= {GIVEN_TOKENIZER: given.as_record()}
+    given = trained.given_tokenizer
+    known |= {
+        TOKENIZER: fingerprint(trained.tokenizer),
+        ADDED_TOKENS: ordinary_added_tokens(trained.tokenizer.structure),
+        GIVEN_TOKENIZER: None if given is None else given.as_record(),
+    }
     answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test, command.keep and run))
     if answers is None:
         made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
@@ -249,9 +258,7 @@ def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
 
 def _agrees(recorded: dict[str, Any], known: dict[str, Any]) -> bool:
     """Tell whether records of a fine-tuning say what is known. Older ones do not have all settings of the tokenizer."""
-    needed = {key: value for key, value in known.items() if key not in LATER}
-    if any(recorded.get(key) != known.get(key) for key in LATER if key in recorded):
-        return False
+    needed = {key: value for key, value in known.items() if key in recorded or key not in LATER_SETTINGS}
     return all(key in recorded and recorded[key] == value for key, value in needed.items())
 
 

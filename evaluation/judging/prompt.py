@@ -15,7 +15,7 @@ import attrs
 
 from common.errors import BadInput, printable, quoted
 from common.json_files import parse_json
-from evaluation.shared.records import Answer, Answers, Record, read_answers
+from evaluation.shared.records import LATER_SETTINGS, Answer, Answers, Record, read_answers
 from evaluation.shared.results import read_results
 from training.telemetry.metrics_log import ANSWERS
 
@@ -258,7 +258,8 @@ def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
                 f"{path}: answers of weights {theirs.weights}, but {first} has those of {ours.weights}, under the same "
                 f"name '{ours.model}'; pass files of one of them, or run instruct again"
             )
-        for name in sorted({*ours.settings, *theirs.settings} - OF_A_SEED):
+        both = ours.settings.keys() & theirs.settings.keys()
+        for name in sorted({*ours.settings, *theirs.settings} - OF_A_SEED - (LATER_SETTINGS - both)):
             if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(
                     f"{path}: settings differ from {first}: {name} {theirs.settings.get(name)} and "

@@ -204,7 +204,7 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
     known = tokenizer_of(place, tokenizer, network.config)
-    given = None if tokenizer is None or known is None else given_tokenizer(place, known)
+    given = None if tokenizer is None or known is None else given_tokenizer(place, known, network.config)
     return Trained(network.to(device).eval(), known, place, given_tokenizer=given)
 
 
@@ -276,9 +276,9 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
     return loaded
 
 
-def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> GivenTokenizer | None:
+def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
     """Return a tokenizer of --tokenizer as results name it; None if it gives the ids of the model's own."""
-    own, is_same = _own_tokenizer(place, tokenizer)
+    own, is_same = _own_tokenizer(place, tokenizer, config)
     if is_same:
         return None
     given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
@@ -290,10 +290,11 @@ def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> GivenTokenize
     return given
 
 
-def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> tuple[str | None, bool]:
+def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
     """Return the name of a model's own tokenizer, None where it names none, and whether another gives the same ids.
 
-    The tokenizer of a run's tokens is its own, whatever other files lie beside the weights.
+    The tokenizer of a run's tokens is its own, whatever other files lie beside the weights. A model of GPT-2's size
+    that names none is taken for one of GPT-2's tokens, as without --tokenizer.
     """
     with suppress(BadInput):  # of damaged files, which are a reason to pass --tokenizer
         if (recorded := place.tokenizer) is not None and place.run is not None:
@@ -306,7 +307,7 @@ def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer) -> tuple[str | No
         if own is not None:
             has_all = own.special_tokens.items() <= tokenizer.special_tokens.items()
             return own.name, has_all and gives_same_ids(own, tokenizer)
-    return None, False
+    return None, tokenizer.name == "gpt2" and config.vocab_size == GPT2_VOCABULARY_SIZE
 
 
 def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:

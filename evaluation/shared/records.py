@@ -16,12 +16,16 @@ from common.json_files import check_text, read_every_line, read_json, read_regul
 from evaluation.shared.weights import WeightsIdentity
 from tokens.documents.messages import excluded_by
 from tokens.documents.parquet import REFUSED_FIELDS
-from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
+from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, GIVEN_TOKENIZER
 
 MOST_BYTES = 1 << 30  # of a file
 NAMED_FIELDS = 20  # in a note on fields that are not read
 WANTED = "wanted a JSON array of records, or JSON Lines"
 WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
+
+TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not tell which ids a tokenizer gives
+ADDED_TOKENS = "ordinary_added_tokens"  # setting: a fingerprint does not tell these
+LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # that files of earlier versions do not have
 
 
 @attrs.frozen(kw_only=True)

@@ -22,10 +22,10 @@ ERROR = 0.05  # probability of any false difference, where none is
 CONFIDENCE = 1 - ERROR
 OWN_EXPONENT = 2 / 3
 BAND_ERROR = 0.04  # of a run's mean over all places of a band; the rest of ERROR is left to single places
-# A judge's difference must also lie outside the t-interval of its two models' own seeds. With two seeds that interval
-# has this level; benchmarks/judge_errors.py shows why no level gives both few errors and verdicts. With more seeds the
-# level is the second number where one of the two models surely scatters more than all others, and rises by the third,
-# times the p-value, where it may not.
+# A judge's difference must also lie outside the t-interval of its two models' own seeds. With two seeds, that interval
+# has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more
+# seeds, the level is the second number if one of the two models clearly varies more than all others. Otherwise the
+# p-value of the test for that, times the third number, is added: up to 23 %.
 OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS, OWN_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9
 SOUGHT_DEVIATIONS = 3.0  # seed deviations that the default number of seeds finds
@@ -63,7 +63,9 @@ class Interval:
 
         If both standard errors are known, it is Student's interval of their sum, at the mean of the two critical
         values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964). A small error of which few degrees
-        of freedom are known then counts little. Otherwise the squares of the reaches are added, which is wider.
+        of freedom are known then counts little. A false difference has a probability of 5 % at most, or of 6.2 % where
+        an error with one degree of freedom is several times as large as the other one. If an error is not known, the
+        squares of the reaches are added, which is wider.
         """
         if self.low is None or self.high is None:
             return self
@@ -413,10 +415,11 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
 
 def _own_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
-    """Return the level of the t-interval of the seeds of one or two models, beside which the pooled one is used.
+    """Return the level of the t-interval of one or two models' own seeds.
 
-    The F-test of the larger variance of `sides` against those of all other models (M,) tells whether the pooled
-    variance fits. If it surely does not, the models' own seeds decide; the less sure it is, the weaker they count.
+    The F-test compares the larger variance of `sides` with the mean of all other models' variances, `variances` (M,).
+    The larger its p-value, the less reason there is to doubt the pooled variance, and the narrower the interval of the
+    models' own seeds may be.
     """
     if seeds == 2:
         return OWN_ERROR_OF_TWO_SEEDS

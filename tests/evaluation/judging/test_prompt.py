@@ -127,6 +127,11 @@ def test_answers_that_cannot_be_judged_together_are_one_line(sessions: Sessions,
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
     differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds alike, or pass files"
     assert differ in refused(good, longer)
+    newer = write(tmp_path, "good", 60, seed=1)  # a seed of a later version, which records more settings
+    plain = newer.read_text()
+    newer.write_text(plain.replace('"epochs": 2', '"epochs": 2, "given_tokenizer": null, "ordinary_added_tokens": []'))
+    assert len(read_panel([good, newer], common=False).candidates) == 1
+    newer.unlink()
     twin = write(tmp_path / "elsewhere", "good", 50)
     titles = [candidate.title for candidate in read_panel([good, twin], common=False).candidates]
     assert titles == [f"good ({tmp_path / 'elsewhere' / 'good'})", f"good ({tmp_path / 'good'})"]

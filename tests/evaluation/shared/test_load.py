@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.load import ModelLocation, Trained, given_tokenizer, home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate, said
+from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tokens.tokenizer.loading import load_tokenizer, record_of
 from tokens.tokenizer.template import TEMPLATES, Template
@@ -165,7 +167,7 @@ def test_a_folder_that_hides_a_hub_model_is_noted(
 
 def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def given(run: Path, name: str) -> GivenTokenizer | None:
-        return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name))
+        return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name), SMALL)
 
     for name, record in (
         ("run", {"tokenizer": record_of(load_tokenizer("bytes"), ranks=False).as_json()}),
@@ -181,6 +183,11 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     unknown = given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
+    # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
+    place = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
+    named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
+    assert given_tokenizer(place, named, attrs.evolve(SMALL, vocab_size=50257)) is None
+    assert given_tokenizer(place, named, SMALL) is not None
     for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
         with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
             GivenTokenizer.of({"given_tokenizer": damaged})
