@@ -69,10 +69,7 @@ class Pair:
             for group, runs in zip(self.groups, values, strict=True)
         )
         found = self.measure.difference(one, other, 1 - ERROR / comparisons)
-        if found is None or self.noise is None:
-            return found
-        error, reach = self.noise.error_and_reach(comparisons)
-        return found.widened(reach, error)
+        return found if found is None or self.noise is None else self.noise.added_to(found, comparisons)
 
 
 def find_winners(
@@ -139,7 +136,7 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
         if 2 * sum(interval.low is None for _, interval in found) >= len(found) > 0:
             return [(pair, Interval(value=interval.value)) for pair, interval in found]
         still = sum(not interval.apart for _, interval in found)
-        if left in (0, still):
+        if still >= left:
             return found
         left = still
 

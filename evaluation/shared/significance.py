@@ -23,8 +23,8 @@ CONFIDENCE = 1 - ERROR
 OWN_EXPONENT = 2 / 3
 BAND_ERROR = 0.04  # of a run's mean over all places of a band; the rest of ERROR is left to single places
 # A judge's difference must also lie outside the t-interval of its two models' own seeds. With two seeds, that interval
-# has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more
-# seeds, the level is the second number if one of the two models clearly varies more than all others. Otherwise the
+# has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With
+# more seeds, the level is the second number if one of the two models clearly varies more than all others. Otherwise the
 # p-value of the test for that, times the third number, is added: up to 23 %.
 OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS, OWN_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9
@@ -98,15 +98,22 @@ class SeedNoise:
     own: float = 0.0  # of the runs of the two alone
     own_freedom: float = 1.0
 
-    def error_and_reach(self, comparisons: int, critical: float | None = None) -> tuple[float, float]:
-        """Return the error that decides one of several comparisons, and the half width of its interval.
-
-        `critical`: of the pooled error, else Bonferroni's. The other error is that of the two recipes' own runs.
-        """
+    def reach(self, comparisons: int, critical: float | None = None) -> float:
+        """Return the half width of one of several comparisons; `critical`: of the pooled error, else Bonferroni's."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
-        pooled, own = critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own
-        return (self.own, own) if own > pooled else (self.pooled, pooled)
+        return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
+
+    def added_to(self, difference: Interval, comparisons: int) -> Interval:
+        """Return the interval of one of several differences, over its own error and this noise together.
+
+        It is the wider one of those with the pooled error and with the error of the two recipes' own runs. Each of them
+        grows with the number of comparisons, so the wider one does, too.
+        """
+        pooled = student_quantile(1 - ERROR / comparisons / 2, self.freedom) * self.pooled
+        own = own_quantile(comparisons, self.own_freedom) * self.own
+        both = [difference.widened(pooled, self.pooled), difference.widened(own, self.own)]
+        return max(both, key=lambda one: 0.0 if one.low is None or one.high is None else one.high - one.low)
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:

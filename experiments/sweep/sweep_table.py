@@ -95,7 +95,7 @@ def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) ->
     for runs in compared:
         noise = seed_noise([base, *compared], runs, base)
         assert noise is not None, "the sweep has two seeds"
-        _, reach = noise.error_and_reach(comparisons, dunnett_quantile(comparisons, noise.freedom))
+        reach = noise.reach(comparisons, dunnett_quantile(comparisons, noise.freedom))
         mean = float(np.mean([loss - base[seed] for seed, loss in runs.items()]))
         found.append((Interval(value=mean, low=mean - reach, high=mean + reach), noise))
     return found
