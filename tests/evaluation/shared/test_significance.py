@@ -219,12 +219,18 @@ def test_a_judged_difference_lies_outside_its_own_seeds(seeds: int) -> None:
     assert means[0].high == pytest.approx(own, rel=0.01) and means[0].high > 2 * means[1].high
 
 
-@given(*(st.floats(1e-3, 10.0),) * 3, st.integers(1, 6), st.floats(1.0, 3.0), st.integers(2, 200))
-def test_more_comparisons_never_make_an_interval_narrower(
-    text: float, pooled: float, own: float, freedom: int, own_freedom: float, documents: int
-) -> None:
+NOISES = st.builds(
+    SeedNoise,
+    pooled=st.floats(1e-3, 10.0),
+    freedom=st.integers(1, 6),
+    own=st.floats(1e-3, 10.0),
+    own_freedom=st.floats(1.0, 3.0),
+)
+
+
+@given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
+def test_more_comparisons_never_make_an_interval_narrower(noise: SeedNoise, text: float, documents: int) -> None:
     """Holm's procedure ends because of this: a pair that differs among many differs among few."""
-    noise = SeedNoise(pooled=pooled, freedom=freedom, own=own, own_freedom=own_freedom)
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)
