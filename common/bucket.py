@@ -290,6 +290,8 @@ def _reason(error: Exception) -> str:
         return said[:SAID_CHARACTERS]
     if isinstance(error, FileNotFoundError):
         return "not found; the same command goes on when it is there"
+    if "Range request not supported" in text:
+        return "the server sends whole files only, no ranges; download the file, and pass its path"
     status = re.search(r"status code: (\d{3})\b", text)
     if status:
         problem = f"the server answered with status {status[1]}"
