@@ -23,6 +23,7 @@ from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
 from training.telemetry.metrics_log import (
     METRICS,
+    NUMERICS_DRIFT,
     REFERENCE,
     SETTINGS_CHANGED,
     current_records,
@@ -39,7 +40,7 @@ MARKED = {
     "spike-skipped": "update skipped",
     "checkpoint-failed": "save failed",
     "upload-failed": "upload failed",
-    "numerics-drift": "numerics changed",
+    NUMERICS_DRIFT: "numerics changed",
     SETTINGS_CHANGED: "settings changed",
     "stopped": "stopped",
     "diverged": "diverged",

@@ -39,7 +39,7 @@ from training.resume import ResumeRequest, resume
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_counted
+from training.telemetry.metrics_log import NUMERICS_DRIFT, SETTINGS_CHANGED, MetricsLog, read_counted
 from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
@@ -258,7 +258,7 @@ def _write_record(job: OpenJob, record: RunRecord) -> None:
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:
     step = loop.state.position.step
     if numerics_changes:
-        loop.reporter.event(step, "numerics-drift", changes=numerics_changes)
+        loop.reporter.event(step, NUMERICS_DRIFT, changes=numerics_changes)
     loop.reporter.event(
         step,
         "start",

@@ -5,6 +5,8 @@ from typing import Any
 
 import attrs
 
+from training.telemetry.metrics_log import NUMERICS_DRIFT
+
 
 @attrs.frozen(kw_only=True)
 class TrainedOn:
@@ -19,8 +21,9 @@ class TrainedOn:
 def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str, Any]) -> TrainedOn:
     """Return the machines, software and commits of the jobs that trained a run up to a step.
 
-    `records`: the run's metrics as it stands. `record`: the content of its `resolved.json`, which describes the last
-    job alone; lines of earlier versions name no machine, so that it is the only source for them.
+    `records`: the run's metrics as it stands, as `current_records` returns them. `record`: the content of its
+    `resolved.json`, which describes the last job alone; lines of earlier versions name no machine, so that it is the
+    only source for them.
     """
     starts = [line for line in records if line.get("event") == "start"]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
@@ -50,7 +53,7 @@ def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str
 
 def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
     """Return a line for each resume before a step that changed the numerics, such as another precision."""
-    drifts = [line for line in records if line.get("event") == "numerics-drift" and line.get("step", 0) < step]
+    drifts = [line for line in records if line.get("event") == NUMERICS_DRIFT and line.get("step", 0) < step]
     return [
         f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get('changes') or []))}" for line in drifts
     ]

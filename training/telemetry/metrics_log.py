@@ -2,7 +2,7 @@
 
 Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of
 the run. A job that resumes from step N begins with an event "start" at N: `read_metrics` leaves out what earlier jobs
-logged beyond N.
+logged beyond N, and how an earlier job that had also started at N began, because none of its steps are left.
 """
 
 import math
@@ -23,6 +23,8 @@ SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoint
 REPORT = "report.html"  # what it draws
 REFERENCE = "reference.json"  # losses of other runs of the recipe
 SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
+NUMERICS_DRIFT = "numerics-drift"  # event: a job resumed the run with other numerics; the line before its "start"
+BEGINNING = ("start", NUMERICS_DRIFT, "self-test", SETTINGS_CHANGED)  # events of each job at the step where it begins
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
 MOST_SECONDS = 1e10
@@ -75,14 +77,24 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 
 
 def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those of all records that belong to the run as it stands, in order."""
+    """Return those of all records that belong to the run as it stands, in order.
+
+    If several jobs have started at one step, the steps that are left are those of the last one, and so only its start
+    counts.
+    """
     records: list[dict[str, Any]] = []
     for record in lines:
         if record.get("event") == "start":
-            step = record["step"]  # a job repeats the changes at the step where it begins
-            records = [one for one in records if one.get("step", 0) < step + (one.get("event") != SETTINGS_CHANGED)]
+            step = record["step"]
+            drift = records.pop() if records and _is_drift(records[-1], step) else None
+            records = [one for one in records if one.get("step", 0) < step + (one.get("event") not in BEGINNING)]
+            records += [] if drift is None else [drift]
         records.append(record)
     return records
+
+
+def _is_drift(record: dict[str, Any], step: int) -> bool:
+    return record.get("event") == NUMERICS_DRIFT and record.get("step") == step
 
 
 def read_counted(directory: Path) -> JsonLines:

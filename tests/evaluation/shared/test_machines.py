@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 
 from evaluation.shared.machines import TrainedOn, describe_drift, trained_on
+from training.telemetry.metrics_log import current_records
 
 RECORD = {
     "environment": {"world_size": 2, "device": "H100", "python": "3.12", "packages": {"torch": "2.13"}},
@@ -45,3 +46,20 @@ def test_changes_of_numerics_are_told() -> None:
     drift = {"event": "numerics-drift", "step": 40, "changes": ["precision: bf16 -> fp32"]}
     assert describe_drift([drift], 41) == ["changed at step 40: precision: bf16 -> fp32"]
     assert describe_drift([drift], 40) == []
+
+
+def test_a_job_whose_steps_are_repeated_trained_nothing() -> None:
+    killed, first, last = start(0, {"A100": 8}, commit="b"), start(0, {"H100": 8}), start(500, {"H100": 8})
+    lines = [killed, first, {"step": 500, "train_loss": 1.0}, start(500, {"L4": 1}, "torch 2.9, Python 3.10", "c")]
+    found = trained_on(current_records([*lines, {"step": 600, "train_loss": 1.0}, last]), 700, RECORD)
+    assert found == trained_on([first, last], 700, RECORD)
+    assert (found.machines, found.commits, found.devices) == ("8 x H100", "a", ("H100",))
+
+    def drift(name: str) -> dict[str, Any]:
+        return {"event": "numerics-drift", "step": 500, "changes": [f"precision: bf16 -> {name}"]}
+
+    repeated = [first, drift("fp32"), start(500, {"L4": 1})]
+    assert describe_drift(current_records(repeated), 700) == ["changed at step 500: precision: bf16 -> fp32"]
+    assert describe_drift(current_records([*repeated, {"step": 501}, last]), 700) == []
+    again = current_records([*repeated, drift("fp16"), last])
+    assert describe_drift(again, 700) == ["changed at step 500: precision: bf16 -> fp16"]

@@ -13,7 +13,7 @@ import pytest
 from common import json_files
 from tests.conftest import MakeRun, complete, train
 from training.telemetry.chart import draw_chart
-from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted, read_metrics
+from training.telemetry.metrics_log import METRICS, MetricsLog, current_records, read_counted, read_metrics
 from training.telemetry.time_ledger import read_earlier
 
 NUMBERS = [None, "1", [], {}, True, 10**400, -1]
@@ -60,6 +60,16 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
     assert len(read_counted(tmp_path).damaged) == len(UNSOUND) + 4
     assert read_earlier(tmp_path, 0.0).seconds == 5.0
     assert draw_chart(tmp_path).stat().st_size > 5000
+
+
+def test_of_starts_at_one_step_the_last_counts() -> None:
+    first, loss = {"event": "start", "step": 0}, {"step": 5, "train_loss": 1.0}
+    ending = [{"event": "checkpoint", "step": 5}, {"event": "stopped", "step": 5, "reason": "signal"}]
+    begun = [{"event": name, "step": 5} for name in ("numerics-drift", "start", "self-test", "settings-changed")]
+    again = [line | {"job": 2} for line in begun]
+    lines = [first | {"job": 0}, first, loss, *ending, *begun, {"step": 6, "train_loss": 1.0}, *again]
+    assert current_records(lines) == [first, loss, *ending, *again]
+    assert current_records([*lines, begun[1]]) == [first, loss, *ending, begun[1]]
 
 
 def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
