@@ -104,7 +104,7 @@ class ExitRecord:
         self._paths = [Path(folder, f"{rank}.json")] if folder else []
         self._paths += [] if run_directory is None else [run_directory / EXIT_FILE]
         for path in self._paths:
-            check_replaceable(path, _may_be_exit_record, "the exit record of a job")
+            check_replaceable(path, _is_exit_record, "the exit record of a job")
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -145,13 +145,13 @@ def final_status(run_directory: Path) -> int | None:
     return found.status if found and found.final and found.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
-def _may_be_exit_record(content: bytes) -> bool:
-    """Tell whether a file is an exit record, perhaps a damaged one: not a JSON object of somebody else."""
+def _is_exit_record(content: bytes) -> bool:
+    """Tell whether a file is an exit record: all versions have written an integer status, and the outcome as a text."""
     try:
         record = parse_json(content)
     except ValueError:
-        return True
-    return isinstance(record, dict) and "status" in record
+        return False
+    return isinstance(record, dict) and type(record.get("status")) is int and isinstance(record.get("outcome"), str)
 
 
 def _parsed(text: str) -> LockHolder | None:

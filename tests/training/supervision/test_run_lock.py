@@ -106,8 +106,9 @@ def read(run: Path) -> dict[str, object]:
 def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_divergence(
     tmp_path: Path, status: int, outcome: str, kept: int | None
 ) -> None:
-    (tmp_path / EXIT_FILE).write_text("{")  # damaged
-    assert final_status(tmp_path) is None
+    for damaged in ("{", ""):
+        (tmp_path / EXIT_FILE).write_text(damaged)
+        assert final_status(tmp_path) is None
     for final in (False, True):
         ExitRecord(tmp_path).write(status, final=final)
         record = {"status": status, "outcome": outcome, "final": final, "time": "", "job": job_identity()}
@@ -125,10 +126,19 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
 
 
 def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
-    (tmp_path / EXIT_FILE).write_text('{"exits": ["north"]}')
-    with pytest.raises(BadInput, match=r"exit.json: is not the exit record of a job, .* \(20 bytes\); move it away"):
+    path = tmp_path / EXIT_FILE
+    users = ['{"exits": ["north"]}', "my notes", "{", "[75]", '{"status": "shipped"}', '{"status": 0, "outcome": 1}']
+    users += ['{"status": true, "outcome": "done"}', '{"status": 0}', '{"outcome": "done"}']
+    for content in users:
+        path.write_text(content)
+        problem = rf"exit.json: is not the exit record of a job, .* \({len(content)} bytes\); move it away"
+        with pytest.raises(BadInput, match=problem):
+            ExitRecord(tmp_path)
+        assert path.read_text() == content
+    for own in ('{"status": 75, "outcome": "stopped", "time": "2026-11-20T10:00:00Z"}', ""):  # an early version's
+        path.write_text(own)
         ExitRecord(tmp_path)
-    assert (tmp_path / EXIT_FILE).read_text() == '{"exits": ["north"]}'
+        assert not path.exists()
 
 
 def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
