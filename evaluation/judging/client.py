@@ -294,15 +294,20 @@ def _unpacked(content: bytes) -> bytes:
 def read_reply(asked: Asked, body: Any) -> Reply:
     """Return the content of a chat completion. One of another form is paid for as well: an invalid verdict.
 
-    A field that is null, empty or missing is absent, except for the message. A field of another type is refused: its
-    text, such as "None" or "5", is nothing that the judge wrote.
+    A field that is null, empty or missing is absent, except for the choices and their message. The content of a message
+    may be missing only if the judge refuses. A field of another type is refused: its text, such as "None" or "5", is
+    nothing that the judge wrote.
     """
     reply = Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
-        [choice, *_] = body["choices"]
+        choices = body["choices"]
+        if not isinstance(choices, list) or not choices:
+            raise ValueError(f"choices: got {quoted(choices)}, wanted a list that is not empty")
+        choice = choices[0]
         message, finish = choice["message"], _text(choice, "finish_reason")
         refusal = _text(message, "refusal") or ("content filter" if finish == "content_filter" else None)
-        content, model = message["content"], _text(body, "model")
+        content = message["content"] if refusal is None else message.get("content")
+        model = _text(body, "model")
         return attrs.evolve(
             reply,
             id=_text(body, "id"),

@@ -178,6 +178,29 @@ def test_no_other_type_of_a_reply_becomes_text() -> None:
     assert read_reply(asked, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
 
 
+def test_a_reply_of_another_form_is_described() -> None:
+    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    no_list: list[Any] = [[], {}, "x", None, {"a": 1}]
+    for choices, problem in (
+        *((other, f"choices: got {other!r}, wanted a list that is not empty") for other in no_list),
+        (["x"], "wanted an object with choices and a message"),
+        ([{}], "'message' is missing"),
+        ([{"message": {}}], "'content' is missing"),
+        ([{"message": []}], "wanted an object with choices and a message"),
+    ):
+        assert read_reply(asked, {"choices": choices}).error == f"no chat completion: {problem}", choices
+
+
+def test_a_refusal_needs_no_content() -> None:
+    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    for choice, refusal in (
+        ({"message": {"refusal": "I will not judge this."}}, "I will not judge this."),
+        ({"message": {"refusal": None}, "finish_reason": "content_filter"}, "content filter"),
+    ):
+        reply = read_reply(asked, {"choices": [choice]})
+        assert (reply.refusal, reply.text, reply.error) == (refusal, "", None)
+
+
 def test_a_server_may_ask_for_a_pause_by_date() -> None:
     past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
     for asked, least, most in (
