@@ -46,7 +46,7 @@ class RecordedRun:
         tokenizer = _objects(record.get("tokenizer"))
         measure["tokenizer"] = tokenizer.get("fingerprint", ABSENT)
         if isinstance(measure["tokenizer"], str) and isinstance(structure := tokenizer.get("structure"), str):
-            with refusing(f"{directory / RESOLVED}: tokenizer: structure", kinds=(ValueError, LookupError, TypeError)):
+            with refusing(f"{directory / RESOLVED}: tokenizer: structure"):
                 measure["tokenizer"] = identity_of(measure["tokenizer"], structure)
         sources = record.get("sources")
         counts: list[Any] = [_objects(source).get("tokens") for source in sources] if isinstance(sources, list) else []

@@ -46,6 +46,15 @@ class FileEntry(Content):
     dtype: str  # numpy's name
 
 
+def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
+    """Raise ValueError unless a record's structure is None or one whose added tokens can be read."""
+    if value is not None:
+        try:
+            added_tokens(value)
+        except ValueError as error:
+            raise ValueError(f"{attribute.name}: {error}") from error
+
+
 @attrs.frozen(kw_only=True)
 class TokenizerRecord:
     """The tokenizer of token files."""
@@ -59,7 +68,7 @@ class TokenizerRecord:
     characters: str | None = None  # of a character tokenizer, in the order of their ids
     pattern: str | None = None  # splitting pattern of byte pairs; None for GPT-2's ranks
     # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if no pattern says how a text is split
-    structure: str | None = None
+    structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: the end of text alone
     template: str | None = None  # Jinja text of conversations; None for plain text
 
@@ -159,10 +168,33 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 
 
 def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
-    """Return the added tokens of a structure that are not special, by id, each with sorted keys."""
-    added = [] if structure is None else parse_json(structure)["added_tokens"]
+    """Return the added tokens of a structure that are not special, by id, each with sorted keys. Raises ValueError."""
+    added = [] if structure is None else added_tokens(structure)
     ordinary = [dict(sorted(token.items())) for token in added if not token["special"]]
     return sorted(ordinary, key=lambda token: token["id"])
+
+
+def added_tokens(structure: str) -> list[dict[str, Any]]:
+    """Return the added tokens of a structure.
+
+    Raises ValueError unless it is a JSON object with a list of added tokens, each of which has at least an id, a
+    content, and says whether it is special.
+    """
+    wanted = 'JSON text of an object whose "added_tokens" are a list of objects with id, content, special'
+    try:
+        values = parse_json(structure, None)
+    except ValueError as error:
+        raise ValueError(f"got {quoted(structure)}, wanted {wanted}: {error}") from error
+    added = values.get("added_tokens") if isinstance(values, dict) else None
+    if not isinstance(added, list) or not all(map(_is_added_token, added)):
+        raise ValueError(f"got {quoted(structure)}, wanted {wanted}")
+    return added
+
+
+def _is_added_token(token: Any) -> bool:
+    if not isinstance(token, dict):
+        return False
+    return [type(token.get(key)) for key in ("id", "content", "special")] == [int, str, bool]
 
 
 def read_manifest(directory: Path) -> Manifest | None:

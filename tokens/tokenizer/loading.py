@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, either
+from common.errors import BadInput, either, in_brackets
 from common.files import sha256
 from common.json_files import parse_json, read_regular
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord, identity_of
@@ -74,6 +74,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
         tokenizer = load_tokenizer(record.name)
     elif record.structure is not None:
         coder = LibraryCoder(read_ranks(ranks), record.structure)
+        _check_structure(record.name, coder)
         tokenizer = Tokenizer(name=record.name, coder=coder, special_tokens={END_OF_TEXT: record.end_of_text_id})
     elif record.pattern is None:
         tokenizer = load_tokenizer(str(ranks), record.fingerprint)
@@ -116,7 +117,7 @@ def gives_same_ids(one: Tokenizer, other: Tokenizer) -> bool:
     if not (isinstance(one.coder, LibraryCoder) and isinstance(other.coder, LibraryCoder)):
         return one.pattern == other.pattern or None in (one.pattern, other.pattern)
     structures = [coder.structure_values for coder in (one.coder, other.coder)]
-    return all(structures[0][key] == structures[1][key] for key in ("normalizer", "pre_tokenizer"))
+    return all(structures[0].get(key) == structures[1].get(key) for key in ("normalizer", "pre_tokenizer"))
 
 
 def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) -> bool:
@@ -146,6 +147,16 @@ def read_characters(path: Path) -> str:
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         wanted = "nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; wanted {wanted}") from error
+
+
+def _check_structure(name: str, coder: LibraryCoder) -> None:
+    """Raise BadInput unless the `tokenizers` library takes the structure of a record."""
+    try:
+        coder.check()
+    except Exception as error:  # the library raises Exception itself; a TypeError is ours, for another set of keys
+        words = "" if isinstance(error, TypeError) else in_brackets(error)
+        problem = f"the tokenizers library cannot read it{words}"
+        raise BadInput(f"tokenizer {name}: structure: {problem}; prepare its tokens again") from error
 
 
 def _is_tokenizer_json(path: Path) -> bool:

@@ -138,6 +138,10 @@ class LibraryCoder:
         library.encode_special_tokens = True  # the text of a special token is ordinary text
         return library
 
+    def check(self) -> None:
+        """Raise an Exception if the library does not take the structure."""
+        self._library  # noqa: B018
+
     def begins(self, text: str) -> frozenset[int]:
         """Return where the parts of a text begin, each of which is encoded for itself."""
         return frozenset(begin for _, (begin, _) in self._library.pre_tokenizer.pre_tokenize_str(text))

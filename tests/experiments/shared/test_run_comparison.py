@@ -73,3 +73,10 @@ def test_an_odd_record_is_read_as_one_without_values(tmp_path: Path, record: dic
         check_same_measure([recorded(tmp_path / "base", RECORD), run])
     with pytest.raises(BadInput, match="cannot be read"):
         RecordedRun.read(tmp_path)
+
+
+@pytest.mark.parametrize("structure", ["{}", "x", "[]", '{"added_tokens": [1]}'])
+def test_a_damaged_structure_is_one_clear_line(tmp_path: Path, structure: str) -> None:
+    tokenizer = {**RECORD["tokenizer"], "structure": structure}
+    with pytest.raises(BadInput, match=r"resolved\.json: tokenizer: structure: got .*, wanted JSON text of an object"):
+        recorded(tmp_path / "run", RECORD | {"tokenizer": tokenizer})

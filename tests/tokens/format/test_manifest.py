@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
+from common.checks import structured
 from common.errors import BadInput
 from tests.tokens.format.token_directory import TOKENIZER, check, check_flips, contents_of, prepared
 from tokens.format.manifest import TokenizerRecord, read_manifest
@@ -42,6 +43,10 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         *(
             ({"tokenizer": {**TOKENIZER, "ranks_file": name}}, f"ranks_file: got '{name}', wanted 'tokenizer.tiktoken'")
             for name in ("x.tiktoken", "../secret.tiktoken", "/etc/hostname", "")
+        ),
+        (
+            {"tokenizer": {**TOKENIZER, "structure": "{}"}},
+            "tokenizer: structure: got '{}', wanted JSON text of an object",
         ),
     ],
 )
@@ -106,3 +111,22 @@ def test_a_tokenizer_extends_another_by_special_tokens_at_the_end_alone() -> Non
         {"vocabulary_size": 259},
     ):
         assert not attrs.evolve(more, **change).extends(plain)
+
+
+ADDED = {"id": 5, "content": "<think>", "special": False}
+STRUCTURES = ("", "x", "[]", "5", "null", "{}", "[" * 5000, '{"added_tokens": null}', '{"added_tokens": [1]}')
+
+
+def test_a_structure_has_added_tokens_that_can_be_read() -> None:
+    keys = {"name": "x", "vocabulary_size": 9, "end_of_text_id": 8, "ranks_file": None, "fingerprint": "a"}
+    changed: list[dict[str, Any]] = [{"id": "5"}, {"id": True}, {"content": 5}, {"special": None}, {"special": 1}]
+    forged = [json.dumps({"added_tokens": [ADDED | change]}) for change in changed]
+    forged += [json.dumps({"added_tokens": [{key: ADDED[key] for key in ADDED if key != left}]}) for left in ADDED]
+    for structure in (*STRUCTURES, *forged):
+        with pytest.raises(
+            ValueError, match=r"^structure: got .*, wanted JSON text of an object whose \"added_tokens\""
+        ):
+            structured(keys | {"structure": structure}, TokenizerRecord)
+    read = structured(keys | {"structure": json.dumps({"added_tokens": [ADDED | {"lstrip": True}]})}, TokenizerRecord)
+    assert read.identity not in ("a", None)
+    assert structured(keys | {"structure": '{"added_tokens": []}'}, TokenizerRecord).identity == "a"

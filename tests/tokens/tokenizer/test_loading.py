@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 
 from common.checks import structured
@@ -11,7 +12,14 @@ from tests.tokens.format.token_directory import prepared
 from tests.tokens.tokenizer.test_hugging_face_files import added
 from tokens.format.manifest import TokenizerRecord
 from tokens.search.overlap import open_comparable
-from tokens.tokenizer.loading import gives_same_ids, identity, is_recorded, load_tokenizer, record_of
+from tokens.tokenizer.loading import (
+    gives_same_ids,
+    identity,
+    is_recorded,
+    load_tokenizer,
+    record_of,
+    recorded_tokenizer,
+)
 from tokens.tokenizer.ranks import BYTE_LEVEL, ranks_text
 from tokens.tokenizer.tokenizer import END_OF_TEXT, LibraryCoder, Tokenizer, fingerprint
 
@@ -51,3 +59,22 @@ def test_tokens_with_other_added_tokens_are_not_comparable(tmp_path: Path) -> No
     for other in (with_added("<tool>"), with_added(), load_tokenizer("bytes")):
         with pytest.raises(BadInput, match="got ids of tokenizer own, wanted those of"):
             open_comparable(tmp_path, "train", other)
+
+
+def test_a_recorded_structure_is_one_that_the_library_reads(tmp_path: Path) -> None:
+    tokenizer = with_added("<think>")
+    (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
+    record = record_of(tokenizer, ranks=True)
+    assert record.structure is not None
+    assert identity(recorded_tokenizer(record, tmp_path)) == identity(tokenizer)
+    sound = json.loads(record.structure)
+    for change in (
+        {"pre_tokenizer": {"type": "x"}},
+        {"other": 1},
+        {"added_tokens": [{**added(256, "a"), "lstrip": 5}]},
+    ):
+        forged = attrs.evolve(record, structure=json.dumps(sound | change))
+        with pytest.raises(
+            BadInput, match=r"^tokenizer own: structure: the tokenizers library cannot read it.*; prepare"
+        ):
+            recorded_tokenizer(forged, tmp_path)
