@@ -156,13 +156,15 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
 
 def _given_tokenizers(chosen: ChosenResults) -> list[str]:
     """Return a note for each tokenizer that was given to measure a model, with the results that it is of."""
-    by_name: dict[str, dict[str, None]] = {}
+    by_tokenizer: dict[str, dict[str, None]] = {}
     for one in chosen.results:
         if one.given_tokenizer is not None:
-            by_name.setdefault(one.given_tokenizer, {})[one.evaluation.partition(" by tokenizer ")[0]] = None
+            kind, is_other, _ = one.evaluation.partition(" by tokenizer ")
+            why = ", which is not the model's own" if is_other else "; the model names no tokenizer"
+            by_tokenizer.setdefault(f"{one.given_tokenizer}{why}", {})[kind] = None
     return [
-        f"{chosen.title}: read by tokenizer {name} of --tokenizer, not by one that the model names: {', '.join(kinds)}"
-        for name, kinds in by_name.items()
+        f"{chosen.title}: measured with --tokenizer {tokenizer}: {', '.join(kinds)}"
+        for tokenizer, kinds in by_tokenizer.items()
     ]
 
 

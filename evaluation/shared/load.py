@@ -284,8 +284,8 @@ def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelCon
     given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
     if own is not None and environment_rank() == 0:
         say(
-            f"NOTE: {place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so it "
-            "reads other ids than it was trained on; stored results name the tokenizer and are compared apart"
+            f"NOTE: {place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
+            "model reads other ids than it was trained on; stored results name that tokenizer and are compared apart"
         )
     return given
 

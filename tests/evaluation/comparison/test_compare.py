@@ -254,9 +254,8 @@ def test_results_of_another_tokenizer_stand_apart(tmp_path: Path) -> None:
     alone = compare(rows_of(other))
     assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # without published ones
     assert any("read by tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
+    assert any("other: measured with --tokenizer gpt2, which is not the model's own: core" in n for n in alone.notes)
 
     unknown = compare(rows_of(own, core_by("unknown", False)))
     assert unknown.columns == ["model", "CORE", "gold bits/byte"]
-    assert any(
-        "unknown: read by tokenizer gpt2 of --tokenizer, not by one that the model names" in n for n in unknown.notes
-    )
+    assert any("unknown: measured with --tokenizer gpt2; the model names no tokenizer" in n for n in unknown.notes)
