@@ -6,7 +6,7 @@ import io
 import random
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from common.remote_files import look_up_remote
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")
+RECORDED = DOWNLOADED.with_name(f"{DOWNLOADED.name}.sha256")  # of the archive as it was downloaded here
+IS_NANOCHATS = "is_nanochats"  # key of a stored source: whether its content is known to be that of nanochat's archive
 LABELS = (  # of the tasks in that archive, to check a name before it is downloaded
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa", "commonsense_qa"),
     *("piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande", "bigbench_dyck_languages"),
@@ -85,10 +87,12 @@ def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tup
     `path`: archive or folder, None: downloaded; `wanted`: names with commas. Raises BadInput naming a file or an item.
     """
     path, digest, tasks = path or _downloaded(), hashlib.sha256(), []  # of all content that is read
+    names: list[str] = []
 
     def read(name: str) -> bytes:
         content = _content(path, name)
         digest.update(content)
+        names.append(name)
         return content
 
     known = _entries(path, read("core.yaml"))
@@ -109,7 +113,8 @@ def read_bundle(path: Path | None, wanted: str | None, count: int | None) -> tup
             got = f"{len(questions)} items, {shots} examples before each, baseline {baseline:g}"
             raise BadInput(f"{path}: {label}: got {got}; wanted more items than examples: pass a larger --count")
         tasks.append(CoreTask(entry=entry, baseline=baseline, questions=questions))
-    return tasks, {"file": str(path), "sha256": digest.hexdigest(), "count": count}
+    source = {"file": str(path), "sha256": digest.hexdigest(), "count": count}
+    return tasks, source | {IS_NANOCHATS: _is_nanochats(path, names, digest.hexdigest())}
 
 
 def check_tasks(path: Path | None, wanted: str | None) -> None:
@@ -145,22 +150,50 @@ def _entries(path: Path, listed: bytes) -> dict[str, TaskEntry]:
 
 def _downloaded() -> Path:
     """Return nanochat's archive, downloaded once: its sha256 is recorded then, and checked after. Raises BadInput."""
-    recorded = DOWNLOADED.with_name(f"{DOWNLOADED.name}.sha256")
     with writing(DOWNLOADED):
         if not DOWNLOADED.exists():
             print(f"downloading {URL} to {DOWNLOADED}", flush=True)
             DOWNLOADED.parent.mkdir(parents=True, exist_ok=True)
-            found = look_up_remote(URL)
-            if found.size_bytes > LARGEST_BUNDLE:
-                raise BadInput(f"{URL}: got {found.size_bytes:,} bytes, wanted at most {LARGEST_BUNDLE:,}")
-            with found.open() as file:
-                replace_file(DOWNLOADED, file.read(), durable=True)
-        line = f"{sha256(DOWNLOADED)}  {DOWNLOADED.name}\n".encode()  # as sha256sum -c takes it
-        if not recorded.exists():
-            replace_file(recorded, line, durable=True)
-        if read_regular(recorded) != line:
-            raise BadInput(f"{DOWNLOADED}: its sha256 is not that of {recorded.name}; delete it to download it again")
+            remote = look_up_remote(URL)
+            if remote.size_bytes > LARGEST_BUNDLE:
+                raise BadInput(f"{URL}: got {remote.size_bytes:,} bytes, wanted at most {LARGEST_BUNDLE:,}")
+            with remote.open() as file:
+                content = file.read()
+            # The record comes first: an archive without one was not downloaded here.
+            replace_file(RECORDED, _sha256_line(hashlib.sha256(content).hexdigest()), durable=True)
+            replace_file(DOWNLOADED, content, durable=True)
+        if RECORDED.exists() and not _is_recorded(DOWNLOADED):
+            raise BadInput(f"{DOWNLOADED}: its sha256 is not that of {RECORDED.name}; delete it to download it again")
     return DOWNLOADED
+
+
+def _is_nanochats(path: Path, names: Sequence[str], digest: str) -> bool:
+    """Tell whether a bundle is nanochat's archive as it was downloaded here, or has the same content.
+
+    `digest` is the sha256 of the content of the files `names` of the bundle, one after the other.
+    """
+    with refusing(RECORDED, kinds=(OSError,)):
+        if not RECORDED.exists():
+            return False
+        if path.is_file() and _is_recorded(path):
+            return True
+        if not DOWNLOADED.is_file() or not _is_recorded(DOWNLOADED):
+            return False
+    content = hashlib.sha256()
+    for name in names:
+        try:
+            content.update(_content(DOWNLOADED, name))
+        except BadInput:  # nanochat's archive has no such file
+            return False
+    return content.hexdigest() == digest
+
+
+def _is_recorded(path: Path) -> bool:
+    return read_regular(RECORDED) == _sha256_line(sha256(path))
+
+
+def _sha256_line(digest: str) -> bytes:
+    return f"{digest}  {DOWNLOADED.name}\n".encode()  # as sha256sum -c takes it
 
 
 def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from evaluation.core.bundle import DOWNLOADED, LABELS
+from evaluation.core.bundle import DOWNLOADED, IS_NANOCHATS, LABELS
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, combined_error, hits_error, mean_and_error, student_interval
 
@@ -36,11 +36,10 @@ class CoreSample:
 def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
     """Tell whether scores of a bundle are comparable with the published ones: all items of nanochat's own archive.
 
-    `data` is the bundle as `read_bundle` describes it. That a file is nanochat's archive is known only if this program
-    has downloaded it, or has found it in that place.
+    `data` is the bundle as `read_bundle` describes it. Results of earlier versions tell no more than the file's name.
     """
     is_whole = data["count"] is None and {*tasks} == {*LABELS}
-    return is_whole and data.get("file") == str(DOWNLOADED)
+    return is_whole and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True
 
 
 def other_data(data: Mapping[str, Any], tasks: Collection[str]) -> str:
@@ -49,8 +48,9 @@ def other_data(data: Mapping[str, Any], tasks: Collection[str]) -> str:
         return f"here at most {data['count']:,} items of a task are measured"
     if len(tasks) < TASKS:
         return f"here {len(tasks)} of {TASKS} tasks are measured"
-    advice = f"if it is, copy it to {DOWNLOADED} and leave out --bundle"
-    return f"{data['file']} is not known to be nanochat's archive; {advice}"
+    if data["file"] == str(DOWNLOADED):
+        return f"no download has recorded the sha256 of {DOWNLOADED}; move it away to download nanochat's archive"
+    return f"{data['file']} is not known to be nanochat's archive; leave out --bundle to use that"
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
@@ -124,8 +124,8 @@ CORE = Measure(
         values={f"OpenAI {model}": value for model, value in PUBLISHED.items()},
         source=SOURCE,
         comparable=lambda sample: sample.is_published_data,
-        otherwise=f"Published CORE of OpenAI's GPT-2 is left out: it is of nanochat's archive, and the bundle that is "
-        f"measured here is not known to be that one ({DOWNLOADED}).",
+        otherwise="Published CORE of OpenAI's GPT-2 is left out: it was measured on nanochat's archive, and this "
+        "bundle may be a different one.",
     ),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import LABELS, CoreTask, read_bundle
 from evaluation.core.core import _read, answers, measure, run
-from evaluation.core.core_scores import is_published_data, task_score
+from evaluation.core.core_scores import is_published_data, other_data, task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
@@ -219,6 +220,30 @@ def test_a_download_is_recorded_and_checked_and_equals_the_folder(
         read_bundle(None, None, None)
 
 
+def test_nanochats_archive_is_known_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    folder, other = write_bundle(tmp_path / "bundle"), write_bundle(tmp_path / "mine" / "bundle", 24)
+    archive, downloaded = tmp_path / "eval_bundle.zip", Path("runs/eval_bundle.zip")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evaluation.core.core_scores.LABELS", labels := [task[0] for task in TASKS])
+
+    def is_known(path: Path | None) -> bool:
+        return is_published_data(read_bundle(path, None, None)[1], labels)
+
+    downloaded.parent.mkdir()
+    shutil.copy(archive, downloaded)
+    assert not is_known(None) and not is_known(downloaded)  # somebody has put it there
+    assert "move it away" in other_data(read_bundle(None, None, None)[1], LABELS)
+    downloaded.unlink()
+    with serve_files(tmp_path) as server:
+        monkeypatch.setattr(bundle, "URL", f"{server.url}/eval_bundle.zip")
+        assert is_known(None)
+    assert is_known(None) and is_known(archive) and is_known(folder)
+    assert not is_known(other) and not is_known(other.with_name("eval_bundle.zip"))
+    downloaded.unlink()
+    assert is_known(archive) and not is_known(folder)
+
+
 BROKEN = [
     ("core.yaml", "icl_tasks: [", "core.yaml: while parsing"),
     ("core.yaml", "icl_tasks: [{label: x}]", "core.yaml: icl_task_type: missing"),
@@ -286,8 +311,8 @@ def test_published_scores_stand_beside_comparable_ones_alone(
     assert "GPT-2 XL 0.2565" in printed[0]
     assert printed[1:] == [
         "Published CORE is not comparable, because here at most 60 items of a task are measured",
-        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; if it is, copy it to "
-        "runs/eval_bundle.zip and leave out --bundle",
+        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; leave out --bundle to "
+        "use that",
     ]
     compared = compare(
         rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))
