@@ -115,13 +115,16 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
 def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> None:
     """Raise BadInput if --set asks for other values than those that were trained: --look would not use them.
 
-    Only the dataset is taken from the command line, because it may have moved.
+    Only the dataset is taken from the command line, because it may have moved. A key that is gone has no value to
+    compare: `load_run` ignores it with a NOTE.
     """
     values = {"model": attrs.asdict(run.model), "train": run.train.flat()}
     recorded = {"model": record.model, "train": record.train}
     problems = []
     for text in overrides:
         section, key = resolve_spelling(text.partition("=")[0])
+        if key not in KEYS[section]:
+            continue
         trained = recorded[section].get(key, KEYS[section][key].default)
         if key != "dataset" and json.dumps(values[section][key]) != json.dumps(trained):
             shown = f"it was trained with {json.dumps(trained)}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
-from reporting.samples.batch_text import ReadSequence, ends_before, read_batch
+from reporting.samples.batch_text import ReadSequence, check_overrides, ends_before, read_batch
 from tests.conftest import complete, metrics, one_line, train
 from tests.tokens.format.token_directory import write_llm_c
 from tests.tokens.preparing import CRASH, PREPARE, jsonl
@@ -177,6 +177,18 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
     said = r"train.safetensors: damaged, or another file than the one that .*resolved.json"
     with pytest.raises(BadInput, match=said):
         rebuilt(copied, 8, other)
+
+
+def test_keys_that_are_gone_are_ignored(copied: Path) -> None:
+    record = read_record(copied)
+    assert record is not None
+    for text in ("on_spike=skip", "train.spike_window=9", "spike_zscore=3", "minibatch_size=4", "on_spike=null"):
+        trained = ["learning_rate=0.01", text.replace("=4", f"={record.train['microbatch_size']}")]
+        run = load_run(copied, trained)
+        assert any("is ignored" in notice or "is read as" in notice for notice in run.notices) or "null" in text
+        check_overrides(run, record, trained)
+    with pytest.raises(BadInput, match="--set minibatch_size=1: has no effect"):
+        check_overrides(load_run(copied, ["minibatch_size=1"]), record, ["minibatch_size=1"])
 
 
 def test_a_fine_tuning_begins_with_the_logged_loss(make_run: Make, finished: Path, tmp_path: Path) -> None:
