@@ -27,43 +27,54 @@ class OptionRules:
     modes: Mapping[str, str] = attrs.field(factory=dict)  # options that each mode uses, by the mode
     needs: Mapping[str, str] = attrs.field(factory=dict)  # an option, and those of which it needs one
     excludes: Mapping[str, str] = attrs.field(factory=dict)  # an option, and those that leave it without an effect
-    reasons: Mapping[str, str] = attrs.field(factory=dict)  # why an option is refused, where the names do not say it
+    # Why an option is refused, if the names do not say it: a table for each kind of rule, by the option
+    reasons_unused: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)  # by the mode, or `work`, before that
+    reasons_needed: Mapping[str, str] = attrs.field(factory=dict)
+    reasons_excluded: Mapping[str, str] = attrs.field(factory=dict)
 
     def problem(self, given: Given) -> str | None:
         """Return what is wrong with the options of a command line, as one line; None if nothing is."""
         modes = [mode for mode in self.modes if mode in given]
         if len(modes) > 1:
             return f"{' and '.join(modes)} exclude each other; pass one of them"
-        return "; ".join([*self._unused(given, modes), *self._without_need(given), *self._excluded(given)]) or None
+        unused = self._unused(given, modes[0] if modes else None)
+        # Whoever leaves out an unused option need not add another one for it.
+        used = {name: values for name, values in given.items() if name not in unused}
+        return "; ".join([*unused.values(), *self._without_need(used, given), *self._excluded(used, given)]) or None
 
-    def _unused(self, given: Given, modes: Sequence[str]) -> Iterable[str]:
-        """Yield a sentence for each option that the mode does not use."""
+    def _unused(self, given: Given, mode: str | None) -> dict[str, str]:
+        """Return a sentence for each option that the mode does not use, by the option."""
         if not self.modes:
-            return
-        mode = modes[0] if modes else None
+            return {}
         used = self.uses.split() if mode is None else self.modes[mode].split()
+        problems = {}
         for name in given:
             if name == mode or name in used:
                 continue
             users = [self.work] if name in self.uses.split() else []
             users += [other for other, names in self.modes.items() if name in names.split()]
-            yield f"{name} goes with {either(users)}, not with {mode or self.work}{self._reason(name)}"
+            doing = mode or self.work
+            reason = _after_colon(self.reasons_unused.get(doing, {}), name)
+            problems[name] = f"{name} goes with {either(users)}, not with {doing}{reason}"
+        return problems
 
-    def _without_need(self, given: Given) -> Iterable[str]:
-        """Yield a sentence for each option without the one that it needs."""
+    def _without_need(self, used: Given, given: Given) -> Iterable[str]:
+        """Yield a sentence for each used option without the one that it needs."""
         for name, needs in self.needs.items():
-            if name in given and not any(_holds(need, given) for need in needs.split()):
-                yield f"{name} needs {either(map(_shown, needs.split()))}{self._reason(name)}"
+            if name in used and not any(_holds(need, given) for need in needs.split()):
+                reason = _after_colon(self.reasons_needed, name)
+                yield f"{name} needs {either(map(_shown, needs.split()))}{reason}"
 
-    def _excluded(self, given: Given) -> Iterable[str]:
-        """Yield a sentence for each option that has no effect because of another one."""
+    def _excluded(self, used: Given, given: Given) -> Iterable[str]:
+        """Yield a sentence for each used option that has no effect because of another one."""
         for name, others in self.excludes.items():
             for other in others.split():
-                if name in given and _holds(other, given):
-                    yield f"{name} does not go with {_shown(other)}{self._reason(name)}"
+                if name in used and _holds(other, given):
+                    yield f"{name} does not go with {_shown(other)}{_after_colon(self.reasons_excluded, name)}"
 
-    def _reason(self, name: str) -> str:
-        return f": {self.reasons[name]}" if name in self.reasons else ""
+
+def _after_colon(reasons: Mapping[str, str], name: str) -> str:
+    return f": {reasons[name]}" if name in reasons else ""
 
 
 def _holds(condition: str, given: Given) -> bool:
@@ -116,5 +127,6 @@ def repeated_problem(arguments: Iterable[Argument], given: Given) -> str | None:
         is_list = argument.token_count()[1]
         if len(values) > 1 and not is_list and any(values):
             shown = " and ".join(quoted(redacted(value)) for value in values)
-            problems.append(f"{argument.name}: got {shown}, wanted it once")
+            times = "twice" if len(values) == 2 else f"{len(values)} times"
+            problems.append(f"{argument.name} is given {times} ({shown}); give it once")
     return "; ".join(problems) or None

@@ -108,7 +108,9 @@ class LossCommand(MeasureOptions):
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         excludes=dict.fromkeys(("--split", "--from", "--count"), "--range"),
-        reasons=dict.fromkeys(("--split", "--from", "--count"), "a published range has its own split, start and count"),
+        reasons_excluded=dict.fromkeys(
+            ("--split", "--from", "--count"), "a published range has its own split, start and count"
+        ),
     )
     tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
     name: Annotated[

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 POOL = "--at-once --ranks --device --price-per-hour --max-hours --max-usd"
 NEEDS = {"--max-usd": "--price-per-hour"}
-REASONS = {"--max-usd": "the price of the machine"}
+REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
     """Return the rules of an experiment that has options of its own; --dry-run shows what all of them would do."""
     used = f"{POOL} {more}".rstrip()
-    return OptionRules(work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons=REASONS)
+    return OptionRules(
+        work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +88,12 @@ class SweepCommand(FileCommand):
             "--collect": "--output --ranks --device",
         },
         needs=NEEDS,
-        reasons=REASONS,
+        reasons_unused={
+            "--print-commands": dict.fromkeys(
+                ("--max-hours", "--max-usd"), "it bounds what this machine trains, not other machines"
+            )
+        },
+        reasons_needed=REASONS_NEEDED,
     )
     print_commands: Annotated[
         bool, option("write the run directories and print a command for each run, for Slurm or several machines")

@@ -153,11 +153,13 @@ class TrainCommand:
             "--look": "--set --token-files --init-from --device --rank --html",
         },
         needs={"--max-usd": "--price-per-hour"},
-        reasons={
-            "--world-size": "torchrun sets the world size of a run",
-            "--nodes": "torchrun sets the nodes of a run",
-            "--max-usd": "the price of the machine",
+        reasons_unused={
+            "training": {
+                "--world-size": "torchrun sets the world size of a run",
+                "--nodes": "torchrun sets the nodes of a run",
+            }
         },
+        reasons_needed={"--max-usd": "the price of the machine"},
     )
     run: RunDirectory = attrs.field(kw_only=False)
     options: Options = attrs.field(factory=Options)

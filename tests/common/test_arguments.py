@@ -78,11 +78,14 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--count", ""], "--count: got '', wanted an integer"),
         (["a", "--fast=maybe"], "--fast: got 'maybe', wanted no value"),
         (["a", "--fast"], "--fast needs --device"),
-        (["a", "--count=1", "--count", "2"], "--count: got '1' and '2', wanted it once; see --help"),
-        (["a", "--device=cpu", "--device=cpu"], "--device: got 'cpu' and 'cpu', wanted it once"),
-        (["a", "--span", "1", "2", "--span", "3", "4"], "--span: got '1 2' and '3 4', wanted it once"),
-        (["--set=--count", "a", "--count=1", "--count=2", "--count=3"], "--count: got '1' and '2' and '3', wanted"),
-        (["a", "--fast", "--fast=no"], "--fast: got '' and 'no', wanted it once"),
+        (["a", "--count=1", "--count", "2"], "--count is given twice ('1' and '2'); give it once; see --help"),
+        (["a", "--device=cpu", "--device=cpu"], "--device is given twice ('cpu' and 'cpu'); give it once"),
+        (["a", "--span", "1", "2", "--span", "3", "4"], "--span is given twice ('1 2' and '3 4'); give it once"),
+        (
+            ["--set=--count", "a", "--count=1", "--count=2", "--count=3"],
+            "--count is given 3 times ('1' and '2' and '3');",
+        ),
+        (["a", "--fast", "--fast=no"], "--fast is given twice ('' and 'no'); give it once"),
         (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
         (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
     ],
@@ -218,7 +221,7 @@ def test_no_command_takes_a_value_twice(script: str, command: str, capsys: pytes
     for one in repeatable:
         values = ["1 2", "3 4"] if one.token_count()[0] == 2 else ["1", "3"]
         words = [word for value in values for word in (one.name, *value.split())]
-        got = f"{one.name}: got {values[0]!r} and {values[1]!r}, wanted it once"
+        got = f"{one.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
         assert repeated_problem(options, given_options(options, words)) == got
     places = [one.name for one in repeatable if "str" in str(one.hint) or "Path" in str(one.hint)]
     for name in places[:1]:  # the rule is part of each command
@@ -227,7 +230,7 @@ def test_no_command_takes_a_value_twice(script: str, command: str, capsys: pytes
         words = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional)), *needed]
         words = [word for word in words if not word.startswith(f"{name}=")]
         line = usage_error(script, [*words, name, "a.json", f"{name}=b.json"], capsys)
-        assert f"{name}: got 'a.json' and 'b.json', wanted it once" in line
+        assert f"{name} is given twice ('a.json' and 'b.json'); give it once" in line
 
 
 RULES = [(script, command) for script, command in PAIRS if hasattr(SCRIPTS[script][command], "option_rules")]
@@ -239,12 +242,56 @@ def test_rules_name_all_options_of_a_command(script: str, command: str) -> None:
     rules, names = SCRIPTS[script][command].option_rules, {one.name for one in options_of(SCRIPTS[script][command])}
     placed = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
     conditions = " ".join([*rules.needs.values(), *rules.excludes.values()]).split()
-    named = {*placed, *rules.needs, *rules.excludes, *rules.reasons, *(one.partition("=")[0] for one in conditions)}
+    named = {
+        *placed,
+        *rules.needs,
+        *rules.excludes,
+        *rules.reasons_needed,
+        *rules.reasons_excluded,
+        *(one.partition("=")[0] for one in conditions),
+    }
     assert named <= names and (not rules.modes or placed == names)
+    assert {*rules.reasons_unused} <= {rules.work, *rules.modes}
+    assert {*rules.reasons_needed} <= {*rules.needs} and {*rules.reasons_excluded} <= {*rules.excludes}
+    for mode, reasons in rules.reasons_unused.items():  # an option that the mode uses is never refused
+        assert {*reasons} <= names - {*(rules.uses if mode == rules.work else rules.modes[mode]).split()}
     choices = {one.name: one.get_choices(force=True) for one in options_of(SCRIPTS[script][command])}
     for condition in conditions:
         name, equals, value = condition.partition("=")
         assert not equals or value in choices[name], condition
+
+
+# Written here once more, by hand: what a user can give with each mode of train.py, and no more.
+TAKEN_BY_TRAIN = {
+    "training": "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps "
+    "--hash-every --price-per-hour --max-hours --max-usd --then",
+    "--dry-run": "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps "
+    "--hash-every --price-per-hour --max-hours --max-usd --then --world-size",
+    "--keys": "",
+    "--plan": "--like --set --token-files --resume --init-from --price-per-hour --machines --machine --nodes "
+    "--node-link --preemptions",
+    "--preflight": "--like --set --token-files --resume --init-from --device",
+    "--find-max-microbatch": "--like --set --token-files --init-from --device --write",
+    "--replay": "--set --token-files --follow --init-from --device",
+    "--look": "--set --token-files --init-from --device --rank --html",
+}
+
+
+@pytest.mark.parametrize("mode", TAKEN_BY_TRAIN)
+def test_each_mode_of_train_takes_what_it_uses(mode: str) -> None:
+    rules, names = TrainCommand.option_rules, {one.name for one in options_of(TrainCommand)}
+    modes = {*TAKEN_BY_TRAIN} - {"training"}
+    assert modes == {*rules.modes}
+    given = {} if mode == "training" else {mode: ["1"]}
+    for name in sorted(names - modes):
+        priced = {"--price-per-hour": ["1"]} if name == "--max-usd" and mode in ("training", "--dry-run") else {}
+        line = rules.problem(given | priced | {name: ["1"]})
+        if name in TAKEN_BY_TRAIN[mode].split():
+            assert line is None, line
+        else:
+            assert line is not None and line.startswith(f"{name} goes with ") and f", not with {mode}" in line
+    for other in modes - {mode} if given else ():
+        assert "exclude each other" in str(rules.problem(given | {other: ["1"]}))
 
 
 @pytest.mark.parametrize(("script", "command"), RULES)
@@ -256,6 +303,19 @@ def test_an_option_without_effect_is_refused(script: str, command: str) -> None:
             line = rules.problem({name: ["1"], mode: ["1"]})
             assert line is not None and mode in line and name in line
             assert ("exclude each other" if name in rules.modes else f"{name} goes with ") in line
+
+
+def test_a_sweep_bounds_its_own_machine_alone() -> None:
+    def problem(*names: str) -> str | None:
+        return SweepCommand.option_rules.problem({name: ["1"] for name in names})
+
+    assert problem("--max-hours") is None and problem("--max-usd", "--price-per-hour") is None
+    assert problem("--max-usd") == "--max-usd needs --price-per-hour: the price of the machine"
+    for name in ("--max-hours", "--max-usd"):
+        refused_with = f"{name} goes with training or --dry-run, not with"
+        others = "it bounds what this machine trains, not other machines"
+        assert problem("--print-commands", name) == f"{refused_with} --print-commands: {others}"
+        assert problem("--collect", name) == f"{refused_with} --collect"
 
 
 def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:

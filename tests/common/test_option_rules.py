@@ -9,7 +9,10 @@ RULES = OptionRules(
     uses="--steps --device --limit --price",
     modes={"--plan": "--steps --machine", "--show": "--steps"},
     needs={"--limit": "--price"},
-    reasons={"--machine": "others are rented"},
+    excludes={"--machine": "--limit", "--limit": "--device"},
+    reasons_unused={"training": {"--machine": "others are rented", "--limit": "never shown"}},
+    reasons_needed={"--limit": "dollars"},
+    reasons_excluded={"--limit": "one or the other"},
 )
 
 
@@ -21,12 +24,14 @@ RULES = OptionRules(
         ("--plan --show", "--plan and --show exclude each other; pass one of them"),
         ("--device --show", "--device goes with training, not with --show"),
         ("--machine", "--machine goes with --plan, not with training: others are rented"),
-        ("--limit", "--limit needs --price"),
+        ("--limit", "--limit needs --price: dollars"),
+        ("--limit --plan", "--limit goes with training, not with --plan"),  # and it needs no price
+        ("--limit --price --device", "--limit does not go with --device: one or the other"),
+        ("--limit --price --machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit --price", None),
         (
             "--device --machine --show",
-            "--device goes with training, not with --show; --machine goes with --plan, not with --show: others are "
-            "rented",
+            "--device goes with training, not with --show; --machine goes with --plan, not with --show",
         ),
     ],
 )

@@ -91,7 +91,9 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--preflight", "--max-steps", "3"], "--max-steps goes with training or --dry-run, not with --preflight; see"),
         (["--plan", "--device", "cpu"], "--device goes with training, --dry-run, --preflight, --find-max-microbatch, "),
         (["--replay", "1", "2", "--max-hours", "3"], "--max-hours goes with training or --dry-run, not with --replay"),
-        (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
+        (["--max-usd", "1"], "--max-usd needs --price-per-hour: the price of the machine; see"),
+        (["--plan", "--max-usd", "3"], "--max-usd goes with training or --dry-run, not with --plan; see"),
+        (["--plan", "--world-size", "2"], "--world-size goes with --dry-run, not with --plan; see"),
         (
             ["--price-per-hour", "$14"],
             "--price-per-hour: got '$14', wanted a number above 0 up to 1e+09, such as 14.32",
