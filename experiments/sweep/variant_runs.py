@@ -42,7 +42,6 @@ from training.config.train_config import KEYS, PLUMBING_KEYS, recipe
 from training.data.locate_tokens import lengths_at_hand
 from training.precision import resolve
 from training.schedule import learning_rate
-from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import METRICS
 
 # Keys of train.json that a plan resolves to steps, sequences of a batch, and learning rates
@@ -289,7 +288,5 @@ def shell_commands(sweep: Sweep, runs: Sequence[VariantRun], options: PoolOption
     """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
     if sweep.halving.rungs:
         raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")
-    if options.budget != Budget():
-        raise BadInput("--print-commands: --max-hours and --max-usd bound what this machine trains, not other machines")
     missing = [run.directory for run in runs if read_progress(run.directory).ended is None]
     return [shlex.join(["python", *train_command(directory, options)]) for directory in missing]
