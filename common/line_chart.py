@@ -29,6 +29,7 @@ MOST_POWERS = 8  # of ten that a logarithmic axis labels
 SOURCE = "Lockstep"  # in a PNG's text chunk of this name: the picture is ours and may be replaced
 WIDTH, HEIGHTS = 9, (5, 8)  # inches of a PNG; the heights of one chart and of several
 DOTS_PER_INCH = 110
+EARLIER_SIZES = ((990, 550), (990, 880))  # pixels of pictures that do not name their source, whatever is drawn now
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -210,11 +211,11 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
 def is_own_png(content: bytes) -> bool:
     """Tell whether `png` has drawn a picture.
 
-    Pictures of earlier versions do not name their source. They are recognized by matplotlib's name and our sizes.
+    Pictures of earlier versions do not name their source. They are recognized by matplotlib's name and their sizes.
     """
     if f"Source\0{SOURCE}".encode() in content:
         return True
-    sizes = [struct.pack(">II", WIDTH * DOTS_PER_INCH, height * DOTS_PER_INCH) for height in HEIGHTS]
+    sizes = [struct.pack(">II", *size) for size in EARLIER_SIZES]
     return content[16:24] in sizes and b"Software\0Matplotlib" in content  # bytes 16 to 24 are the width and the height
 
 
