@@ -133,7 +133,7 @@ def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
     if job.uploader is not None and position.step > 0:  # where the bucket lacks what an earlier job left
         job.uploader.catch_up(checkpoints_of(directory) / name_of(position.step))
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
-    if _is_done(job, position):
+    if job.intervals.is_done(position):
         settled = job.intervals.out_of_patience(position)
         lines = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
         lines += changes_now(begun, position, "no step is left to train with it: not recorded")
@@ -218,14 +218,6 @@ def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -
     wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     _, tokenizer = job.token_set.tokenizer or (None, None)
     return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial, tokenizer)
-
-
-def _is_done(job: OpenJob, position: Position) -> bool:
-    """Tell whether neither a step nor the last validation is left, which a stop may have cut short."""
-    intervals, step = job.intervals, position.step
-    if position.validation_loss is None and step <= intervals.last_step and intervals.validation_due(step):
-        return False
-    return step >= intervals.last_step or intervals.out_of_patience(position)
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:

@@ -45,6 +45,13 @@ class Intervals:
             return False
         return step // self.checkpoint - best // self.checkpoint >= self.patience
 
+    def is_done(self, position: Position) -> bool:
+        """Tell whether neither a step nor the last validation is left, which a stop may have cut short."""
+        step = position.step
+        if position.validation_loss is None and step <= self.last_step and self.validation_due(step):
+            return False
+        return step >= self.last_step or self.out_of_patience(position)
+
     def hash_due(self, step: int) -> bool:
         return self.state_hash is not None and step % self.state_hash == 0
 

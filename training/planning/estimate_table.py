@@ -74,7 +74,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         plan = make_plan(run.train, run.model.context_length, ranks, lengths)
         lines = describe(run.model, run.train, plan)
         lines += describe_shards(MemoryModel.of(run.model, run.train, ranks)) if run.train.execution.shards > 1 else []
-        lines += describe_options(run, command, plan.steps)
+        lines += describe_options(run, command, plan)
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
         prices = attrs.evolve(prices, preemptions_per_hour=command.preemptions or prices.preemptions_per_hour)

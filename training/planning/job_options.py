@@ -5,30 +5,34 @@ from pathlib import Path
 
 from common.quantities import dollars
 from common.redaction import redacted
+from training.build import make_intervals
 from training.checkpoints.directory import check_wanted, checkpoints_of
-from training.checkpoints.saved_state import find
+from training.checkpoints.saved_state import find, read_state
 from training.command import TrainCommand
+from training.config.batch_plan import Plan
 from training.config.train_config import Run
-from training.telemetry.time_ledger import read_earlier
+from training.state import Position
+from training.telemetry.reporter import nothing_to_do
+from training.telemetry.time_ledger import Earlier, Spending, read_earlier
 
 LABEL = "options"
 
 
-def describe_options(run: Run, command: TrainCommand, steps: int) -> list[str]:
-    """Return a line for each option whose effect the arithmetic of the run does not show; `steps`: of the run.
+def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
+    """Return a line for each option whose effect the arithmetic of the run does not show; `plan`: of the run.
 
     Raises BadInput if --resume names a checkpoint that does not exist.
     """
-    local = run.train.checkpoints.checkpoints is None
-    check_wanted(run.directory, command.options.resume, is_here=local)
-    lines = [*_start(run.directory, command, local=local), *_job(command), *_end(run.directory, command, steps)]
+    local, resume = run.train.checkpoints.checkpoints is None, command.options.resume
+    check_wanted(run.directory, resume, is_here=local)
+    checkpoint = None if resume == "never" else find(checkpoints_of(run.directory), resume)
+    lines = [*_start(command, checkpoint, local=local), *_job(command), *_end(run, command, plan, checkpoint)]
     return [f"{LABEL if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
 
 
-def _start(directory: Path, command: TrainCommand, *, local: bool) -> Iterator[str]:
+def _start(command: TrainCommand, checkpoint: Path | None, *, local: bool) -> Iterator[str]:
     """Yield what decides how the run begins or resumes; `local`: it has checkpoints on this disk alone."""
     options = command.options
-    checkpoint = None if options.resume == "never" else find(checkpoints_of(directory), options.resume)
     elsewhere = "" if local else " of this disk or a newer one of its bucket"
     begins = "begins with step 1" if checkpoint is None else f"resumes from {checkpoint}{elsewhere}"
     if options.resume == "never":
@@ -57,19 +61,31 @@ def _job(command: TrainCommand) -> Iterator[str]:
         yield f"--price-per-hour {options.price_per_hour:g}: shows dollars spent and expected"
 
 
-def _end(directory: Path, command: TrainCommand, steps: int) -> Iterator[str]:
-    """Yield what ends the job, and what follows."""
+def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:
+    """Yield what ends the job, and what follows; `checkpoint`: from which it resumes."""
     options, budget = command.options, command.options.budget
+    position = Position() if checkpoint is None else read_state(checkpoint).position
     if options.max_steps is not None:
-        ends = f"stops after step {options.max_steps:,} of {steps:,} with a checkpoint"
-        if options.max_steps >= steps:
-            ends = f"changes nothing, because the run ends after step {steps:,}"
+        intervals = make_intervals(run.train, plan, options)
+        ends = f"stops after step {options.max_steps:,} of {plan.steps:,} with a checkpoint"
+        if options.max_steps >= plan.steps:
+            ends = f"changes nothing, because the run ends after step {plan.steps:,}"
+        elif intervals.is_done(position):
+            settled = intervals.out_of_patience(position)
+            ends = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, settled=settled)}"
         yield f"--max-steps {options.max_steps}: {ends}"
-    earlier = read_earlier(directory, 0.0)
+    # --resume never archives the metrics, so that the job counts time and cost from zero
+    earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)
     if budget.max_hours is not None:
-        taken = f"{earlier.seconds / 3600:.3g} hours are taken"
-        yield f"--max-hours {budget.max_hours:g}: stops with a checkpoint before that; {taken}"
+        hours = earlier.seconds / 3600
+        yield f"--max-hours {budget.max_hours:g}: {_limit(hours, budget.max_hours)}; {hours:.3g} hours used so far"
     if budget.max_usd is not None:
-        yield f"--max-usd {budget.max_usd:g}: stops with a checkpoint before that; {dollars(earlier.usd)} are spent"
+        unpriced = Spending(0.0, options.price_per_hour, earlier).price_of(earlier.unpriced_seconds) or 0.0
+        usd = earlier.usd + unpriced
+        yield f"--max-usd {budget.max_usd:g}: {_limit(usd, budget.max_usd)}; {dollars(usd)} spent so far"
     if options.then is not None:
         yield f"--then: runs {redacted(options.then)} once the job is done or stopped, saved and uploaded"
+
+
+def _limit(used: float, limit: float) -> str:
+    return "stops with a checkpoint before that" if used < limit else "leaves nothing to train with"

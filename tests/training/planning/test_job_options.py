@@ -10,7 +10,6 @@ from tests.conftest import MakeRun
 from training.command import TrainCommand
 from training.config.train_config import load_run
 from training.planning.estimate_table import dry_run
-from training.planning.job_options import describe_options
 from training.planning.new_run import new_run
 
 EXAMPLES = {  # each option of training
@@ -51,9 +50,9 @@ def test_a_dry_run_shows_each_option_it_takes(
 
 
 def test_a_dry_run_says_what_an_option_changes(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = shown(capsys, copied, "--max-steps", "5", "--resume", "best", "--then", "curl -u me:password x")
+    said = shown(capsys, copied, "--max-steps", "5", "--resume", "step-00000004", "--then", "curl -u me:password x")
     assert "--max-steps 5: stops after step 5 of 8 with a checkpoint" in said
-    assert f"--resume best: resumes from {copied}/checkpoints/step-0000000" in said
+    assert f"--resume step-00000004: resumes from {copied}/checkpoints/step-00000004" in said
     assert "password" not in said
     assert "--max-steps 9: changes nothing, because the run ends after step 8" in shown(
         capsys, copied, "--max-steps", "9"
@@ -61,7 +60,27 @@ def test_a_dry_run_says_what_an_option_changes(copied: Path, capsys: pytest.Capt
     assert "options " not in shown(capsys, copied)
 
 
+def test_a_dry_run_knows_where_the_job_begins(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "metrics.jsonl").write_text(
+        '{"event": "start", "step": 0, "elapsed_seconds": 0.0, "price_per_hour": 2.0}\n'
+        '{"step": 1, "elapsed_seconds": 1800.0, "time": "2026-01-01T00:00:00Z"}\n'
+    )
+    limits = ("--max-hours", "3", "--max-usd", "5", "--price-per-hour", "2", "--max-steps", "3")
+    said = shown(capsys, copied, *limits)
+    assert f"--max-steps 3: trains nothing: {copied}: the run is complete: 8 steps" in said
+    assert "--max-hours 3: stops with a checkpoint before that; 0.5 hours used so far" in said
+    assert "--max-usd 5: stops with a checkpoint before that; $1.00 spent so far" in said
+    begun = shown(capsys, copied, "--resume", "step-00000004", *limits)
+    assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps asks for no more" in begun
+    anew = shown(capsys, copied, "--resume", "never", *limits)  # which archives the metrics
+    assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in anew
+    assert "0 hours used so far" in anew and "$0.00 spent so far" in anew
+    assert "--max-hours 0.25: leaves nothing to train with; 0.5 hours used so far" in shown(
+        capsys, copied, "--max-hours", "0.25"
+    )
+
+
 def test_a_dry_run_refuses_an_absent_checkpoint(copied: Path) -> None:
     command = parse("train.py", TrainCommand, [str(copied), "--dry-run", "--resume", "step-00000003"])
     with pytest.raises(BadInput, match="no such checkpoint; there are best, latest"):
-        describe_options(load_run(copied, ()), command, 8)
+        dry_run(load_run(copied, ()), command, None)
