@@ -6,6 +6,7 @@ marks for 95 of 100 further runs. `report.py RUN... --reference DIR` writes the 
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from common.checks import ValueCheck, integer, number, structured
 from common.errors import BadInput
+from common.files import HUB
 from common.json_files import read_json
 from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
@@ -88,7 +90,8 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
         theirs = {key: field.default for key, field in keys if field.default is not attrs.NOTHING} | reference.recipe
         texts = [(key, json.dumps(value), json.dumps(theirs.get(key))) for key, value in now.items()]
         problems = [f"{key} is {own}, there {other}" for key, own, other in texts if own != other]
-        if not {*tokens_of(record)} & {*reference.tokens, reference.prepared} - {None}:
+        prepared = None if reference.prepared is None else _without_hub(reference.prepared)
+        if not {*tokens_of(record)} & {*reference.tokens, prepared} - {None}:
             problems.append("no reference for these tokens")
         if problems:
             more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
@@ -116,12 +119,20 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
 
 
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
-    """Return the identity of a run's tokens, and their sources and tokenizer; None where not known. Raises BadInput."""
+    """Return the identity of a run's tokens, and their sources and tokenizer; None where not known. Raises BadInput.
+
+    Manifests of earlier versions have no hf: in front of a dataset that was named without it, so it is left out.
+    """
     files = [stream.sha256 for stream in record.train_streams]
     content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
     manifests = [manifest_of(stream) for stream in record.train_streams]
     names = [f"{', '.join(one.name for one in each.sources)} as {each.tokenizer.name}" for each in manifests if each]
-    return content, " + ".join(names) if len(names) == len(manifests) else None
+    return content, _without_hub(" + ".join(names)) if len(names) == len(manifests) else None
+
+
+def _without_hub(prepared: str) -> str:
+    """Return sources and tokenizer, as `tokens_of` joins them, with OWNER/NAME for hf:OWNER/NAME; URLs are kept."""
+    return re.sub(rf"(^|, | \+ ){HUB}(?!//)", r"\1", prepared)
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:

@@ -57,17 +57,22 @@ def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp
     assert problem(tokens, first) == "no reference for these tokens"
 
 
+def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
+    """Write the manifest of a token directory; return the stream of a run that read it."""
+    folder = place / f"tokens-{name}"
+    folder.mkdir()
+    tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
+    sources = [{"name": source, "files": 1, "bytes": 1}]
+    file = {"size_bytes": 1, "sha256": name, "max_id": 1, "tokens": 1, "dtype": "uint16"}
+    manifest = {"format": 1, "documents": 1, "tokens": 1, "tokenizer": tokenizer, "sources": sources}
+    manifest |= {"files": {"train.safetensors": file}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return STREAM | {"directory": str(folder), "sha256": [name]}
+
+
 def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_spans_three(tmp_path: Path) -> None:
     def on(name: str, source: str = "stdlib") -> dict[str, object]:
-        folder = tmp_path / f"tokens-{name}"
-        folder.mkdir()
-        tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
-        sources = [{"name": source, "files": 1, "bytes": 1}]
-        file = {"size_bytes": 1, "sha256": name, "max_id": 1, "tokens": 1, "dtype": "uint16"}
-        manifest = {"format": 1, "documents": 1, "tokens": 1, "tokenizer": tokenizer, "sources": sources}
-        manifest |= {"files": {"train.safetensors": file}}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        return STREAM | {"directory": str(folder), "sha256": [name]}
+        return stream_of(tmp_path, name, source)
 
     runs = [finished_run(tmp_path / name, 1, train_stream=on(name)) for name in ("3.10", "3.12", "3.13")]
     write_reference(runs, runs[0])
@@ -76,6 +81,25 @@ def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_sp
     assert problem(text, runs[0]) == "no reference for these tokens"
     with pytest.raises(BadInput, match="text: another recipe or other tokens"):
         write_reference([*runs, text], runs[0])
+
+
+@pytest.mark.parametrize("recorded", ["owner/words", "hf:owner/words", "hf:owner/words:small"])
+def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
+    """Manifests and references of earlier versions name a dataset of the hub with or without hf:."""
+    named = [recorded, recorded, f"hf:{recorded.removeprefix('hf:')}"]
+    runs = [
+        finished_run(tmp_path / f"run-{number}", 1, train_stream=stream_of(tmp_path, str(number), name))
+        for number, name in enumerate(named)
+    ]
+    write_reference(runs, runs[0])
+    file = runs[0] / "reference.json"
+    stored = json.loads(file.read_text())
+    for number, name in enumerate((recorded, recorded.removeprefix("hf:"), "other/words")):
+        file.write_text(json.dumps(stored | {"prepared": f"{recorded} as bytes"}))
+        stream = stream_of(tmp_path, f"again-{number}", name)
+        again = finished_run(tmp_path / f"again-run-{number}", 1, train_stream=stream)
+        said = problem(again, runs[0])
+        assert said == "no reference for these tokens" if name == "other/words" else said.startswith("band ")
 
 
 def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:

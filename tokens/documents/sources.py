@@ -91,7 +91,8 @@ def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[S
 
 def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
     if name.startswith(HUB) or _is_on_hub(name):
-        paths = [item.path for source in kept if source.name == name for item in source.inputs]
+        plain = name.removeprefix(HUB)
+        paths = [item.path for one in kept if one.name.removeprefix(HUB) == plain for item in one.inputs]
         found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
         if found == sorted(found, key=lambda item: item.path):  # else its card gives the order
             found.sort(key=lambda item: by_number(item.path))

@@ -11,6 +11,7 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import texts_of, write
+from tokens.documents.inputs import Input
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import make_plan
 
@@ -150,3 +151,17 @@ def test_a_folder_that_hides_a_dataset_is_noted(folder: Path, monkeypatch: pytes
         f"hf:{folder.parent.name}/texts"
     ]
     assert resolve(f"./{folder.parent.name}/texts")[1] == []
+
+
+@pytest.mark.parametrize(("first", "again"), [("owner/words", "hf:owner/words"), ("hf:owner/words", "owner/words")])
+def test_hf_in_front_changes_no_commit(first: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commits = list[str | None]()
+
+    def hub(name: str, commit: str | None) -> list[Input]:
+        commits.append(commit)
+        return [Input(f"hf://datasets/owner/words@{'0' * 40}/a.jsonl", 5, "blob_id 1")]
+
+    monkeypatch.setattr("tokens.documents.sources._hub_dataset", hub)
+    resolve_sources([again], resolve_sources([first]))
+    assert commits == [None, "0" * 40]
