@@ -23,6 +23,8 @@ MODEL = "model directory"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # of a model: old ones have no owner
 OUR_FOLDERS = ("runs/", "token_files/")
+OUR_TAG = "lockstep"  # in the card of a model that `evaluate.py export` has written
+CARD_BYTES = 1 << 14  # of a card, in which its metadata are looked for
 CLOSE = 0.84  # likeness of two names, by difflib, from which one may be a typing error of the other
 LONGEST_CHAIN = 20  # of errors that caused each other
 DETAIL_CHARACTERS = 500  # shown of a list of the hub in an error
@@ -62,12 +64,25 @@ def note_local(reference: str, what: str, other: str = "") -> None:
     """Say once that a local path is read although its name is that of a repository as well.
 
     Nobody asks the hub whether it has a repository of that name: the answer would need the network. `other` is how to
-    ask for that one. Names in the folders where our commands put runs and tokens are meant as local ones.
+    ask for that one. Names in the folders where our commands put runs and tokens are meant as local ones, and so is
+    a path that begins with ./. Call it only for a folder that may be somebody else's: what this program has made, and
+    a folder with a user's own texts, is what the user means day by day.
     """
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
         kind = what.rpartition(" ")[0]
         other = other or f"write {HUB}{reference}"
         say(f"NOTE: {reference}: reads the local path of this name; for a {kind} of the hub {other}")
+
+
+def is_own_export(directory: Path) -> bool:
+    """Tell whether `evaluate.py export` has written a model directory, by the tags of its card."""
+    try:
+        with (directory / CARD).open("rb") as file:
+            head = file.read(CARD_BYTES)
+    except OSError:
+        return False
+    front_matter = head.partition(b"\n---")[0].splitlines()
+    return front_matter[:1] == [b"---"] and f"- {OUR_TAG}".encode() in front_matter
 
 
 def nearest_folder(reference: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> Path | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.hub_client import OUR_TAG
 from common.quantities import small_number
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.machines import describe_drift, trained_on
@@ -31,7 +32,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
         license=license_name,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=[stock.config["model_type"], "lockstep"],
+        tags=[stock.config["model_type"], OUR_TAG],
     )
     tokenizer = f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
     shape = [fact for row in rows(type(config)).values() if (fact := row.card and row.card(config, stock.model_type))]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from common.checks import structured
 from common.errors import BadInput, refusing, say
-from common.hub_client import MODEL, download_snapshot, hub_name, note_local
+from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
@@ -181,7 +181,8 @@ def home_of(reference: str) -> Path:
     with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
     if is_folder:
-        if not _is_run(path) and _run_of(path) is None and environment_rank() == 0:
+        is_ours = _is_run(path) or _run_of(path) is not None or is_own_export(path)
+        if not is_ours and environment_rank() == 0:
             note_local(reference, MODEL)
         return _run_of(path) or path
     return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")

@@ -13,7 +13,18 @@ import attrs
 
 from common.errors import BadInput, say
 from common.files import by_number
-from common.hub_client import DATASET, HUB, REPOSITORY, hub_errors, hub_name, nearest_folder, note_local, quiet
+from common.hub_client import (
+    CARD,
+    CARD_BYTES,
+    DATASET,
+    HUB,
+    REPOSITORY,
+    hub_errors,
+    hub_name,
+    nearest_folder,
+    note_local,
+    quiet,
+)
 from common.redaction import redacted_name
 from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
@@ -32,7 +43,6 @@ from tokens.documents.selection import (
 from tokens.format.manifest import MANIFEST, PLAN, SourceRecord, split_of
 
 STANDARD_LIBRARY = "stdlib"
-CARD_BYTES = 1 << 14  # of a README, in which its metadata are looked for
 CARD_KEYS = re.compile(
     rb"^(dataset_info|configs|license|task_categories|size_categories|language|pretty_name)\s*:", re.M
 )
@@ -122,8 +132,10 @@ def _local_files(name: str) -> list[Input]:
     with readable(name):
         is_folder, is_file = path.is_dir(), path.is_file()
     if is_folder:
-        note_local(name, DATASET)
         found, top = _folder(path), path
+        card = path / CARD
+        if not found.documents or (card.is_file() and _describes_dataset(card)):
+            note_local(name, DATASET)  # nothing to read here, or a copy of a dataset of the hub
     elif is_file:
         return [look_up(str(path.absolute()))]
     else:

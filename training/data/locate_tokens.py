@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, refusing
 from common.files import HUB, is_bucket, is_folder
-from tokens.format.manifest import has_split
+from tokens.format.manifest import MANIFEST, PLAN, has_split
 from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
@@ -99,7 +99,7 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     *local, download = _candidates(dataset)
     for directory in local:
         if is_folder(directory):
-            _note_local(dataset)
+            _note_local(dataset, directory)
             return TokenLocation(dataset, directory)
     if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
@@ -116,9 +116,10 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     return TokenLocation(dataset, download, remote=True)
 
 
-def _note_local(dataset: str) -> None:
-    """Say that a folder is read whose name may be a dataset's of the hub as well."""
-    if "/" in dataset and environment_rank() == 0:
+def _note_local(dataset: str, directory: Path) -> None:
+    """Say that a folder is read whose name may be a dataset's of the hub, unless prepare_data.py has made it."""
+    is_ours = any((directory / name).is_file() for name in (MANIFEST, PLAN))
+    if "/" in dataset and not is_ours and environment_rank() == 0:
         from common.hub_client import DATASET, note_local
 
         note_local(dataset, DATASET)

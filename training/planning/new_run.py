@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable, quoted, refusing
 from common.files import is_folder, replace_file, writing
-from common.hub_client import HUB, MODEL, hub_name, nearest_folder, note_local
+from common.hub_client import HUB, MODEL, hub_name, is_own_export, nearest_folder, note_local
 from common.json_files import read_json
 from model.config import ModelConfig
 from tokens.batches.sampling import Layout, window_count
@@ -46,7 +46,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
         local = like.removeprefix(HUB)  # hf:DIR has the network of the model in a folder
-        if is_folder(Path(local)) and environment_rank() == 0:
+        if is_folder(Path(local)) and not is_own_export(Path(local)) and environment_rank() == 0:
             note_local(local, MODEL, f"run `hf download {local} --local-dir DIR`, and write --like {HUB}DIR")
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import BadInput
+from common.hub_client import is_own_export
 from evaluation.core.core import Choice, choice_losses
 from evaluation.export import export as export_module
 from evaluation.export.export import export
@@ -226,6 +227,7 @@ def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> N
     assert "| dataset | `bytes` |" in card
     assert "| learning rate | 2 steps of warm-up to 0.01, cosine decay to 0.001 at step 8 |" in card
     assert "None" not in card
+    assert is_own_export(tmp_path / "named") and not is_own_export(tmp_path)
 
 
 def chat_model(folder: Path, template: Template, **options: Any) -> Trained:

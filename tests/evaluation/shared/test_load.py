@@ -11,10 +11,11 @@ from typing import Any, cast
 import attrs
 import pytest
 import torch
+from huggingface_hub import ModelCardData
 from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
-from common.hub_client import note_local
+from common.hub_client import OUR_TAG, note_local
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.load import ModelLocation, Trained, given_tokenizer, home_of, load, locate
 from tests.conftest import TINY_MODEL, only_line
@@ -162,6 +163,10 @@ def test_a_folder_that_hides_a_hub_model_is_noted(
     )
     assert home_of("hf:owner/model") == Path("runs/owner--model")
     home_of("owner/run")  # it can only be a run of ours
+    note_local.cache_clear()
+    data = ModelCardData(library_name="transformers", tags=["gpt2", OUR_TAG])
+    Path("owner/model/README.md").write_text(f"---\n{data}\n---\n\n# model\n")
+    home_of("owner/model")  # an export of ours
     assert capsys.readouterr().err == ""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from common.hub_client import note_local
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import texts_of, write
 from tokens.documents.inputs import Input
@@ -143,14 +144,23 @@ def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
     assert resolve(tmp_path) == ([[f"{tmp_path}/{name}" for name in names]], [])
 
 
-def test_a_folder_that_hides_a_dataset_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_hides_a_dataset_is_noted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{folder.parent.name}/texts"
+    note = f"NOTE: {name}: reads the local path of this name; for a dataset of the hub write hf:{name}"
     monkeypatch.chdir(folder.parent.parent)
-    _, notes = resolve(f"{folder.parent.name}/texts")
-    assert notes == [
-        f"NOTE: {folder.parent.name}/texts: reads the local path of this name; for a dataset of the hub write "
-        f"hf:{folder.parent.name}/texts"
-    ]
-    assert resolve(f"./{folder.parent.name}/texts")[1] == []
+    note_local.cache_clear()
+    assert resolve(name)[1] == []  # a user's own texts
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nA dataset.\n")  # a copy of a dataset of the hub
+    assert note in resolve(name)[1]
+    note_local.cache_clear()
+    assert note not in resolve(f"./{name}")[1]
+    for file in (*folder.rglob("*.txt"), *folder.rglob("*.md")):
+        file.unlink()
+    with pytest.raises(BadInput):
+        resolve_sources([name])
+    assert note in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("first", "again"), [("owner/words", "hf:owner/words"), ("hf:owner/words", "owner/words")])
