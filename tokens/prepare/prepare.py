@@ -220,7 +220,7 @@ def _refuse_other_tokens(directory: Path) -> None:
     for path in partial_files(directory):
         size = path.lstat().st_size
         path.unlink()
-        say(f"NOTE: {path}: deleted: {size:,} bytes of a preparation that was given up, as there is no {PLAN}")
+        say(f"NOTE: {path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})")
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:

@@ -263,7 +263,7 @@ def test_a_users_hidden_files_are_not_deleted(tmp_path: Path, capsys: pytest.Cap
     write(out, source)
     assert {name: (out / name).read_text() for name in theirs} == theirs
     assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
-    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted: 24 bytes of a preparation that was given up"
+    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted: 24 bytes left by an unfinished preparation"
     assert note in capsys.readouterr().err
     write(out, source)  # it is complete, and nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
