@@ -136,7 +136,7 @@ def read_history(directory: Path) -> RunHistory:
         train=train,
         curves=curves,
         axes=_axes(records, (seconds, usd), batch * model.context_length),
-        marks=list(_marks(records)),
+        marks=list(_marks(records, lines)),
         state=_state(directory, records),
         ledger={} if ledger is None else ledger["run_ledger"],
         ledger_usd=None if usd is None or ledger is None else float(np.interp(ledger["elapsed_seconds"], seconds, usd)),
@@ -205,8 +205,9 @@ def _axes(
     return axes
 
 
-def _marks(records: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    first = next((record for record in records if record.get("event") == "start"), None)
+def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
+    """Yield the marks of a run's records; `lines`: of all jobs, of which the first one is no restart."""
+    first = next((record for record in lines if record.get("event") == "start"), None)
     for record in records:
         event = record.get("event")
         if event not in MARKED or record is first:
