@@ -1,4 +1,4 @@
-"""Which options of a command go together, as a table that is checked where every command line is parsed."""
+"""Rules on the options of a command that go together: a table, checked where every command line is parsed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -10,7 +10,7 @@ from training.telemetry.metrics_log import NUMERICS_DRIFT
 
 @attrs.frozen(kw_only=True)
 class TrainedOn:
-    """What the jobs of a run have used, in words; None if that is unknown."""
+    """Machines, software and commits that the jobs of a run have used, as text; None if that is unknown."""
 
     machines: str | None
     software: str | None

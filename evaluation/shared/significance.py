@@ -70,11 +70,12 @@ class Interval:
         if self.low is None or self.high is None:
             return self
         low, high = self.value - self.low, self.high - self.value
-        total = None if self.error is None or error is None else math.hypot(self.error, error)
-        if total and self.error is not None and error is not None:
-            low, high = ((self.error * side + error * reach) / total for side in (low, high))
-        else:
+        total = None
+        if self.error is None or error is None or self.error == error == 0:
             low, high = math.hypot(low, reach), math.hypot(high, reach)
+        else:
+            total = math.hypot(self.error, error)
+            low, high = ((self.error * side + error * reach) / total for side in (low, high))
         return Interval(value=self.value, low=self.value - low, high=self.value + high, error=total)
 
     def record(self) -> dict[str, float | None]:
@@ -100,9 +101,7 @@ class SeedNoise:
 
     def reach(self, comparisons: int, critical: float | None = None) -> float:
         """Return the half width of one of several comparisons; `critical`: of the pooled error, else Bonferroni's."""
-        if critical is None:
-            critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
-        return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
+        return max(self._reaches(comparisons, critical))
 
     def added_to(self, difference: Interval, comparisons: int) -> Interval:
         """Return the interval of one of several differences, over its own error and this noise together.
@@ -110,10 +109,15 @@ class SeedNoise:
         It is the wider one of those with the pooled error and with the error of the two recipes' own runs. Each of them
         grows with the number of comparisons, so the wider one does, too.
         """
-        pooled = student_quantile(1 - ERROR / comparisons / 2, self.freedom) * self.pooled
-        own = own_quantile(comparisons, self.own_freedom) * self.own
+        pooled, own = self._reaches(comparisons, None)
         both = [difference.widened(pooled, self.pooled), difference.widened(own, self.own)]
         return max(both, key=lambda one: 0.0 if one.low is None or one.high is None else one.high - one.low)
+
+    def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
+        """Return the half widths of one of several comparisons: by the pooled error, and by the recipes' own runs."""
+        if critical is None:
+            critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
+        return critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:

@@ -188,7 +188,7 @@ class Tokenizer:
 
     @property
     def surrounding_note(self) -> str | None:
-        """What a user should know about `surrounding_tokens`; None if there are none."""
+        """A note for the user on `surrounding_tokens`; None if there are none."""
         if not self.surrounding_tokens:
             return None
         names = " and ".join(self.surrounding_tokens)

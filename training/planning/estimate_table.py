@@ -153,7 +153,7 @@ class ForecastMiss:
 
 @attrs.frozen(kw_only=True)
 class ForecastRecord:
-    """What is shown of a target's forecast.json, which experiment.py ladder writes."""
+    """The part of a target's forecast.json that is shown; experiment.py ladder writes the file."""
 
     date: str = attrs.field(validator=text())
     commit: str | None

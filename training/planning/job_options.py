@@ -1,4 +1,4 @@
-"""What the options of a command line would do, for train.py --dry-run in front of it."""
+"""Effects of the options of a command line, one line each, for `train.py --dry-run`."""
 
 from collections.abc import Iterator
 from pathlib import Path

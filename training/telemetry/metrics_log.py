@@ -16,8 +16,8 @@ from common.json_files import JsonLines, JsonLog, is_number, read_json_lines
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
-# Keys of its lines: the hash of the weights that were measured, of their values and of their files.
 GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with a tokenizer of --tokenizer
+# Keys of its lines: the hash of the weights that were measured, of their values and of their files.
 WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # what it draws
