@@ -96,16 +96,17 @@ def parse_command() -> "TrainCommand":
     said = StringIO()
     try:
         prepare_process("train.py")
-        from common.arguments import parse
-        from training.command import TRAIN_EPILOG, TrainCommand
+        from common.arguments import ScriptTexts, parse
+        from training.command import TRAIN_EPILOG, TrainCommand, key_rows
 
         if sys.argv[1:] == ["--keys"]:
             from training.config.key_table import key_table
 
             print(key_table())
             sys.exit(EXIT_DONE)
+        texts = ScriptTexts(epilog=TRAIN_EPILOG)
         with redirect_stderr(said):
-            return parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+            return parse("train.py", TrainCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
     except SystemExit as end:
         if not end.code:
             leave(checked_status(EXIT_DONE))

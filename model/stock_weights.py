@@ -14,10 +14,8 @@ from model.naming import HUGGING_FACE, PROJECTIONS
 from model.stock import CLASSES, stock_kind
 
 # Our module -> its name in GPT-2's class, outside the blocks with its prefix.
-GPT2_NAMES = HUGGING_FACE | {
-    **{"token_embedding": "transformer.wte", "position_embedding": "transformer.wpe"},
-    "final_norm": "transformer.ln_f",
-}
+GPT2_OUTSIDE_BLOCKS = ("token_embedding", "position_embedding", "final_norm")
+GPT2_NAMES = HUGGING_FACE | {name: f"transformer.{HUGGING_FACE[name]}" for name in GPT2_OUTSIDE_BLOCKS}
 # Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.
 ROTARY_NAMES = {
     **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
