@@ -117,15 +117,13 @@ def key_field(
 
 
 KeyRows = Mapping[str, Mapping[str, KeyRow]]  # by file, "model" or "train", and key
+_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", wanted="any value")
 
 
 def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
     """Return the row of a key's field; a field that was not defined by `key_field` has one that says so."""
     row: KeyRow = field.metadata.get(KeyRow, _NO_ROW)
     return row
-
-
-_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", wanted="any value")
 
 
 def set_one_form(config: Any, **meant: Any) -> None:

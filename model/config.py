@@ -4,7 +4,7 @@ C embedding width, H heads, K key-value heads, D head width (C = H * D), L layer
 V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their sources.
 An option is one row of the table, a field of ModelConfig: default and check, its meaning, its names in other programs,
 how the stock classes of Hugging Face's transformers say it, and its words for the model card. The network itself is in
-gpt.py; parameters, bytes and FLOPs are counted from it.
+gpt.py; parameters, bytes and all FLOPs except those of attention are counted from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -80,8 +80,10 @@ def option(
     """
     architecture = ArchitectureOption(**row)
     file_keys = " ".join(architecture.file_keys)
-    known = {"names": names, "similar": {keys_note: file_keys}} if keys_note else {"names": f"{file_keys} {names}"}
-    return key_field(check, default, metadata={ArchitectureOption: architecture}, meaning=meaning, **known)
+    foreign: dict[str, Any] = {"names": f"{file_keys} {names}"}
+    if keys_note:
+        foreign = {"names": names, "similar": {keys_note: file_keys}}
+    return key_field(check, default, metadata={ArchitectureOption: architecture}, meaning=meaning, **foreign)
 
 
 def rows(config_class: Any) -> dict[str, ArchitectureOption]:
