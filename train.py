@@ -26,7 +26,8 @@ from training.supervision.supervision import Supervision, hold_torchruns_signal
 
 if TYPE_CHECKING:
     from training.command import TrainCommand
-    from training.initial_weights import OtherModel
+    from training.config.train_config import Run
+    from training.initial_weights import InitialWeights, OtherModel
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
@@ -38,7 +39,8 @@ def main() -> int:
     from training.command import describe_error  # torch takes seconds
     from training.config.train_config import load_run
     from training.initial_weights import InitialWeights
-    from training.job import all_problems, prepare, run_job
+    from training.job import run_job
+    from training.run_checks import all_problems, check_run
 
     run, follows = None, environment_rank() > 0  # it ends as rank 0 does, which says why
     faulthandler.enable()
@@ -55,14 +57,9 @@ def main() -> int:
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
             initial = InitialWeights(source.removeprefix("hf:"), partial(load_model, source))
-        if command.look is None:
-            status = prepare(run, command, initial)
-        else:
-            from reporting.samples.batch_text import look
-
-            status = look(run, command, initial)
+        status = answer(run, command, initial)
         if status is None:
-            status = run_job(run, command.options, supervision, initial)
+            status = run_job(check_run(run, command, initial), command.options, supervision)
         if status == EXIT_STOPPED:
             tell_torchrun("stopped early with status 75; the same command continues", status)
         follows = follows and status != EXIT_DONE
@@ -80,6 +77,30 @@ def main() -> int:
     if status in {EXIT_STOPPED, EXIT_DIVERGED}:
         supervision.end_torchrun()
     return EXIT_DONE if follows and environment_nodes() == 1 else status  # torchrun's table is of rank 0 alone
+
+
+def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
+    """Carry out a command that trains nothing; return its status, or None for one that trains. Raises BadInput."""
+    if command.dry_run or command.plan:
+        from training.planning.estimate_table import dry_run
+
+        dry_run(run, command, initial)
+        return EXIT_DONE
+    if command.find_max_microbatch:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.options.device, None, command.write)
+        return EXIT_DONE
+    if command.preflight:
+        from training.hardware.preflight import report
+        from training.run_checks import machine_requirements
+
+        return report(machine_requirements(run, command))
+    if command.look is not None:
+        from reporting.samples.batch_text import look
+
+        return look(run, command, initial)
+    return None
 
 
 def load_model(source: str) -> "OtherModel":
