@@ -156,9 +156,13 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 
 
 def _tell_missing_shards(directory: TokenDirectory) -> None:
+    """Print a note about first shards that another program's token files lack; ours number theirs in their names."""
+    foreign = [stream for stream in directory.streams if stream.files[0].path.suffix != ".safetensors"]
+    if not foreign:
+        return
     from tokens.format.foreign_files import describe_missing_first
 
-    for stream in directory.streams:
+    for stream in foreign:
         for note in describe_missing_first(directory.path, stream.files):
             print(printable(note), flush=True)
 
