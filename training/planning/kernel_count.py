@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import meta_network
-from model.gpt import GPT
 from model.shards import ShardedGPT, ShardExchange
 
 COLLECTIVE = "collective"
@@ -50,14 +49,14 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
         all_to_all=lambda parts: exchanged(parts, *parts.shape),
     )
-    network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
+    network = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
     kernels = Kernels(network, compiled)
     try:
         with torch.device("meta"), _AsOnAGpu(kernels), kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
             hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
-            heads = zip(hidden, [network] if isinstance(network, GPT) else network.shards, strict=True)
+            heads = zip(hidden, network.shards if isinstance(network, ShardedGPT) else [network], strict=True)
             logits = [F.linear(x, each.output_weight()) for x, each in heads]
             kernels.backward = True
             gradients = [torch.empty_like(each) for each in logits]
