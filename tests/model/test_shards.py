@@ -17,7 +17,8 @@ from model.config import ModelConfig, undivided
 from model.counts import meta_network
 from model.gpt import GPT, Block
 from model.loss import NextTokenLoss
-from model.shards import ShardedGPT, ShardedLoss, ShardExchange
+from model.sharded_loss import ShardedLoss
+from model.shards import ShardedGPT, ShardExchange
 from tests.model.architectures import CASES, MODERN
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
@@ -217,7 +218,7 @@ def test_a_layer_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pyte
 def test_an_option_of_the_head_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sharded = ShardedGPT(PADDED, ShardExchange(shards=2, own=range(2)))
     assert ShardedLoss(sharded).chunks == 1
-    monkeypatch.setattr("model.shards.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
+    monkeypatch.setattr("model.sharded_loss.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
     assert ShardedLoss(sharded).chunks == 1  # no softcap
     softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, own=range(2)))
     with pytest.raises(BadInput, match=r"head has softcap 2\.0, which shard_losses .* does not compute"):
