@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import attrs
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -36,11 +35,11 @@ class HeadOptions(NamedTuple):
     softcap: float | None = None  # c: logits are c tanh(z / c)
 
 
-@attrs.frozen
-class Pieces:
+class Pieces(NamedTuple):
     """The residual stream in tensor shards (model/shards.py): a piece of each sequence for each shard of this process.
 
-    Pieces are added and multiplied as tensors are, so that `Block.forward` and `GPT.hidden` describe both.
+    Pieces are added and multiplied as tensors are, so that `Block.forward` and `GPT.hidden` describe both. They are a
+    tuple because PyTorch looks into tuples for the tensors that a module takes and returns, as FSDP does for its hooks.
     """
 
     tensors: tuple[Float[Tensor, "B _ C"], ...]
@@ -49,15 +48,16 @@ class Pieces:
     def map(self, function: Callable[[Tensor], Tensor]) -> "Pieces":
         return Pieces(tuple(function(tensor) for tensor in self.tensors), self.first_seed)
 
-    def __add__(self, other: "Pieces") -> "Pieces":
+    def __add__(self, other: "Pieces") -> "Pieces":  # type: ignore[override]  # a tuple's own would append
         pairs = zip(self.tensors, other.tensors, strict=True)
         return Pieces(tuple(piece + addend for piece, addend in pairs), self.first_seed)
 
-    def __mul__(self, factor: float | Tensor) -> "Pieces":
+    def __mul__(self, factor: float | Tensor) -> "Pieces":  # type: ignore[override]
         """Multiply by a number, or by a factor for each channel, (C,)."""
         return self.map(lambda piece: piece * factor)
 
-    __rmul__ = __mul__
+    def __rmul__(self, factor: float) -> "Pieces":  # type: ignore[override]
+        return self * factor
 
     def flatten(self, first: int, last: int) -> "Pieces":
         return self.map(lambda piece: piece.flatten(first, last))

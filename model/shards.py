@@ -16,18 +16,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
 
 from common.errors import BadInput
 from model.axes import TENSOR_AXES, axes_of, shard_cut
 from model.config import ModelConfig
 from model.gpt import GPT, Block, Pieces
-
-register_pytree_node(  # FSDP's hooks, checkpoints and the planner look for tensors with tree functions
-    Pieces,
-    lambda pieces: (list(pieces.tensors), pieces.first_seed),
-    lambda tensors, first_seed: Pieces(tuple(tensors), first_seed),
-)
 
 
 @attrs.frozen(kw_only=True)

@@ -37,9 +37,9 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         kernels.cross(x, into_block=True)
         output = block(x, *more)
         kernels.cross(output, into_block=False)
-        for piece in tree_leaves(output):
+        for piece in tensors_in(output):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=True))
-        for piece in tree_leaves(x):
+        for piece in tensors_in(x):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=False))
         return output
 
@@ -55,7 +55,7 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         with torch.device("meta"), _AsOnAGpu(kernels), kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
-            hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
+            hidden = tensors_in(network.hidden(tokens, recompute=run_block))
             heads = zip(hidden, network.shards if isinstance(network, ShardedGPT) else [network], strict=True)
             logits = [F.linear(x, each.output_weight()) for x, each in heads]
             kernels.backward = True
@@ -119,7 +119,7 @@ class Kernels(TorchDispatchMode):
 
     def cross(self, tensors: Any, *, into_block: bool) -> None:
         """Take tensors over the edge of a block, where each is in memory."""
-        for tensor in tree_leaves(tensors):
+        for tensor in tensors_in(tensors):
             value = self.value(tensor)
             self._store(value)
             self._values[_address(tensor)] = _Value(
@@ -265,6 +265,11 @@ class _AsOnAGpu(TorchFunctionMode):
             )
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(queries, keys, values, drop_rate, is_causal=True, **options)[0]
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in what a layer takes or returns: a tensor, or the pieces of tensor shards."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:
