@@ -30,7 +30,7 @@ from training.telemetry.progress_bar import duration
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
-EXPERIMENTS = ("sweep", "mixture", "trial", "ladder")  # whose results a directory may hold
+EXPERIMENTS = ("sweep", "trial", "ladder")  # whose results a directory may hold
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
 NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)  # of a damaged record
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
