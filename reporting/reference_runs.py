@@ -39,7 +39,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
             raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
-        rows.append((record.train["random_seed"], content, history.used.devices or (UNRECORDED,), found))
+        rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), found))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))

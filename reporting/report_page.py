@@ -88,7 +88,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
-    if history.train.get("require_stock_class"):
+    if history.train.require_stock_class:
         yield "class of transformers", stock_class(model, history.name).name
     if record is None:
         return
@@ -211,12 +211,8 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
-    stored = {"model": attrs.asdict(history.model), "train": history.train}
-    return {
-        f"{section}.{key}": stored[section].get(key, definition.default)
-        for section, known in KEYS.items()
-        for key, definition in known.items()
-    }
+    sections = {"model": attrs.asdict(history.model), "train": history.train.flat()}
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
 def _resolved(history: RunHistory) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
     recipes: dict[str, list[int]] = {}
     last = [([curve.last for curve in losses(one.curves).values()][:2] or [np.nan])[-1] for one in histories]
     for at in np.argsort(last, kind="stable").tolist():
-        key = str(recipe(attrs.asdict(histories[at].model), histories[at].train))
+        key = str(recipe(histories[at].model, histories[at].train))
         recipes.setdefault(key, []).append(at)
     groups = [(histories[members[0]].name.partition("-seed-")[0], members) for members in recipes.values()]
     rest = [at for _, members in groups[len(PALETTE) - 1 :] for at in members]

@@ -17,7 +17,7 @@ from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, StreamRecord, manifest_of, read_record
-from training.config.train_config import load_run
+from training.config.train_config import TrainConfig, load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
@@ -80,7 +80,7 @@ class RunHistory:
 
     name: str
     model: ModelConfig  # this and `train` as the run was trained; as they are now before the first job
-    train: dict[str, Any]  # keys of train.json, with their defaults
+    train: TrainConfig
     curves: dict[str, Curve]
     axes: dict[str, Curve]  # those of AXES that are known, as functions of the step
     marks: list[Mark]
@@ -126,8 +126,8 @@ def read_history(directory: Path) -> RunHistory:
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
     record, job, notes = read_resolved(directory)
-    model, train = (run.model, run.train.flat()) if record is None else (ModelConfig(**record.model), record.train)
-    batch = train["global_batch_size"] or train["microbatch_size"] if record is None else record.global_batch_size
+    model, train = (run.model, run.train) if record is None else (record.model, record.train)
+    batch = train.batch.global_batch_size or train.batch.microbatch_size if record is None else record.global_batch_size
     seconds, usd = clock(lines, job.price_per_hour)
     ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
     return RunHistory(
@@ -161,7 +161,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]
     try:
         if (record := read_record(directory)) is None:
             return None, LastJob(), []
-        ModelConfig(**record.model)
+        record.network_config()  # a network that this version cannot build is refused here
         values = read_json(path)
         if isinstance(values.get("token_files"), str):
             values["token_files"] = [values["token_files"]]

@@ -113,7 +113,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
 def recipe_of(record: RunRecord) -> dict[str, Any]:
     """Return the settings on which a run's training loss depends, but for seed and tokens."""
     sections, origin = recipe(record.model, record.train), record.initial_weights
-    keys = sections["model"] | sections["train"] | {"log_interval": record.train["log_interval"]}
+    keys = sections["model"] | sections["train"] | {"log_interval": record.train.log_interval}
     keys |= {"global_batch_size": record.global_batch_size, "initial_weights": origin and origin.sha256}
     return {key: value for key, value in keys.items() if key != "dataset" or not isinstance(value, str)}
 

@@ -142,7 +142,7 @@ def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Vari
 def _trained(run: VariantRun, device: str | None) -> str:
     """Return all that decides on a run's result except its seed, resolved: the same for two that train the same."""
     train, plan = run.variant.run.train, run.plan
-    keys = recipe(attrs.asdict(run.variant.run.model), train.flat())
+    keys = recipe(run.variant.run.model, train)
     for key in RESOLVED_KEYS:
         del keys["train"][key]
     if device is not None:

@@ -72,7 +72,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
         raise BadInput(*[note.removeprefix("NOTE: ") for note in notes] or [absent])
     check_overrides(run, record, command.overrides)
-    step, model = command.look or 0, ModelConfig(**record.model)
+    step, model = command.look or 0, record.model
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]
     if not chosen:
@@ -118,13 +118,13 @@ def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> No
     compare: `load_run` ignores it with a NOTE.
     """
     values = {"model": attrs.asdict(run.model), "train": run.train.flat()}
-    recorded = {"model": record.model, "train": record.train}
+    recorded = {"model": attrs.asdict(record.model), "train": record.train.flat()}
     problems = []
     for text in overrides:
         section, key = resolve_spelling(text.partition("=")[0])
         if key not in KEYS[section]:
             continue
-        trained = recorded[section].get(key, KEYS[section][key].default)
+        trained = recorded[section][key]
         if key != "dataset" and json.dumps(values[section][key]) != json.dumps(trained):
             shown = f"it was trained with {json.dumps(trained)}"
             problems.append(
@@ -136,10 +136,9 @@ def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> No
 
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:
     """Rebuild the batch of a step >= 1; `given`: other token files. Raises BadInput unless the run has read them."""
-    keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
     # The dataset may have moved, validation tokens are not read.
-    keys |= {"dataset": run.train.data.dataset, "validation_interval": None}
-    run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
+    keys = record.train.flat() | {"dataset": run.train.data.dataset, "validation_interval": None}
+    run = attrs.evolve(run, model=record.model, train=run.train.replace(**keys))
     tensor_size, length = run.train.execution.tensor_parallel, run.model.context_length
     world_size, cpu = record.world_size or tensor_size, torch.device("cpu")
     data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // tensor_size, tensor_size))

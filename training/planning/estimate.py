@@ -145,8 +145,10 @@ def _last_job(
         record = read_record(run.directory)
     except BadInput:  # it is damaged, so that the job's settings are unknown
         return None
-    now = _speed_settings(attrs.asdict(run.model), run.train.flat())
-    if record is not None and _speed_settings(record.model, record.train) != now:
+    if record is not None and (
+        record.unknown.get("model")
+        or _speed_settings(record.model, record.train) != _speed_settings(run.model, run.train)
+    ):
         return None
     lines = read_counted(run.directory).records
     start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
@@ -160,12 +162,13 @@ def _last_job(
     return None
 
 
-def _speed_settings(model: Mapping[str, Any], train: Mapping[str, Any]) -> list[Any]:
+def _speed_settings(model: ModelConfig, train: TrainConfig) -> list[Any]:
     """Return the settings on which a run's tokens/s depend: its network, batch, optimizer and execution."""
     groups = (BatchOptions, ExecutionOptions, MemoryOptions)
     keys = ["optimizer", *(key for group in groups for key in attrs.fields_dict(group))]
-    network = {key: value for key, value in model.items() if key not in SAME_SPEED}
-    return [network, {key: train.get(key) for key in keys}]
+    network = {key: value for key, value in attrs.asdict(model).items() if key not in SAME_SPEED}
+    settings = train.flat()
+    return [network, {key: settings[key] for key in keys}]
 
 
 def start_up_of(run_directory: Path) -> tuple[float, int]:
