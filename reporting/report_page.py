@@ -25,7 +25,7 @@ from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import checkpoints_by_step
 from training.config.train_config import KEYS, PLUMBING_KEYS
-from training.telemetry.metrics_log import EVALUATIONS
+from training.telemetry.metrics_log import EVALUATIONS, Metric
 from training.telemetry.progress_bar import duration
 
 Fact = tuple[str, str]
@@ -75,7 +75,7 @@ def headline(history: RunHistory) -> list[str]:
     """Return state, step, losses, tokens, time and dollars of a run."""
     steps = None if history.record is None else history.record.steps
     parts = [history.state, f"step {history.step:,}" + ("" if steps is None else f" of {steps:,}")]
-    for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
+    for name, text in ((Metric.VALIDATION_LOSS, "validation loss"), (Metric.TRAIN_LOSS, "training loss")):
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
     tokens = history.axes["tokens"].last if history.step else 0

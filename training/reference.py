@@ -21,7 +21,7 @@ from common.json_files import read_json
 from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
-from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
+from training.telemetry.metrics_log import REFERENCE, Metric, MetricsLog, read_metrics
 
 MARKS, TENTH = 40, 4  # M at equal distances, and those in a tenth of the run
 NAMED = 3  # differences
@@ -72,7 +72,7 @@ class ComparedLog(MetricsLog):
         """Append a record; at the first and at each mark, compare what this job and those before it have logged."""
         super().write(record)
         mark = record["step"] * MARKS // (self._compared.steps or 1)
-        if mark > self._mark and ("train_loss" in record or self._mark < 0):
+        if mark > self._mark and (Metric.TRAIN_LOSS in record or self._mark < 0):
             self._mark = mark
             words = compare(self._directory, self._compared, run_curves(read_metrics(self._directory)))
             side, inside, _ = words.partition(" the band of ")
@@ -99,7 +99,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
     except (BadInput, ValueError) as error:
         return f"NOTE: {path}: the loss is not compared: {str(error).removeprefix(f'{path}: ')}"
     steps = record.steps or 1
-    losses = tenths(curves.get("train_loss", NO_LOSS), steps)
+    losses = tenths(curves.get(Metric.TRAIN_LOSS, NO_LOSS), steps)
     if not len(losses):
         return f"band         of {len(reference.losses)} runs on {', '.join(reference.devices)}: {path}"
     low, high = np.array(reference.band)[:, : len(losses)]

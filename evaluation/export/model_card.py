@@ -16,7 +16,7 @@ from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.state import Position
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
@@ -103,7 +103,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
 
 def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
     records = [] if place.run is None else read_metrics(place.run)
-    losses = [one["train_loss"] for one in records if "train_loss" in one and one["step"] <= position.step]
+    losses = [one[Metric.TRAIN_LOSS] for one in records if Metric.TRAIN_LOSS in one and one["step"] <= position.step]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
     if (loss := position.validation_loss) is not None:

@@ -41,7 +41,7 @@ from training.initial_weights import InitialWeights, first_network
 from training.launch import environment_rank
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 
 LISTED = 10  # sequences of a large batch in the terminal, those of the highest loss
 PRINTED_TOKENS = 1 << 12  # of a batch that is printed whole
@@ -152,7 +152,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     reading = make_reading(run.train, plan, token_set, run.model.vocab_size)
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
-    starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
+    starts = [line for line in read_metrics(run.directory) if event_of(line) == RunEvent.START and line["step"] < step]
     sizes = [data.size, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
