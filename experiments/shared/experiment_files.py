@@ -28,7 +28,7 @@ def read_experiment(
 ) -> dict[str, Any]:
     """Return the keys of an experiment's file. Raises BadInput for an unreadable one, and for an unknown key.
 
-    `removed`: keys that earlier versions had, with the reason why they are gone and what to do instead.
+    `removed`: keys that earlier versions had, with the reason for their removal and the advice that replaces them.
     """
     values: dict[str, Any] = read_json(file, advice=advice)
     for key in values:
