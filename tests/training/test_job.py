@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import launch
 from tests.conftest import MakeRun, complete, in_terminal, metrics, one_line, slow, start_training, train, train_command
 from tokens.format.token_file import open_split
+from training.config.train_config import KEYS
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -207,6 +209,52 @@ def test_tokens_are_opened_and_planned_once_before_the_first_step(
     done = complete(make_run(), "--max-steps", "1", ranks=ranks, script=changed_train(COUNT_CALLS))
     lines = [line.partition("{")[2] for line in done.stdout.splitlines() if line.startswith("CALLS")]
     assert lines == [f"{str(dict.fromkeys(sorted(COUNTED), 1))[1:]}"] * ranks
+
+
+COUNT_CHECKS = """
+import collections
+
+from common import checks
+from model.config import ModelConfig
+from training.config.train_config import KEYS
+
+plain, calls = checks.ValueCheck.__call__, collections.Counter()
+
+
+def count(check, instance, field, value):
+    if not isinstance(instance, ModelConfig):  # networks of fewer layers, on which parameters are counted, are others
+        calls.update(key for keys in KEYS.values() for key, own in keys.items() if own == field)
+    return plain(check, instance, field, value)
+
+
+checks.ValueCheck.__call__ = count
+leave = train.leave
+
+
+def report(status):
+    print("CHECKS", *sorted(f"{key}={times}" for key, times in calls.items()), flush=True)
+    leave(status)
+
+
+train.leave = report
+"""
+
+
+def test_each_setting_is_checked_once_before_the_first_step(
+    make_run: MakeRun, changed_train: Callable[[str], Path]
+) -> None:
+    run = make_run()
+    done = complete(run, "--max-steps", "1", script=changed_train(COUNT_CHECKS))
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("CHECKS")]
+    given = [key for name in ("model", "train") for key in json.loads((run / f"{name}.json").read_text())]
+    assert {"emb_dim=1", "microbatch_size=1"} <= set(line.split()[1:]) <= {f"{key}=1" for key in given}
+
+
+def test_default_settings_pass_their_checks() -> None:
+    for keys in KEYS.values():
+        for field in keys.values():
+            if field.default is not attrs.NOTHING:
+                field.validator(None, field, field.default)
 
 
 @pytest.mark.parametrize(

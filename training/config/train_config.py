@@ -215,11 +215,13 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     problems += [placed(section, problem) for section in KEYS for problem in _wrong_values(section, values[section])]
     if problems:
         raise BadInput(*problems)
-    train = TrainConfig.from_keys(values["train"], files["train"], overridden)
+    with attrs.validators.disabled():  # each value has been checked just now, so that all problems are told at once
+        train = TrainConfig.from_keys(values["train"], files["train"], overridden)
     tied = values["model"].get("tie_weights", KEYS["model"]["tie_weights"].default)
     problems += [placed("train", one) for one in contradictions(values["model"]["context_length"], tied, train)]
     try:
-        model = ModelConfig(**values["model"])
+        with attrs.validators.disabled():
+            model = ModelConfig(**values["model"])
         problems += [placed("train", problem) for problem in unequal_shards(model, train)]
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
