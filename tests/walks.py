@@ -19,7 +19,7 @@ from tests import launch
 from tests.conftest import ROOT, MakeRun, complete, metrics, train_command
 from tests.launch import wait_until
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find
+from training.checkpoints.lookup import find
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")

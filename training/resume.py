@@ -8,10 +8,10 @@ import attrs
 
 from common.files import is_folder
 from tokens.format.manifest import TokenizerRecord
-from training.checkpoints.directory import checkpoints_of, name_of
+from training.checkpoints.directory import checkpoints_of, misplaced, name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
-from training.checkpoints.saved_state import misplaced, read_state
+from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator, gather
@@ -75,7 +75,7 @@ def resume(
 
 def _check_branch(bucket: "Bucket | None", step: int, wanted: str, ranks: Ranks) -> None:
     if bucket is not None:
-        from training.checkpoints.bucket_checkpoints import check_branch
+        from training.checkpoints.lookup import check_branch
 
         from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 

@@ -36,8 +36,9 @@ from tokens.tokenizer.loading import (
 from tokens.tokenizer.template import USER, Message, Template
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import CHECKPOINTS, LINKS, MANIFEST, STATE, WEIGHTS
+from training.checkpoints.lookup import linked_checkpoint
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import linked_checkpoint, read_state, verify
+from training.checkpoints.saved_state import read_state, verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 

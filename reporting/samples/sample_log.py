@@ -24,8 +24,9 @@ from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, name_of, step_of
+from training.checkpoints.lookup import checkpoints_by_step
 from training.checkpoints.run_record import RESOLVED, RunRecord, manifest_of
-from training.checkpoints.saved_state import checkpoints_by_step, manifest_entries
+from training.checkpoints.saved_state import manifest_entries
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
 

@@ -35,6 +35,8 @@ WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensor
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
 PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
 REPLACED = "-aside"  # ends the hidden name of a checkpoint that is being replaced
+# Where a copy that named a wrong place puts checkpoints, relative to the run directory
+_MISPLACED = ("step-*", "checkpoints/checkpoints/*", "checkpoints/*/step-*")
 _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({REPLACED})?|{'|'.join(LINKS)})")
 
 
@@ -99,6 +101,11 @@ def stale_partials(directory: Path) -> list[Path]:
 def is_own_partial(path: Path) -> bool:
     """Tell whether a hidden name is of a checkpoint that is being written or deleted."""
     return _OWN_HIDDEN_NAME.fullmatch(path.name) is not None
+
+
+def misplaced(run_directory: Path) -> list[Path]:
+    """Return checkpoints that are in a run directory, but where no run looks for them."""
+    return [file.parent for place in _MISPLACED for file in sorted(run_directory.glob(f"{place}/{MANIFEST}"))]
 
 
 def new_archive(run_directory: Path) -> Path:

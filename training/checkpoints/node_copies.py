@@ -17,7 +17,7 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import is_folder, write_error
 from training.checkpoints.atomic_commit import point, write_copy
-from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
+from training.checkpoints.bucket_download import fetch
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
@@ -27,8 +27,9 @@ from training.checkpoints.directory import (
     checkpoints_of,
     name_of,
 )
+from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import checkpoints_by_step, find, read_state
+from training.checkpoints.saved_state import read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 

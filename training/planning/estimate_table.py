@@ -20,7 +20,8 @@ from common.json_files import read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import shard_counts
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find, read_state, weights_digest
+from training.checkpoints.lookup import find
+from training.checkpoints.saved_state import read_state, weights_digest
 from training.command import TrainCommand
 from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, one_form, recipe

@@ -7,7 +7,8 @@ from common.quantities import dollars
 from common.redaction import redacted
 from training.build import make_intervals
 from training.checkpoints.directory import check_wanted, checkpoints_of
-from training.checkpoints.saved_state import find, read_state
+from training.checkpoints.lookup import find
+from training.checkpoints.saved_state import read_state
 from training.command import TrainCommand
 from training.config.batch_plan import Plan
 from training.config.train_config import Run

@@ -13,7 +13,8 @@ from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.archive import archive_after, archive_all, describe
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of, link_target, names_in
-from training.checkpoints.saved_state import find, verify
+from training.checkpoints.lookup import find
+from training.checkpoints.saved_state import verify
 
 
 def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

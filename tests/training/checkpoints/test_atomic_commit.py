@@ -12,7 +12,7 @@ from tests.training.checkpoints.conftest import CRASH
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find
+from training.checkpoints.lookup import find
 
 CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")

@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: the objects that one has there, retention and download."""
+"""Checkpoints in a bucket: retention and download."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,8 @@ from common.errors import BadInput
 from common.files import writing
 from common.json_files import parse_json
 from training.checkpoints.atomic_commit import write_copy
-from training.checkpoints.directory import MANIFEST, STATE, STEP_NAME, TENSOR_FILES, name_of
+from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
+from training.checkpoints.lookup import bucket_folders, bucket_link, complete_steps
 from training.checkpoints.saved_state import (
     FileDigest,
     check_format,
@@ -18,13 +19,6 @@ from training.checkpoints.saved_state import (
     parse_state,
     read_state,
 )
-
-NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object `latest` is for people
-
-
-def complete_steps(bucket: Bucket) -> list[str]:
-    """Return the names of the complete checkpoints in a bucket, oldest first."""
-    return sorted(name for name, files in _folders(bucket).items() if MANIFEST in files)
 
 
 def holds(bucket: Bucket, checkpoint: Path) -> bool:
@@ -44,40 +38,19 @@ def holds(bucket: Bucket, checkpoint: Path) -> bool:
     return True
 
 
-def candidates(bucket: Bucket, wanted: str) -> list[str]:
-    """Return the names to resume from, the best one first: of NEWEST all, the newest first; of "best" its target."""
-    steps = complete_steps(bucket)
-    if wanted in NEWEST:
-        return steps[::-1]
-    if wanted == "best":
-        wanted = _linked(bucket, wanted)
-    return [name for name in steps if name == wanted]
-
-
-def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
-    """Raise BadInput where a run that goes on from a step, or from 0, would mix with later checkpoints of another."""
-    later = [name for name in complete_steps(bucket) if name > name_of(step)]
-    if later and wanted not in NEWEST:
-        here = f"{name_of(step)} is on this disk, " if step > 0 else ""
-        raise BadInput(
-            f"{bucket.url}: holds {later[-1]}, and --resume {wanted} begins before it; nothing in a bucket is moved "
-            f"away: {here}set checkpoints to another prefix, or delete what is there"
-        )
-
-
 def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
     """Write `latest` and `best`; delete what kills have left, and older checkpoints.
 
     The best and the newest `keep` stay, and later ones, which were not intact. `best`: of the run; where the bucket
     lacks it, the one that it has stays.
     """
-    folders = _folders(bucket)
+    folders = bucket_folders(bucket)
     steps = sorted(each for each, files in folders.items() if MANIFEST in files)
     bucket.write("latest", name.encode())
     if best in steps:
         bucket.write("best", str(best).encode())
     else:
-        best = _linked(bucket, "best")
+        best = bucket_link(bucket, "best")
     kept = {best, *[each for each in steps if each <= name][-keep:], *(each for each in steps if each >= name)}
     old = {each: files for each, files in folders.items() if each not in kept}
     bucket.delete([f"{each}/{MANIFEST}" for each, files in old.items() if MANIFEST in files])  # first: none is partial
@@ -105,19 +78,3 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         small_files = {STATE: [(0, memoryview(state))], MANIFEST: [(0, memoryview(manifest))]}
         problem = write_copy(checkpoint, {**pieces, **small_files})
     return None if problem is None else problem.replace(str(checkpoint), address)
-
-
-def _linked(bucket: Bucket, link: str) -> str:
-    """Return the name that a link of the bucket refers to; an empty one where there is no such link."""
-    found = bucket.read(link)
-    return "" if found is None else found.content.decode(errors="replace").strip()
-
-
-def _folders(bucket: Bucket) -> dict[str, set[str]]:
-    """Return the files of each checkpoint, complete or not, by its name."""
-    folders: dict[str, set[str]] = {}
-    for path in bucket.objects():
-        name, _, file = path.partition("/")
-        if STEP_NAME.fullmatch(name) and file:
-            folders.setdefault(name, set()).add(file)
-    return folders
