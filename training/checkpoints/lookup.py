@@ -1,4 +1,13 @@
-"""Lookup of a run's checkpoints, on its disk or in its bucket: which there are, and which one is meant."""
+"""Lookup of a run's checkpoints: which ones exist on its disk or in its bucket, and which one a command means.
+
+Every command looks a checkpoint up here, so that `latest`, `best`, a step and a name mean the same everywhere, also in
+a copy of a run that lost its links. The commands differ only in their choice and in what they refuse:
+
+    find_to_resume      by default the newest intact one; nothing may start over while there is a checkpoint
+    find_to_evaluate    by default the best one; also checkpoints of other programs, which have no manifest
+    find_before         the newest intact one before a step, to repeat that step
+    candidates          those of a bucket, to be downloaded
+"""
 
 import math
 import os
@@ -13,6 +22,7 @@ from training.checkpoints.directory import (
     MANIFEST,
     STATE,
     STEP_NAME,
+    checkpoints_of,
     link_target,
     linked_folders,
     misplaced,
@@ -26,7 +36,7 @@ from training.checkpoints.saved_state import best_name, read_state, verify
 if TYPE_CHECKING:
     from common.bucket import Bucket
 
-NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object `latest` is for people
+NEWEST = ("auto", "latest")  # what --resume calls the newest intact checkpoint; a bucket's `latest` is for people
 _MARKS = (MANIFEST, STATE)  # either shows that a folder is, or was, a checkpoint of ours
 
 
@@ -62,14 +72,42 @@ def linked_checkpoint(directory: Path, link: str) -> str | None:
     return best if best is None else checkpoints.get(step_of(best), directory / best).name
 
 
-def find(directory: Path, wanted: str) -> Path | None:
+def resolve(directory: Path, name: str) -> tuple[Path, str | None]:
+    """Return the checkpoint that a name means, which need not exist, and the target if the name is a link.
+
+    The name is that of a folder, or `latest` or `best`, or another link that a user made.
+    """
+    target = link_target(directory / name)
+    if target is None and name in LINKS:
+        return directory / (linked_checkpoint(directory, name) or name), None
+    return directory / (target or name), target
+
+
+def linked_step(directory: Path, link: str) -> int | None:
+    """Return the step of the checkpoint that `latest` or `best` means; None if this disk does not have it.
+
+    Raises BadInput if its state is damaged.
+    """
+    checkpoint, _ = resolve(directory, link)
+    return read_state(checkpoint).position.step if os.path.isfile(checkpoint / STATE) else None  # noqa: PTH113
+
+
+def checkpoint_titled(run_directory: Path, title: str) -> Path:
+    """Return the checkpoint that a stored result was measured on; it may be gone.
+
+    `title`: the names of run and checkpoint, with a space between them.
+    """
+    return checkpoints_of(run_directory) / title.rpartition(" ")[2]
+
+
+def find_to_resume(directory: Path, name: str) -> Path | None:
     """Return the checkpoint to resume from; None if there is none.
 
     "auto" is the newest intact checkpoint. It may be a folder in the place of `latest` or `best`: a copy of a run
     often has no other. Raises BadInput if there are checkpoints but none to resume from without being asked.
     """
-    if wanted != "auto":
-        return _find_named(directory, wanted)
+    if name != "auto":
+        return _find_named(directory, name)
     problems: list[str] = []
     for checkpoint in _newest_first(directory):
         problem = verify(checkpoint)
@@ -89,6 +127,31 @@ def find(directory: Path, wanted: str) -> Path | None:
     return None
 
 
+def find_to_evaluate(directory: Path, name: str | None) -> Path:
+    """Return the checkpoint to evaluate; without a name the best one, or the newest if nothing was validated.
+
+    It may be damaged, or of another program. Raises BadInput if it is not on this disk.
+    """
+    best = linked_checkpoint(directory, "best") if name is None else None
+    if name is None:
+        name = "latest" if best is None else "best"
+    checkpoint, _ = resolve(directory, name)
+    folders = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
+    if is_folder(checkpoint) and name in (*folders, *LINKS):
+        resolved = checkpoint.resolve()
+        renamed = directory / resolved.name
+        return renamed if renamed.resolve() == resolved else resolved
+    if best is not None:
+        newest = "latest" if "latest" in folders else linked_checkpoint(directory, "latest") or "latest"
+        raise BadInput(
+            f"{directory / 'best'}: the best checkpoint, {best}, is not on this disk; copy it here, or name another "
+            f"one: {directory / newest}"
+        )
+    if not folders:
+        raise BadInput(f"{directory}: no checkpoint yet; train the run first")
+    raise BadInput(f"{checkpoint}: no such checkpoint; there are {', '.join(folders)}")
+
+
 def find_before(directory: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
     checkpoints = checkpoints_by_step(directory)
@@ -104,39 +167,44 @@ def complete_steps(bucket: "Bucket") -> list[str]:
     return sorted(name for name, files in bucket_folders(bucket).items() if MANIFEST in files)
 
 
-def candidates(bucket: "Bucket", wanted: str) -> list[str]:
-    """Return the names to resume from, the best one first: of NEWEST all, the newest first; of "best" its target."""
+def candidates(bucket: "Bucket", name: str) -> list[str]:
+    """Return the names of the checkpoints to try to resume from, in this order.
+
+    A name in NEWEST means all complete ones, the newest first, because only a download shows whether one is intact.
+    """
     steps = complete_steps(bucket)
-    if wanted in NEWEST:
+    if name in NEWEST:
         return steps[::-1]
-    if wanted == "best":
-        wanted = bucket_link(bucket, wanted)
-    return [name for name in steps if name == wanted]
+    if name == "best":
+        name = bucket_link(bucket, name)
+    return [step for step in steps if step == name]
 
 
-def check_branch(bucket: "Bucket", step: int, wanted: str) -> None:
-    """Raise BadInput where a run that goes on from a step, or from 0, would mix with later checkpoints of another."""
-    later = [name for name in complete_steps(bucket) if name > name_of(step)]
-    if later and wanted not in NEWEST:
+def check_branch(bucket: "Bucket", step: int, name: str) -> None:
+    """Raise BadInput if a run that continues from a step, or starts at 0, would mix with later checkpoints there.
+
+    `name`: of the checkpoint, as --resume has it.
+    """
+    later = [folder for folder in complete_steps(bucket) if folder > name_of(step)]
+    if later and name not in NEWEST:
         here = f"{name_of(step)} is on this disk, " if step > 0 else ""
         raise BadInput(
-            f"{bucket.url}: holds {later[-1]}, and --resume {wanted} begins before it; nothing in a bucket is moved "
+            f"{bucket.url}: holds {later[-1]}, and --resume {name} begins before it; nothing in a bucket is moved "
             f"away: {here}set checkpoints to another prefix, or delete what is there"
         )
 
 
 def _find_named(directory: Path, name: str) -> Path:
-    if name in LINKS and not os.path.lexists(directory / name):  # a copy may lack the links
-        name = linked_checkpoint(directory, name) or name
-    target = link_target(directory / name)
-    checkpoint = directory / (target or name)
+    checkpoint, target = resolve(directory, name)
     if not is_folder(checkpoint):
-        reason = "no such checkpoint" if target is None else f"refers to {target}, which does not exist"
-        raise BadInput(f"{directory / name}: {reason}; there are {', '.join(names_in(directory)) or 'none'}")
-    if target is not None and (directory / target).parent.resolve() != directory.resolve():
+        problem = f"{checkpoint}: no such checkpoint"
+        if target is not None:
+            problem = f"{directory / name}: refers to {target}, which does not exist"
+        raise BadInput(f"{problem}; there are {', '.join(names_in(directory)) or 'none'}")
+    if target is not None and checkpoint.parent.resolve() != directory.resolve():
         raise BadInput(f"{directory / name}: refers to {target}, in another folder; copy it here")
-    if problem := verify(checkpoint):
-        raise BadInput(f"{problem}; resume from another one with --resume NAME")
+    if damage := verify(checkpoint):
+        raise BadInput(f"{damage}; resume from another one with --resume NAME")
     return checkpoint
 
 
@@ -179,8 +247,8 @@ def _check_leftovers(directory: Path) -> None:
 
 def bucket_link(bucket: "Bucket", link: str) -> str:
     """Return the name that a link of the bucket refers to; an empty one where there is no such link."""
-    found = bucket.read(link)
-    return "" if found is None else found.content.decode(errors="replace").strip()
+    version = bucket.read(link)
+    return "" if version is None else version.content.decode(errors="replace").strip()
 
 
 def bucket_folders(bucket: "Bucket") -> dict[str, set[str]]:

@@ -27,7 +27,7 @@ from training.checkpoints.directory import (
     checkpoints_of,
     name_of,
 )
-from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find
+from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find_to_resume
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
@@ -90,7 +90,7 @@ def _look(directory: Path, wanted: str) -> HeldCheckpoints:
             state = read_state(checkpoint)
             steps[state.position.step] = state.state_sha256
     try:
-        found = find(directory, wanted)
+        found = find_to_resume(directory, wanted)
     except BadInput as error:  # another node may have it
         return HeldCheckpoints(steps, None, str(error))
     return HeldCheckpoints(steps, None if found is None else (read_state(found).position.step, found.name), None)

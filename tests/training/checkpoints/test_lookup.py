@@ -1,4 +1,4 @@
-"""Lookup of a run's checkpoints by name, link or step, also in copies of the run; damaged and missing ones are named."""
+"""Lookup of a run's checkpoints by name, link or step, also in copies of a run; damaged and missing ones are named."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from common.errors import BadInput
 from tests.conftest import complete
 from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.lookup import find, find_before
+from training.checkpoints.lookup import find_before, find_to_evaluate, find_to_resume, linked_step
 from training.checkpoints.saved_state import read_state, verify
 
 
@@ -33,11 +33,11 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(copied: Path) -
     shutil.rmtree(directory / "step-00000004")
     said = "refers to step-00000008, which does not exist; continue from a copy with --resume kept"
     with pytest.raises(BadInput, match=said):
-        find(checkpoints_of(copied), "auto")
+        find_to_resume(checkpoints_of(copied), "auto")
     for link in ("latest", "best"):
         (directory / link).unlink()
     with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start anew"):
-        find(checkpoints_of(copied), "auto")
+        find_to_resume(checkpoints_of(copied), "auto")
 
 
 def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
@@ -45,17 +45,17 @@ def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: P
         shutil.rmtree(copied / "checkpoints" / name)
     said = "latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
     with pytest.raises(BadInput, match=said):
-        find(checkpoints_of(copied), "auto")
+        find_to_resume(checkpoints_of(copied), "auto")
 
 
 def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
     directory = checkpoints_of(finished)
-    found = [find(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
+    found = [find_to_resume(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
     assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
     assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
     said = "checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
     with pytest.raises(BadInput, match=said):
-        find(directory, "nothing")
+        find_to_resume(directory, "nothing")
     earlier = [find_before(directory, step) for step in (9, 8, 4)]
     assert [checkpoint and checkpoint.name for checkpoint in earlier] == ["step-00000008", "step-00000004", None]
 
@@ -77,7 +77,7 @@ def test_a_copied_run_resumes_from_its_newest_checkpoint(copied: Path, links: tu
     (directory / "best").unlink()
     (directory / "best").symlink_to("step-00000004")  # its name sorts first, but it is the older one
     without_links(directory, *links)
-    found = find(directory, "auto")
+    found = find_to_resume(directory, "auto")
     assert found == directory / links[0]
     assert read_state(found).position.step == (8 if "latest" in links else 4)
     before = find_before(directory, 8)
@@ -91,9 +91,9 @@ def test_a_damaged_copy_is_refused_never_started_over(copied: Path, capsys: pyte
     for damage in ('{"format": 3, "config": null}', "", "{}"):
         (directory / "latest" / "state.json").write_text(damage)
         with pytest.raises(BadInput, match=r"latest/state\.json: got .*start anew with --resume never"):
-            find(directory, "auto")
+            find_to_resume(directory, "auto")
     (copied / "spare").rename(directory / "best")
-    assert find(directory, "auto") == directory / "best"
+    assert find_to_resume(directory, "auto") == directory / "best"
     assert "latest/state.json: got 2 bytes" in (said := capsys.readouterr().err) and "falling back to best" in said
 
 
@@ -103,18 +103,18 @@ def test_files_that_name_a_checkpoint_are_links(copied: Path) -> None:
     for link, name in (("latest", "step-00000008\n"), ("best", "step-00000004")):
         (directory / link).unlink()
         (directory / link).write_text(name)
-    assert find(directory, "latest") == find(directory, "auto") == directory / "step-00000008"
-    assert find(directory, "best") == directory / "step-00000004"
+    assert find_to_resume(directory, "latest") == find_to_resume(directory, "auto") == directory / "step-00000008"
+    assert find_to_resume(directory, "best") == directory / "step-00000004"
     shutil.rmtree(directory / "step-00000008")
     shutil.rmtree(directory / "step-00000004")
     with pytest.raises(BadInput, match="latest: refers to step-00000008, which does not exist"):
-        find(directory, "auto")
+        find_to_resume(directory, "auto")
 
 
 def test_a_missing_newest_checkpoint_is_reported(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = copied / "checkpoints"
     shutil.rmtree(directory / "step-00000008")
-    assert find(directory, "auto") == directory / "step-00000004"
+    assert find_to_resume(directory, "auto") == directory / "step-00000004"
     said = "latest: refers to step-00000008, which does not exist; falling back to step-00000004"
     assert said in capsys.readouterr().err
 
@@ -124,8 +124,8 @@ def test_links_that_a_copy_lost_are_found_by_step(copied: Path) -> None:
     state = read_state(directory / "step-00000008")
     for link in ("latest", "best"):
         (directory / link).unlink()
-    assert find(directory, "latest") == directory / "step-00000008"
-    assert find(directory, "best") == directory / f"step-{state.position.best_step:08d}"
+    assert find_to_resume(directory, "latest") == directory / "step-00000008"
+    assert find_to_resume(directory, "best") == directory / f"step-{state.position.best_step:08d}"
 
 
 def test_checkpoints_in_a_wrong_place_are_named(copied: Path) -> None:
@@ -138,5 +138,59 @@ def test_checkpoints_in_a_wrong_place_are_named(copied: Path) -> None:
                 path.unlink()
         shutil.rmtree(directory / "step-00000004", ignore_errors=True)
         with pytest.raises(BadInput, match=f"{wrong}: a checkpoint, but not in {directory}; move it there"):
-            find(directory, "auto")
+            find_to_resume(directory, "auto")
         shutil.move(wrong, directory / "step-00000008")
+
+
+@pytest.mark.parametrize("links", ["links", "folders", "files", "none"])
+def test_a_name_means_the_same_checkpoint_to_every_command(copied: Path, links: str) -> None:
+    directory = checkpoints_of(copied)
+    for link, target in (("latest", "step-00000008"), ("best", "step-00000008")):
+        (directory / link).unlink()
+        if links == "links":
+            (directory / link).symlink_to(target)
+        elif links == "folders":
+            shutil.copytree(directory / target, directory / link)
+        elif links == "files":
+            (directory / link).write_text(f"{target}\n")
+    for name in ("latest", "best", "step-00000004"):
+        resumed = find_to_resume(directory, name)
+        assert resumed == find_to_evaluate(directory, name), name
+        assert read_state(resumed).position.step == (4 if name == "step-00000004" else 8), name
+    assert find_to_evaluate(directory, None) == find_to_evaluate(directory, "best")
+    assert [linked_step(directory, link) for link in ("latest", "best")] == [8, 8]
+
+
+def test_what_is_not_the_name_of_a_checkpoint_is_refused(copied: Path, tmp_path: Path) -> None:
+    directory = checkpoints_of(copied)
+    (directory / ".partial-step-00000012").mkdir()
+    for name in ("", ".", "..", ".partial-step-00000012", "../checkpoints", "step-12", "n" * 300):
+        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+            find_to_evaluate(directory, name)
+    for name in ("step-12", "n" * 300):
+        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+            find_to_resume(directory, name)
+    with pytest.raises(BadInput, match="no checkpoint yet; train the run first"):
+        find_to_evaluate(tmp_path / "nowhere", None)
+
+
+def test_a_link_to_another_folder_is_evaluated_there_and_never_resumed(copied: Path, tmp_path: Path) -> None:
+    directory, other = checkpoints_of(copied), tmp_path / "other" / "step-00000004"  # a name that is taken here
+    shutil.copytree(directory / "step-00000008", other)
+    for target in (other, Path("../../other/step-00000004")):
+        (directory / "kept").symlink_to(target)
+        assert find_to_evaluate(directory, "kept") == other
+        with pytest.raises(BadInput, match=r"kept: refers to .*, in another folder; copy it here"):
+            find_to_resume(directory, "kept")
+        (directory / "kept").unlink()
+
+
+def test_links_without_a_checkpoint_mean_no_step(copied: Path) -> None:
+    directory = checkpoints_of(copied)
+    shutil.rmtree(directory / "step-00000008")
+    assert linked_step(directory, "latest") is None
+    for link in ("latest", "best"):
+        (directory / link).unlink()
+    (directory / "step-00000004" / "state.json").write_text("{}")
+    with pytest.raises(BadInput, match="got format None"):
+        linked_step(directory, "latest")
