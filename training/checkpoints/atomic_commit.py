@@ -16,19 +16,17 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput, say
-from common.files import BLOCK_BYTES, is_folder, naming, sync, write_error
+from common.files import BLOCK_BYTES, PARTIAL, is_folder, naming, partial_of, publish_folder, remove, sync, write_error
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
     OPTIMIZER,
-    PARTIAL,
     REPLACED,
     STATE,
     WEIGHTS,
     archive,
     link_target,
     name_of,
-    remove,
     rename,
     stale_partials,
     steps_in,
@@ -47,11 +45,6 @@ class WrittenBytes:
     @classmethod
     def of(cls, offset_bytes: int, content: bytes | memoryview) -> "WrittenBytes":
         return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
-
-
-def partial_of(path: Path) -> Path:
-    """Return the hidden path of a checkpoint or link that is being written."""
-    return path.with_name(f"{PARTIAL}{path.name}")
 
 
 def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
@@ -86,19 +79,13 @@ def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str
 
 
 def publish(path: Path) -> None:
-    """Rename a hidden checkpoint, in the place of an older one; where that cannot be synced, undo it and raise."""
+    """Give a hidden checkpoint its final name. An older one of the step is replaced.
+
+    A step is saved twice if its validation was interrupted and is made up for. The older checkpoint gets its name back
+    if the new one cannot be published, or by `recover` after a kill.
+    """
     partial = partial_of(path)
-    if path.exists():  # the same step again: saved before its validation
-        rename(path, partial.with_name(f"{partial.name}{REPLACED}"))
-    try:
-        partial.rename(path)
-        sync(path.parent)
-        sync(path.parent.parent)  # the first checkpoint's folder is new as well
-    except OSError:
-        if not partial.exists():
-            path.rename(partial)
-        _restore_replaced(path.parent)
-        raise
+    publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
 
 
 def discard(path: Path) -> None:
@@ -112,7 +99,6 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
         create_partial(path, dict.fromkeys(files, 0))
         for file, pieces in files.items():
             write_rows(path, file, pieces)
-        sync(partial)
         if (problem := verify(partial)) is not None:
             return problem.replace(str(partial), str(path))
         publish(path)
@@ -174,8 +160,6 @@ def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object]
     """Copy a checkpoint to a hidden one, each file by `copy`, to be published."""
     discard(path)  # left by a start that was killed here
     shutil.copytree(source, partial_of(path), copy_function=copy)
-    for copied in (*partial_of(path).iterdir(), partial_of(path)):
-        sync(copied)
 
 
 def _put(file: Path, content: bytes) -> None:

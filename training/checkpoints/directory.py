@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from common.errors import BadInput
-from common.files import is_folder, sync
+from common.files import PARTIAL, is_folder, remove, sync
 from common.json_files import read_regular
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
@@ -33,7 +33,6 @@ LINKS = ("latest", "best")
 NAME_BYTES = 100  # more than a file needs that holds the name of a checkpoint
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
-PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
 REPLACED = "-aside"  # ends the hidden name of a checkpoint that is being replaced
 # Where a copy that named a wrong place puts checkpoints, relative to the run directory
 _MISPLACED = ("step-*", "checkpoints/checkpoints/*", "checkpoints/*/step-*")
@@ -157,13 +156,6 @@ def rename(path: Path, target: Path) -> None:
             sync(target)
             (path / MANIFEST).unlink()
         remove(path)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _name_in_file(path: Path) -> str | None:

@@ -7,16 +7,17 @@ from types import ModuleType
 
 import pytest
 
+from common import files
 from common.errors import BadInput
-from training.checkpoints import atomic_commit, directory
-from training.checkpoints.atomic_commit import discard, partial_of, point, prune_checkpoints, publish, recover
+from common.files import partial_of, remove
+from training.checkpoints import directory
+from training.checkpoints.atomic_commit import discard, point, prune_checkpoints, publish, recover
 from training.checkpoints.directory import (
     MANIFEST,
     archive,
     check_wanted,
     link_target,
     names_in,
-    remove,
     rename,
     stale_partials,
 )
@@ -30,10 +31,11 @@ def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
         folder.mkdir()
         (folder / "state.json").write_text(text)
 
-    def broken(_: Path) -> None:
-        raise OSError("Input/output error")
+    def broken(synced: Path) -> None:
+        if synced == tmp_path:
+            raise OSError("Input/output error")
 
-    monkeypatch.setattr(atomic_commit, "sync", broken)
+    monkeypatch.setattr(files, "sync", broken)
     with pytest.raises(OSError, match="Input/output error"):
         publish(path)
     discard(path)
