@@ -14,7 +14,7 @@ from common.files import is_folder
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import check_wanted, checkpoints_of, name_of
-from training.checkpoints.node_disks import disk_need
+from training.checkpoints.retention import disk_need
 from training.checkpoints.run_record import RunRecord, describe_changes, make_record, write_record
 from training.command import Options, TrainCommand
 from training.config.batch_plan import derive_layout

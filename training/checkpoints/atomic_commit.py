@@ -15,22 +15,17 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, say
+from common.errors import BadInput
 from common.files import BLOCK_BYTES, PARTIAL, is_folder, naming, partial_of, publish_folder, remove, sync, write_error
 from training.checkpoints.directory import (
-    LINKS,
     MANIFEST,
     OPTIMIZER,
     REPLACED,
     STATE,
     WEIGHTS,
-    archive,
-    link_target,
-    name_of,
     rename,
-    stale_partials,
-    steps_in,
 )
+from training.checkpoints.retention import discard, remove_stale
 from training.checkpoints.saved_state import FileDigest, SavedState, combined_sha256, manifest_text, verify
 
 
@@ -50,7 +45,7 @@ class WrittenBytes:
 def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
     """Create a hidden checkpoint, its files at full size, for all ranks to write into; remove what others have left."""
     _restore_replaced(path.parent)
-    _remove_stale(path.parent)
+    remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
     for file, size_bytes in sizes.items():
         with naming(partial_of(path) / file), (partial_of(path) / file).open("wb") as opened:
@@ -88,10 +83,6 @@ def publish(path: Path) -> None:
     publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
 
 
-def discard(path: Path) -> None:
-    shutil.rmtree(partial_of(path), ignore_errors=True)
-
-
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
     """Write a checkpoint of (offset in bytes, content) pairs; publish it if it is intact, else return its damage."""
     partial = partial_of(path)
@@ -105,45 +96,6 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
         return None
     finally:
         discard(path)  # unless it is published
-
-
-def prune_checkpoints(directory: Path, newest: str, best_step: int | None, keep: int) -> None:
-    """Make the links refer to the newest and the best checkpoint, and delete all but those and the newest `keep`."""
-    point(directory / "latest", newest)
-    # Each time, not only for a new best one: a kill may have come between that one's publication and its link.
-    point_best(directory, best_step)
-    kept = {link_target(directory / link) for link in LINKS}
-    for name in steps_in(directory)[:-keep]:
-        if name not in kept:
-            hidden = partial_of(directory / name)
-            rename(directory / name, hidden)  # first: an interrupted deletion leaves no incomplete checkpoint
-            remove(hidden)
-    _remove_stale(directory)
-
-
-def point_best(directory: Path, step: int | None) -> bool:
-    """Make `best` refer to the checkpoint of a step, if there is one; return whether there is."""
-    if step is None or not is_folder(directory / name_of(step)):
-        return False
-    point(directory / "best", name_of(step))
-    return True
-
-
-def point(link: Path, name: str | None) -> None:
-    """Replace a symbolic link in one step, or remove it. A folder or other file of that name goes to the archive."""
-    partial = partial_of(link)
-    if link.is_symlink() and name is not None and link.readlink() == Path(name):
-        return
-    remove(partial)
-    if link.exists() and link_target(link) is None:
-        moved = archive(link.parent, [link.name])
-        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
-    if name is None:
-        link.unlink(missing_ok=True)
-        return
-    partial.symlink_to(name)
-    partial.replace(link)
-    sync(link.parent)
 
 
 def recover(directory: Path) -> None:
@@ -196,8 +148,3 @@ def _restore_replaced(directory: Path) -> None:
         if not path.exists() or ((aside / MANIFEST).exists() and not (path / MANIFEST).exists()):
             remove(path)
             rename(aside, path)
-
-
-def _remove_stale(directory: Path) -> None:
-    for path in stale_partials(directory):
-        remove(path)

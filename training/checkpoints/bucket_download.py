@@ -9,7 +9,7 @@ from common.files import writing
 from common.json_files import parse_json
 from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
-from training.checkpoints.lookup import bucket_folders, bucket_link, complete_steps
+from training.checkpoints.lookup import complete_steps
 from training.checkpoints.saved_state import (
     FileDigest,
     check_format,
@@ -36,25 +36,6 @@ def holds(bucket: Bucket, checkpoint: Path) -> bool:
             "to another prefix, or move those of the disk away"
         )
     return True
-
-
-def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
-    """Write `latest` and `best`; delete what kills have left, and older checkpoints.
-
-    The best and the newest `keep` stay, and later ones, which were not intact. `best`: of the run; where the bucket
-    lacks it, the one that it has stays.
-    """
-    folders = bucket_folders(bucket)
-    steps = sorted(each for each, files in folders.items() if MANIFEST in files)
-    bucket.write("latest", name.encode())
-    if best in steps:
-        bucket.write("best", str(best).encode())
-    else:
-        best = bucket_link(bucket, "best")
-    kept = {best, *[each for each in steps if each <= name][-keep:], *(each for each in steps if each >= name)}
-    old = {each: files for each, files in folders.items() if each not in kept}
-    bucket.delete([f"{each}/{MANIFEST}" for each, files in old.items() if MANIFEST in files])  # first: none is partial
-    bucket.delete([f"{each}/{file}" for each, files in old.items() for file in files - {MANIFEST}])
 
 
 def fetch(bucket: Bucket, checkpoint: Path) -> str | None:

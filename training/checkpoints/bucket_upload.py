@@ -23,9 +23,10 @@ import attrs
 from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput, advisory
 from common.files import is_folder
-from training.checkpoints.bucket_download import holds, prune_bucket
+from training.checkpoints.bucket_download import holds
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
 from training.checkpoints.lookup import complete_steps
+from training.checkpoints.retention import prune_bucket
 from training.checkpoints.saved_state import best_name
 from training.config.train_config import Run
 from training.launch import boot_id

@@ -22,8 +22,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from common.errors import BadInput
-from common.files import PARTIAL, is_folder, remove, sync
+from common.errors import BadInput, say
+from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
@@ -135,6 +135,31 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     for name in names:
         rename(directory / name, target / name)
     return target
+
+
+def point_best(directory: Path, step: int | None) -> bool:
+    """Make `best` refer to the checkpoint of a step, if there is one; return whether there is."""
+    if step is None or not is_folder(directory / name_of(step)):
+        return False
+    point(directory / "best", name_of(step))
+    return True
+
+
+def point(link: Path, name: str | None) -> None:
+    """Replace a symbolic link in one step, or remove it. A folder or other file of that name goes to the archive."""
+    partial = partial_of(link)
+    if link.is_symlink() and name is not None and link.readlink() == Path(name):
+        return
+    remove(partial)
+    if link.exists() and link_target(link) is None:
+        moved = archive(link.parent, [link.name])
+        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
+    if name is None:
+        link.unlink(missing_ok=True)
+        return
+    partial.symlink_to(name)
+    partial.replace(link)
+    sync(link.parent)
 
 
 def rename(path: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import is_folder, write_error
-from training.checkpoints.atomic_commit import point, write_copy
+from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.bucket_download import fetch
 from training.checkpoints.directory import (
     LINKS,
@@ -26,6 +26,7 @@ from training.checkpoints.directory import (
     archive,
     checkpoints_of,
     name_of,
+    point,
 )
 from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find_to_resume
 from training.checkpoints.node_disks import NodeDisks

@@ -1,4 +1,4 @@
-"""Disks of a job's nodes: one run directory that all share, or one on each, and the space that checkpoints need there.
+"""Disks of a job's nodes: one run directory that all share, or one on each.
 
 Each has whole checkpoints; of several, the first node's alone has metrics, chart and exit record.
 """
@@ -15,12 +15,8 @@ from uuid import uuid4
 import attrs
 
 from common.errors import BadInput
-from common.files import is_folder, writing
-from common.quantities import readable_bytes
-from model.counts import parameter_count
-from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
+from common.files import writing
 from training.config.train_config import Run
-from training.hardware.preflight import DiskNeed
 from training.parallel.process_group import Ranks, Value, gather, together
 
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
@@ -28,9 +24,6 @@ from training.parallel.process_group import Ranks, Value, gather, together
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
-CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
-DISK_BLOCK_BYTES = 512  # of st_blocks, by POSIX whatever the file system has
-BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
 
 
 @attrs.frozen
@@ -103,32 +96,6 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
             '"hsdp" or "ddp", or put the run directory on a disk that all nodes share'
         )
     return NodeDisks(ranks, shared=False)
-
-
-def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
-    """Return the space that checkpoints will take.
-
-    If the run resumes, that is less what it will delete: checkpoints, and what a killed save has left. A run that
-    resumes is never refused: it has saved here before.
-    """
-    size = CHECKPOINT_BYTES * parameter_count(run.model)
-    directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + BESIDE
-    least, there, leftovers = size, 0, 0
-    if resumes and any(is_folder(directory / name) for name in names_in(directory)):  # else those there are archived
-        files = [file for file in directory.glob("step-*/*") if file.is_file()]
-        there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
-        # The next save removes them. Their files have their full size from the beginning, but not their blocks.
-        hidden = [file for path in stale_partials(directory) for file in path.glob("*")]
-        leftovers = sum(DISK_BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
-        least = 0
-    return DiskNeed(
-        directory=directory,
-        what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
-        least_bytes=least,
-        total_bytes=max(0, count * size - there - leftovers),
-        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
-        in_place=True,
-    )
 
 
 def _check_configurations(run: Run, ranks: Ranks) -> None:

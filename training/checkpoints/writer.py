@@ -12,15 +12,10 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from common.files import write_problem
-from training.checkpoints.atomic_commit import (
-    create_partial,
-    discard,
-    prune_checkpoints,
-    publish,
-    write_state_and_manifest,
-)
+from training.checkpoints.atomic_commit import create_partial, publish, write_state_and_manifest
 from training.checkpoints.directory import name_of
 from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.retention import discard, prune_checkpoints
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard

@@ -11,16 +11,18 @@ from common import files
 from common.errors import BadInput
 from common.files import partial_of, remove
 from training.checkpoints import directory
-from training.checkpoints.atomic_commit import discard, point, prune_checkpoints, publish, recover
+from training.checkpoints.atomic_commit import publish, recover
 from training.checkpoints.directory import (
     MANIFEST,
     archive,
     check_wanted,
     link_target,
     names_in,
+    point,
     rename,
     stale_partials,
 )
+from training.checkpoints.retention import discard, prune_checkpoints
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
@@ -40,14 +42,6 @@ def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
         publish(path)
     discard(path)
     assert [(file, file.read_text()) for file in tmp_path.rglob("*.json")] == [(path / "state.json", "old")]
-
-
-def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
-    for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".partial-best").symlink_to("nowhere")
-    prune_checkpoints(tmp_path, "step-00000004", None, keep=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]
 
 
 def test_a_link_is_told_by_the_name_that_it_refers_to(tmp_path: Path) -> None:
