@@ -24,10 +24,10 @@ from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput, advisory
 from common.files import is_folder
 from training.checkpoints.bucket_download import holds
-from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
+from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.retention import prune_bucket
-from training.checkpoints.saved_state import best_name
+from training.checkpoints.saved_state import best_name, read_state
 from training.config.train_config import Run
 from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
@@ -82,7 +82,8 @@ class Uploader:
 
         def work() -> None:
             if holds(self.bucket, checkpoint):
-                prune_bucket(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
+                position = read_state(checkpoint).position
+                prune_bucket(self.bucket, position.step, position.best_step, self._keep)
             else:
                 self.offer(checkpoint)
 
@@ -136,7 +137,7 @@ class Uploader:
         with ExitStack() as files:
             tensors = {file: files.enter_context((checkpoint / file).open("rb")) for file in TENSOR_FILES}
             small = {file: (checkpoint / file).read_bytes() for file in (STATE, MANIFEST)}
-            best = best_name(checkpoint)
+            best = read_state(checkpoint).position.best_step
             opened.set()
             lease.check()
             for file, content in tensors.items():
@@ -146,7 +147,7 @@ class Uploader:
         manifest = f"{name}/{MANIFEST}"  # last: after a kill in between `fetch` takes an older checkpoint
         self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
         newest = max(name, self._complete or name)  # the best one may come after it
-        prune_bucket(self.bucket, newest, best, self._keep)
+        prune_bucket(self.bucket, step_of(newest), best, self._keep)
         self._complete = newest
 
 

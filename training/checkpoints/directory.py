@@ -52,6 +52,12 @@ def step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
+def step_named(name: str | None) -> int | None:
+    """Return the step in a name that a run gives a checkpoint; None for any other name."""
+    match = STEP_NAME.fullmatch(name or "")
+    return None if match is None else int(match[1])
+
+
 def names_in(directory: Path) -> list[str]:
     """Return the names of checkpoints and links, sorted."""
     return sorted(path.name for path in directory.iterdir() if _is_ours(path)) if directory.is_dir() else []

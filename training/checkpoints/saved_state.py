@@ -17,7 +17,7 @@ from common import checks
 from common.errors import BadInput, quoted, refusing
 from common.files import sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
-from training.checkpoints.directory import MANIFEST, OPTIMIZER, STATE, STEP_NAME, WEIGHTS, name_of
+from training.checkpoints.directory import MANIFEST, OPTIMIZER, STATE, WEIGHTS, name_of, step_named
 from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.precision import SavedLossScale
 from training.state import Position
@@ -89,9 +89,9 @@ def best_name(checkpoint: Path) -> str | None:
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
     """Raise ValueError unless a state is of its folder's step and of the tensor files with these sha256."""
-    step, named = state.position.step, STEP_NAME.fullmatch(name)
-    if named is not None and int(named[1]) != step:
-        raise ValueError(f"step: got {step:,}, wanted {int(named[1]):,} by the folder's name")
+    step, named = state.position.step, step_named(name)
+    if named is not None and named != step:
+        raise ValueError(f"step: got {step:,}, wanted {named:,} by the folder's name")
     if state.state_sha256 != combined_sha256(step, digests):
         raise ValueError("state_sha256: does not match the step and the two tensor files")
 

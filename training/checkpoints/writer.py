@@ -15,7 +15,7 @@ from common.files import write_problem
 from training.checkpoints.atomic_commit import create_partial, publish, write_state_and_manifest
 from training.checkpoints.directory import name_of
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.retention import discard, prune_checkpoints
+from training.checkpoints.retention import discard, prune_disk
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
@@ -70,7 +70,7 @@ class CheckpointWriter:
         problem = None
         try:
             best, keep = state.position.best_step, self._config.train["keep_checkpoints"]
-            self._all(lambda: prune_checkpoints(self.directory, path.name, best, keep), only=keeps)
+            self._all(lambda: prune_disk(self.directory, state.position.step, best, keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = str(error)
         self.newest = path

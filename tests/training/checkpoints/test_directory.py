@@ -22,7 +22,7 @@ from training.checkpoints.directory import (
     rename,
     stale_partials,
 )
-from training.checkpoints.retention import discard, prune_checkpoints
+from training.checkpoints.retention import discard, prune_disk
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
@@ -105,7 +105,7 @@ def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path
     try:
         folder = run / "checkpoints"
         archived = archive(folder, ["step-00000001"])
-        prune_checkpoints(folder, "step-00000003", None, keep=1)
+        prune_disk(folder, 3, None, keep=1)
         rename(folder / "step-00000003", folder / "kept")
         remove(folder / "latest")
         assert (archived / "step-00000001" / MANIFEST).read_text() == "step-00000001"
