@@ -13,7 +13,7 @@ from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.node_disks import NodeDisks, find_disks
+from training.checkpoints.nodes.run_disk import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.writer import CheckpointWriter
 from training.command import Options

@@ -9,7 +9,7 @@ import attrs
 from common.files import is_folder
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, misplaced, name_of
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.nodes.run_disk import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
@@ -47,7 +47,7 @@ def resume(
         return [], begin(request, state, ranks)
     from training.checkpoints import archive
     from training.checkpoints.atomic_commit import recover
-    from training.checkpoints.node_copies import find_on_nodes
+    from training.checkpoints.nodes.node_copies import find_on_nodes
 
     disks.on_each(lambda: recover(checkpoints_of(directory)))
     if wanted == "never":

@@ -26,7 +26,7 @@ from common.errors import BadInput, refusing
 from model.axes import stored_rows
 from training.checkpoints.atomic_commit import WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.nodes.run_disk import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
 from training.parallel.mesh import Placed, Sharded, checkpoint_rows, full_tensor, held_pieces, within
 from training.parallel.process_group import RankGroup, Ranks, gather

@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints.atomic_commit import create_partial, publish, write_state_and_manifest
 from training.checkpoints.directory import name_of
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.nodes.run_disk import NodeDisks
 from training.checkpoints.retention import discard, prune_disk
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState

@@ -29,7 +29,7 @@ from training.checkpoints.directory import (
     point,
 )
 from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find_to_resume
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.nodes.run_disk import NodeDisks
 from training.checkpoints.saved_state import read_state
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
