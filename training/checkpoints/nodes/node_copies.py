@@ -1,10 +1,10 @@
-"""Copies of checkpoints, without a shared disk: the newest one that any node holds intact is brought to the others."""
+"""Copies of checkpoints, without a shared disk: the newest intact one that any node has is brought to the others."""
 
 import bisect
 import functools
 import itertools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,16 @@ from training.checkpoints.directory import (
     point,
 )
 from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find_to_resume
-from training.checkpoints.nodes.run_disk import NodeDisks
 from training.checkpoints.saved_state import read_state
-from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
+from training.parallel.process_group import (
+    DOWNLOAD_TIMEOUT,
+    RankGroup,
+    Ranks,
+    Value,
+    from_coordinator,
+    gather,
+    once_per_disk,
+)
 from training.telemetry.reporter import print_lines
 
 FILES = (*TENSOR_FILES, STATE, MANIFEST)
@@ -39,86 +46,106 @@ BROADCAST_BYTES = 64 << 20
 
 
 @attrs.frozen
-class HeldCheckpoints:
+class DiskContent:
+    """Checkpoints of a run on one disk."""
+
     steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
-    found: tuple[int, str] | None  # step and name of the one to resume from
+    choice: tuple[int, str] | None  # step and name of the one to resume from
     problem: str | None  # why there is none
 
 
-def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bucket | None) -> Path | None:
-    """Return the checkpoint to resume from, on this node's disk; None where no node and no bucket has any. See `find`.
+@attrs.frozen
+class Search:
+    """A checkpoint to resume from, looked for on the disks of all nodes; every rank has the same."""
 
-    A newer one of the bucket is downloaded by each node. A node that has to be brought one by another puts into the
-    archive what that has not, too. Call it on every rank. Raises BadInput where nodes have some and none is intact, or
-    different newest ones.
+    directory: Path
+    name: str  # "auto", `latest`, `best`, or that of a folder
+    ranks: Ranks
+    disk: RankGroup
+
+    def on_disks(self, work: Callable[[], Value]) -> list[Value]:
+        return once_per_disk(self.ranks, self.disk, work)
+
+    def contents(self) -> list[DiskContent]:
+        """Return what each disk has."""
+        return self.on_disks(lambda: _look(self.directory, self.name))
+
+
+def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup, bucket: Bucket | None) -> Path | None:
+    """Return the checkpoint to resume from, on this rank's disk; None if no disk and no bucket has any.
+
+    The choice is that of `find_to_resume`. Each node downloads a newer one of the bucket. A node that lacks the chosen
+    checkpoint receives it, and first archives those of its own that the sender does not have. Call it on every rank.
+    Raises BadInput if disks have checkpoints but none is intact, or if their newest ones differ.
     """
-    directory = checkpoints_of(run_directory)
-    on_nodes = disks.on_each(lambda: _look(directory, wanted))
-    if bucket is not None and _fetch_newer(bucket, directory, wanted, disks, on_nodes):
-        on_nodes = disks.on_each(lambda: _look(directory, wanted))
-    found = [node.found for node in on_nodes if node.found is not None]
-    if not found:
-        if problems := [node.problem for node in on_nodes if node.problem is not None]:
+    search = Search(checkpoints_of(run_directory), name, ranks, disk)
+    directory, contents = search.directory, search.contents()
+    if bucket is not None and _fetch_newer(bucket, search, contents):
+        contents = search.contents()
+    choices = [content.choice for content in contents if content.choice is not None]
+    if not choices:
+        if problems := [content.problem for content in contents if content.problem is not None]:
             raise BadInput(problems[0] + ("" if bucket is None else f"; there is none in {bucket.url}, either"))
         return None
-    newest, _ = max(found)
-    holds = [node.found is not None and node.found[0] == newest for node in on_nodes]
-    source = holds.index(True)
-    digests = {node.steps.get(newest) for node, holding in zip(on_nodes, holds, strict=True) if holding}
+    newest, _ = max(choices)
+    has_newest = [content.choice is not None and content.choice[0] == newest for content in contents]
+    digests = {content.steps.get(newest) for content, has in zip(contents, has_newest, strict=True) if has}
     if len(digests) > 1:
         raise BadInput(
             f"{directory / name_of(newest)}: nodes have different ones, with state_sha256 "
             f"{' and '.join(sorted(map(str, digests)))}, of different runs; move the checkpoints of one away"
         )
-    keepers = [rank for rank, keeps in enumerate(gather(disks.ranks, disks.keeps)) if keeps]
-    place = bisect.bisect(keepers, disks.ranks.rank) - 1  # this node's
-    own = on_nodes[place]
-    checkpoint = directory / (own.found[1] if own.found is not None and holds[place] else name_of(newest))
-    if taking := [rank for rank, held_there in zip(keepers, holds, strict=True) if not held_there]:
-        print_lines(disks.ranks, [f"bringing {name_of(newest)} to {len(taking)} of {len(keepers)} nodes"])
-        known = on_nodes[source].steps
-        strange = [name_of(step) for step, digest in own.steps.items() if known.get(step) != digest]
-        archived = disks.on_each(lambda: None if holds[place] else _archive(directory, {*strange, name_of(newest)}))
-        print_lines(disks.ranks, [f"what else was there is now in {where}" for where in archived if where])
-        _bring(checkpoint, keepers[source], taking, disks)
+    leaders = [rank for rank, leads in enumerate(gather(ranks, disk.rank == 0)) if leads]  # the first of each disk
+    here = bisect.bisect(leaders, ranks.rank) - 1  # index of this rank's disk
+    content, source = contents[here], has_newest.index(True)
+    is_here = has_newest[here]
+    checkpoint = directory / (content.choice[1] if content.choice is not None and is_here else name_of(newest))
+    if receivers := [rank for rank, has in zip(leaders, has_newest, strict=True) if not has]:
+        print_lines(ranks, [f"bringing {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes"])
+        sent_steps = contents[source].steps
+        strange = [name_of(step) for step, digest in content.steps.items() if sent_steps.get(step) != digest]
+        archives = search.on_disks(lambda: None if is_here else _archive(directory, {*strange, name_of(newest)}))
+        print_lines(ranks, [f"what else was there is now in {where}" for where in archives if where])
+        _copy(checkpoint, leaders[source], receivers, search)
     return checkpoint
 
 
-def _look(directory: Path, wanted: str) -> HeldCheckpoints:
+def _look(directory: Path, name: str) -> DiskContent:
     steps = {}
     for checkpoint in checkpoints_by_step(directory).values():
         with suppress(BadInput, OSError):  # a damaged or unreadable one
             state = read_state(checkpoint)
             steps[state.position.step] = state.state_sha256
     try:
-        found = find_to_resume(directory, wanted)
+        checkpoint_here = find_to_resume(directory, name)
     except BadInput as error:  # another node may have it
-        return HeldCheckpoints(steps, None, str(error))
-    return HeldCheckpoints(steps, None if found is None else (read_state(found).position.step, found.name), None)
+        return DiskContent(steps, None, str(error))
+    if checkpoint_here is None:
+        return DiskContent(steps, None, None)
+    return DiskContent(steps, (read_state(checkpoint_here).position.step, checkpoint_here.name), None)
 
 
-def _fetch_newer(
-    bucket: Bucket, directory: Path, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]
-) -> bool:
-    """Download a bucket's newest intact checkpoint to all nodes, if newer than theirs; tell whether."""
-    held = max((node.found for node in on_nodes if node.found is not None), default=None)
-    damaged: list[str] = []
-    for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted), group=disks.ranks.download):
-        if held is not None and name_of(held[0]) >= name:
+def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) -> bool:
+    """Download a bucket's newest intact checkpoint to all nodes if it is newer than theirs; return whether it is."""
+    directory, name, ranks = search.directory, search.name, search.ranks
+    newest = max((content.choice for content in contents if content.choice is not None), default=None)
+    damages: list[str] = []
+    for candidate in from_coordinator(ranks, lambda: candidates(bucket, name), group=ranks.download):
+        if newest is not None and name_of(newest[0]) >= candidate:
             return False
-        print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
-        archived = disks.on_each(functools.partial(_archive, directory, {name}))
-        print_lines(disks.ranks, [f"what had its name is now in {where}" for where in archived if where])
-        problems = [*filter(None, disks.on_each(functools.partial(fetch, bucket, directory / name)))]
+        print_lines(ranks, [f"downloading {candidate} from {bucket.url}"])
+        archives = search.on_disks(functools.partial(_archive, directory, {candidate}))
+        print_lines(ranks, [f"what had its name is now in {where}" for where in archives if where])
+        problems = [*filter(None, search.on_disks(functools.partial(fetch, bucket, directory / candidate)))]
         if not problems:
-            if wanted in LINKS:
-                disks.on_each(functools.partial(point, directory / wanted, name))
+            if name in LINKS:
+                search.on_disks(functools.partial(point, directory / name, candidate))
             return True
-        print_lines(disks.ranks, [f"WARNING: {problems[0]}"])
-        damaged.append(problems[0])
-    if damaged and held is None:
+        print_lines(ranks, [f"WARNING: {problems[0]}"])
+        damages.append(problems[0])
+    if damages and newest is None:
         others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
-        raise BadInput(f"{damaged[0]}; {others if wanted in NEWEST else 'resume from another one with --resume NAME'}")
+        raise BadInput(f"{damages[0]}; {others if name in NEWEST else 'resume from another one with --resume NAME'}")
     return False
 
 
@@ -130,17 +157,20 @@ def _archive(directory: Path, names: set[str]) -> str | None:
     return f"{socket.gethostname()}:{archive(directory, present)}"
 
 
-def _bring(checkpoint: Path, source: int, taking: list[int], disks: NodeDisks) -> None:
-    """Copy a checkpoint from the rank that holds it to those that do not. Call it on every rank."""
-    group = dist.new_group(sorted([source, *taking]), timeout=DOWNLOAD_TIMEOUT, backend="gloo")
+def _copy(checkpoint: Path, source: int, receivers: list[int], search: Search) -> None:
+    """Copy a checkpoint from the disk of one rank to those of others. Call it on every rank."""
+    group, rank = (
+        dist.new_group(sorted([source, *receivers]), timeout=DOWNLOAD_TIMEOUT, backend="gloo"),
+        search.ranks.rank,
+    )
 
     def move() -> None:
-        if disks.ranks.rank == source:
+        if rank == source:
             _send(checkpoint, source, group)
-        elif disks.ranks.rank in taking:
+        elif rank in receivers:
             _take(checkpoint, source, group)
 
-    disks.on_each(move)
+    search.on_disks(move)
 
 
 def _send(checkpoint: Path, source: int, group: Any) -> None:

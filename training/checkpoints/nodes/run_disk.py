@@ -1,13 +1,14 @@
-"""Disks of a job's nodes: one run directory that all share, or one on each.
+"""The disk of a run directory: one that all nodes share, or one of each node.
 
-Each has whole checkpoints; of several, the first node's alone has metrics, chart and exit record.
+A disk is the group of the ranks that use it, in the order of the job; its first rank does what is done once per disk,
+such as locking the run directory, or publishing and removing checkpoints. Each disk has whole checkpoints; of several,
+the disk of rank 0 alone has metrics, chart and exit record.
 """
 
 import functools
 import json
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -17,77 +18,44 @@ import attrs
 from common.errors import BadInput
 from common.files import writing
 from training.config.train_config import Run
-from training.parallel.process_group import Ranks, Value, gather, together
+from training.parallel.process_group import RankGroup, Ranks, gather, together
 
-# Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
-# look for again for a minute.
+# Files by which each node looks for the others, one per poll: a file that the client of a network disk did not find
+# once, it may not look for again for a minute.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 
 
-@attrs.frozen
-class NodeDisks:
-    """Run directory of a job: shared by its nodes, or one on each."""
+def find_disk(run: Run, ranks: Ranks) -> RankGroup:
+    """Return the ranks that use the same run directory as this one: all, or those of its node. Call it on every rank.
 
-    ranks: Ranks
-    shared: bool = True
-
-    @property
-    def keeps(self) -> bool:
-        """True on the rank that keeps a run directory: on rank 0, or on the first one of each node."""
-        return self.ranks.coordinates if self.shared else self.ranks.node.rank == 0
-
-    def on_each(self, work: Callable[[], Value]) -> list[Value]:
-        """Call `work` on the rank that keeps each run directory; return the values on every rank, as `together`."""
-        return together(self.ranks, work, only=self.keeps, group=self.ranks.download)
-
-    @property
-    def writes(self) -> bool:
-        """True on the ranks that write checkpoints: on those of the first node, or on all, each to its own node's disk.
-
-        One node alone writes to a disk that several share: clients of a network file system write whole pages, and one
-        would write its outdated copy of a page over the bytes that another has put there.
-        """
-        return not self.shared or self.ranks.rank == self.ranks.node.rank
-
-    def of_own_disk(self, values: list[Value]) -> list[Value]:
-        """Return, of each rank's value, those of the ranks whose rows are in this node's checkpoints."""
-        first = self.ranks.rank - self.ranks.node.rank
-        return values if self.shared else values[first : first + self.ranks.node.size]
-
-
-def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
-    """Return whether the nodes share the run directory. Call it on every rank.
-
-    Raises BadInput where nodes have other configurations, where some share a disk and others do not, and where each
-    would have shards of its own only.
+    Raises BadInput if nodes have different configurations, if some share a disk and others do not, and if each would
+    have its own shards only.
     """
-    if ranks.node.size == ranks.world_size:  # one node; then so on all ranks
-        return NodeDisks(ranks)
     _check_configurations(run, ranks)
     directory, leads = run.directory, ranks.node.rank == 0
-    told = gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None)
-    probes = [probe for probe in told if probe is not None]
-    own = told[ranks.rank - ranks.node.rank]
+    names = gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None)
+    probes = [name for name in names if name is not None]
+    probe = names[ranks.rank - ranks.node.rank]  # this node's
 
     def write() -> None:
         for number in range(PROBES):
-            with writing(directory / f"{own}-{number}"):
-                (directory / f"{own}-{number}").touch()
+            with writing(directory / f"{probe}-{number}"):
+                (directory / f"{probe}-{number}").touch()
 
     try:
         together(ranks, write, only=leads)
-        see = functools.partial(_see, directory, [probe for probe in probes if probe != own])
-        seen = together(ranks, see, only=leads, group=ranks.download)
+        look = functools.partial(_visible, directory, [other for other in probes if other != probe])
+        visible = together(ranks, look, only=leads, group=ranks.download)
     finally:
-        for path in directory.glob(f"{own}-*") if leads else ():
+        for path in directory.glob(f"{probe}-*") if leads else ():
             with suppress(OSError):
                 path.unlink()
-    counts = [count for _, count in seen]
+    counts = [count for _, count in visible]
     if min(counts) == len(probes) - 1:
-        return NodeDisks(ranks)
-    where = f"{directory}: it is not one directory on all nodes, {', '.join(host for host, _ in seen)}"
+        return RankGroup(rank=ranks.rank, size=ranks.world_size)
+    where = f"{directory}: it is not one directory on all nodes, {', '.join(host for host, _ in visible)}"
     if max(counts) > 0:
         raise BadInput(f"{where}, but on some; give all nodes one shared disk, or each its own")
     if run.train.execution.parallel == "fsdp":
@@ -95,25 +63,26 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
             f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint; set parallel to '
             '"hsdp" or "ddp", or put the run directory on a disk that all nodes share'
         )
-    return NodeDisks(ranks, shared=False)
+    return ranks.node
 
 
 def _check_configurations(run: Run, ranks: Ranks) -> None:
-    """Raise BadInput where a node would train another run: its collectives would not meet the others'."""
-    own = {f"model.{key}": value for key, value in attrs.asdict(run.model).items()}
-    own |= {f"train.{key}": value for key, value in run.train.flat().items()}
-    told = gather(ranks, (socket.gethostname(), own))
-    for host, values in told:
-        for key, value in told[0][1].items():
+    """Raise BadInput if a node would train another run: its collectives would not meet those of the other nodes."""
+    configuration = {f"model.{key}": value for key, value in attrs.asdict(run.model).items()}
+    configuration |= {f"train.{key}": value for key, value in run.train.flat().items()}
+    configurations = gather(ranks, (socket.gethostname(), configuration))
+    first_host, first = configurations[0]
+    for host, values in configurations:
+        for key, value in first.items():
             if values[key] != value:
                 raise BadInput(
                     f"{run.directory}: {key}: got {json.dumps(values[key])} on {host}, but {json.dumps(value)} on the "
-                    f"first node, {told[0][0]}; bring the same model.json, train.json and --set to all nodes"
+                    f"first node, {first_host}; bring the same model.json, train.json and --set to all nodes"
                 )
 
 
-def _see(directory: Path, probes: list[str]) -> tuple[str, int]:
-    """Return this node's host name, and how many of the others' files appear."""
+def _visible(directory: Path, probes: list[str]) -> tuple[str, int]:
+    """Return this node's host name, and how many of the other nodes' files appear in its run directory."""
     missing = set(probes)
     for number in range(PROBES):
         missing -= {probe for probe in missing if (directory / f"{probe}-{number}").exists()}

@@ -38,7 +38,7 @@ def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: 
         return read_state(checkpoint)
 
     monkeypatch.setattr(node_copies, "read_state", read)
-    assert node_copies._look(directory, "auto").found == (8, newest)
+    assert node_copies._look(directory, "auto").choice == (8, newest)
 
 
 @pytest.mark.slow
