@@ -127,14 +127,14 @@ def _compared(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
     with path.open("rb") as opened:
         if sys.platform == "linux":  # else this machine's cached pages would be compared
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for piece in sorted(pieces, key=lambda each: each.offset_bytes):
+        for piece in sorted(pieces, key=lambda piece: piece.offset_bytes):
             assert piece.offset_bytes == end, "each byte is written once"
             end += piece.size_bytes
-            own = hashlib.sha256()
+            digest = hashlib.sha256()
             while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
                 whole.update(block)
-                own.update(block)
-            if own.hexdigest() != piece.sha256:
+                digest.update(block)
+            if digest.hexdigest() != piece.sha256:
                 wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
                 raise OSError(errno.EIO, wrong, str(path))
         if opened.read(1):

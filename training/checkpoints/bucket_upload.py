@@ -23,11 +23,11 @@ import attrs
 from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput, advisory
 from common.files import is_folder
-from training.checkpoints.bucket_download import holds
+from common.json_files import parse_json
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.retention import prune_bucket
-from training.checkpoints.saved_state import best_name, read_state
+from training.checkpoints.saved_state import best_name, parse_state, read_state
 from training.config.train_config import Run
 from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
@@ -81,7 +81,7 @@ class Uploader:
         """Upload a resumed checkpoint, or prune, on every rank. Raises BadInput where the bucket has another."""
 
         def work() -> None:
-            if holds(self.bucket, checkpoint):
+            if _holds(self.bucket, checkpoint):
                 position = read_state(checkpoint).position
                 prune_bucket(self.bucket, position.step, position.best_step, self._keep)
             else:
@@ -217,3 +217,23 @@ def _name(version: Version) -> str:
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(version.content)["holder"])
     return "an unknown job"
+
+
+def _holds(bucket: Bucket, checkpoint: Path) -> bool:
+    """Return whether a bucket has a checkpoint of the disk, with an intact state.
+
+    Raises BadInput if the bucket's checkpoint of that name is from another run.
+    """
+    state = bucket.read(f"{checkpoint.name}/{STATE}")
+    if state is None or checkpoint.name not in complete_steps(bucket):
+        return False
+    try:
+        theirs = parse_state(parse_json(state.content)).state_sha256
+    except (ValueError, KeyError, TypeError):
+        return False
+    if theirs != read_state(checkpoint).state_sha256:
+        raise BadInput(
+            f"{bucket.url}/{checkpoint.name}: of another run than {checkpoint}: state_sha256 differs; set checkpoints "
+            "to another prefix, or move those of the disk away"
+        )
+    return True

@@ -126,18 +126,18 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     checkpoints, and `archive/TIME/checkpoints` is a link to it. `into`: an `archive/TIME` that is there already.
     """
     archived = into or new_archive(directory.parent)
-    target, here = archived / directory.name, directory / ARCHIVED_HERE / archived.name
-    here.mkdir(parents=True)
+    target, near = archived / directory.name, directory / ARCHIVED_HERE / archived.name
+    near.mkdir(parents=True)
     try:
-        here.rename(target)
-        with suppress(OSError):  # others are there
-            here.parent.rmdir()
+        near.rename(target)
+        with suppress(OSError):  # it holds others
+            near.parent.rmdir()
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        place = directory.parent.resolve() / directory.name / ARCHIVED_HERE / here.name
-        target.symlink_to(os.path.relpath(place, archived.resolve()))
-        target = here
+        absolute = directory.parent.resolve() / directory.name / ARCHIVED_HERE / near.name
+        target.symlink_to(os.path.relpath(absolute, archived.resolve()))
+        target = near
     for name in names:
         rename(directory / name, target / name)
     return target

@@ -144,11 +144,11 @@ def verify(checkpoint: Path) -> str | None:
         files = manifest_entries(read_regular(manifest))
         for name, entry in sorted(files.items()):
             file = checkpoint / name
-            found = file.stat()
-            if not stat.S_ISREG(found.st_mode):
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise BadInput(f"{file}: wanted a regular file")
-            if found.st_size != entry.size_bytes:
-                raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry.size_bytes}")
+            if status.st_size != entry.size_bytes:
+                raise BadInput(f"{file}: got {status.st_size} bytes, wanted {entry.size_bytes}")
             if sha256(file) != entry.sha256:
                 raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
         if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's

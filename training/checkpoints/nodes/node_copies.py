@@ -67,7 +67,7 @@ class Search:
         return once_per_disk(self.ranks, self.disk, work)
 
     def contents(self) -> list[DiskContent]:
-        """Return what each disk has."""
+        """Return the content of each disk."""
         return self.on_disks(lambda: _look(self.directory, self.name))
 
 
