@@ -180,9 +180,9 @@ def publish_folder(
     the OSError is raised.
     """
     _sync_tree(partial)
-    replaces = aside is not None and folder.exists()
-    if aside is not None and replaces:
-        rename(folder, aside)
+    older = aside if folder.exists() else None
+    if older is not None:
+        rename(folder, older)
     try:
         partial.rename(folder)
         _sync_folder(folder.parent)
@@ -190,8 +190,8 @@ def publish_folder(
     except OSError:
         if not partial.exists():
             folder.rename(partial)
-        if aside is not None and replaces:
-            rename(aside, folder)
+        if older is not None:
+            rename(older, folder)
         raise
 
 
