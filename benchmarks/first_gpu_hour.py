@@ -31,7 +31,7 @@ from tabulate import tabulate
 
 from common.errors import EXIT_ERROR, BadInput
 from model.counts import parameter_count
-from training.checkpoints.node_disks import CHECKPOINT_BYTES
+from training.checkpoints.retention import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, PreflightRequirements, report
 

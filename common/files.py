@@ -1,4 +1,4 @@
-"""Atomic and durable file writes, file locks, file hashes, free disk, and errors of failed writes.
+"""Atomic and durable writes of files and folders, file locks, file hashes, free disk, and errors of failed writes.
 
 A lock is flock's: the system releases it however the process ends. Torch's filelock accepts a pipe at the path, refuses
 a symbolic link, and does not tell a file system without locks from a file that cannot be opened.
@@ -24,6 +24,9 @@ from common.json_files import open_descriptor, open_regular, read_regular
 BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # may begin a name on the hub
 LOCK_POLL_SECONDS = 0.2
+PARTIAL = ".partial-"  # begins the hidden name of a file or folder that is being written
+# A folder may lie on a file system, or belong to a user, that does not let it be synced: then nothing more can be done.
+_UNSYNCABLE_FOLDER = (errno.EACCES, errno.EBADF, errno.EINVAL)
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
@@ -137,37 +140,67 @@ def locked_partial(partial: Path) -> Iterator[BinaryIO]:
                 return
 
 
+def partial_of(path: Path) -> Path:
+    """Return the hidden name, next to its final one, under which a file or folder is written."""
+    return path.with_name(f"{PARTIAL}{path.name}")
+
+
 @contextmanager
-def partial_directory(directory: Path, contention: str) -> Iterator[Path]:
-    """Yield an empty folder next to `directory`, which is renamed to it once it is complete, or removed.
+def partial_directory(directory: Path, contention: str, *, wait_seconds: float = 0.0) -> Iterator[Path]:
+    """Yield an empty hidden folder to write into and then publish by `publish_folder`; otherwise it is removed.
 
     One process at a time has it, and what a killed process has left in it is removed first. Raises OSError, and Locked
-    with the message `contention` if another process has it.
+    with the message `contention` if another process still has it after `wait_seconds`. A process that has waited should
+    look whether the other one has published the folder.
     """
-    partial = directory.with_name(f".partial-{directory.name}")
-    if partial.is_symlink():  # nothing is written through a link of that name
-        partial.unlink()
-    partial.mkdir(parents=True, exist_ok=True)
+    partial = partial_of(directory)
+    descriptor = _open_locked_folder(partial, contention, time.monotonic() + wait_seconds)
     try:
-        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise Locked(contention) from None
-    try:
-        lock(descriptor, partial, contention)
-        if not _is_at(descriptor, partial):  # the process that had it has renamed it meanwhile
-            raise Locked(contention)
-        try:
-            for left in partial.iterdir():
-                if left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left)
-                else:
-                    left.unlink()
-            yield partial
-        finally:
-            if _is_at(descriptor, partial):
-                shutil.rmtree(partial, ignore_errors=True)
+        for path in partial.iterdir():
+            remove(path)
+        yield partial
     finally:
+        if _is_at(descriptor, partial):
+            shutil.rmtree(partial, ignore_errors=True)
         os.close(descriptor)
+
+
+def publish_folder(
+    partial: Path,
+    folder: Path,
+    *,
+    aside: Path | None = None,
+    rename: Callable[[Path, Path], object] = Path.rename,
+) -> None:
+    """Make a folder that was written under a hidden name durable, and give it its final name in one step.
+
+    A kill, a full disk or a power cut leaves nothing under the final name, or the complete folder. An older folder of
+    that name is first renamed to `aside`, by `rename`, and stays there for the caller to remove; without `aside` it
+    raises OSError unless it is empty. If the new name cannot be made durable, both folders get their names back before
+    the OSError is raised.
+    """
+    _sync_tree(partial)
+    older = aside if folder.exists() else None
+    if older is not None:
+        rename(folder, older)
+    try:
+        partial.rename(folder)
+        _sync_folder(folder.parent)
+        _sync_folder(folder.parent.parent)  # the parent may be new as well
+    except OSError:
+        if not partial.exists():
+            folder.rename(partial)
+        if older is not None:
+            rename(older, folder)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
@@ -283,6 +316,47 @@ def sha256(path: Path) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _open_locked_folder(folder: Path, contention: str, deadline: float) -> int:
+    """Make a folder if there is none, and return a descriptor by which this process has locked it.
+
+    The process that had it may have renamed it meanwhile. Then the lock is on the renamed folder, and a new one is made
+    and locked if the deadline allows.
+    """
+    while True:
+        if folder.is_symlink():  # nothing is written through a link of that name
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # renamed just now
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                lock(descriptor, folder, contention, wait_seconds=max(0.0, deadline - time.monotonic()))
+                if _is_at(descriptor, folder):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise Locked(contention)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _sync_tree(path)
+        elif path.is_file() and not path.is_symlink():
+            sync(path)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno not in _UNSYNCABLE_FOLDER:
+            raise
 
 
 def _is_plain(path: Path) -> bool:

@@ -22,8 +22,8 @@ from model.stock import stock_class
 from reporting.run_charts import charted_axes, grouped, legend
 from reporting.run_history import RunHistory
 from training.checkpoints.directory import checkpoints_of, name_of
+from training.checkpoints.lookup import checkpoints_by_step
 from training.checkpoints.run_record import describe_changes
-from training.checkpoints.saved_state import checkpoints_by_step
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS, Metric
 from training.telemetry.progress_bar import duration

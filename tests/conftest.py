@@ -44,6 +44,7 @@ hypothesis.settings.register_profile("house", deadline=None)  # how long an exam
 hypothesis.settings.load_profile("house")
 
 MakeRun = Callable[..., Path]  # the fixture `make_run`
+KILLED = ROOT / "tests" / "killed_rename.py"  # a script around another one
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL: dict[str, Any] = {

@@ -19,7 +19,7 @@ from tests import launch
 from tests.conftest import ROOT, MakeRun, complete, metrics, train_command
 from tests.launch import wait_until
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find
+from training.checkpoints.lookup import find_to_resume
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
@@ -105,7 +105,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     wait_until(lambda: not processes(run), seconds=60)  # a rank that outlives torchrun stops by itself
     step, _ = last_step(run)
     durable = [record["step"] for record in events(run, "checkpoint")]
-    intact = find(checkpoints_of(run), "auto")
+    intact = find_to_resume(checkpoints_of(run), "auto")
     resumes_at = 0 if intact is None else int(intact.name.removeprefix("step-"))
     assert resumes_at >= max(durable, default=0)
     redone = step - resumes_at

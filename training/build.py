@@ -13,8 +13,8 @@ from model.counts import flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord
+from training.checkpoints.tensor_files import StateShard
 from training.checkpoints.writer import CheckpointWriter
 from training.command import Options
 from training.config.batch_plan import VALIDATION_SHARE, Plan
@@ -25,7 +25,7 @@ from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks, gather
+from training.parallel.process_group import RankGroup, Ranks, gather, once_per_disk
 from training.parallel.wrap import parallelize
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
@@ -56,7 +56,7 @@ class OpenJob:
     supervision: Supervision
     heartbeat: Heartbeat
     ledger: TimeLedger
-    disks: NodeDisks
+    disk: RankGroup  # ranks that use this rank's run directory
     uploader: "Uploader | None"
     token_set: TokenSet
     plan: Plan
@@ -93,9 +93,13 @@ def open_job(
     Raises BadInput.
     """
     run, ranks, replays = checked.run, heartbeat.ranks, options.replay is not None
-    disks = NodeDisks(ranks) if replays else find_disks(run, ranks)
-    if not disks.shared:
-        disks.on_each(lambda: supervision.lock_own_disk(run.directory))
+    disk = RankGroup(rank=ranks.rank, size=ranks.world_size)
+    if ranks.node.size < ranks.world_size and not replays:
+        from training.checkpoints.nodes.run_disk import find_disk
+
+        disk = find_disk(run, ranks)
+    if disk.size < ranks.world_size:
+        once_per_disk(ranks, disk, lambda: supervision.lock_own_disk(run.directory))
     url, uploader = run.train.checkpoints.checkpoints, None
     if url is not None and not replays:
         from training.checkpoints.bucket_upload import Uploader
@@ -111,7 +115,7 @@ def open_job(
         supervision=supervision,
         heartbeat=heartbeat,
         ledger=ledger,
-        disks=disks,
+        disk=disk,
         uploader=uploader,
         token_set=verify_tokens(run, tokens, ranks),
         plan=tokens.plan,
@@ -183,7 +187,8 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
     )
     windows = run.train.validation.start_val_token, plan.validation_sequences, run.model.context_length
     streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
-    writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, state, job.disks, record)
+    shard = StateShard(state, job.ranks, job.disk)
+    writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, shard, record)
     saving = Saving(writer, state, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
         ranks=job.ranks,

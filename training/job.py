@@ -53,7 +53,7 @@ def resume_job(job: OpenJob) -> Loop | None:
     """Begin or resume the run; return its loop, or None where nothing is left to do."""
     numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
-    numerics_changes, begun = resume(_request(job, numerics), state, job.disks, bucket)
+    numerics_changes, begun = resume(_request(job, numerics), state, job.ranks, job.disk, bucket)
     settings = make_settings(job.run.train, job.plan, numerics)
     job.supervision.run_lock.write_resumed()
     directory, position = job.run.directory, state.position

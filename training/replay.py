@@ -11,8 +11,8 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import describe_changes, read_record
-from training.checkpoints.saved_state import find_before
 from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks, from_coordinator
 from training.resume import ResumeRequest, begin, load_checkpoint

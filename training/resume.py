@@ -1,6 +1,7 @@
 """Resume: find a run's checkpoint, compare it with this job, load it."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,12 @@ import attrs
 
 from common.files import is_folder
 from tokens.format.manifest import TokenizerRecord
-from training.checkpoints.directory import checkpoints_of, name_of
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.directory import checkpoints_of, misplaced, name_of
 from training.checkpoints.run_record import RunRecord
-from training.checkpoints.saved_state import misplaced, read_state
+from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
-from training.parallel.process_group import Ranks, from_coordinator, gather
+from training.parallel.process_group import RankGroup, Ranks, from_coordinator, gather, once_per_disk
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 
@@ -33,7 +33,7 @@ class ResumeRequest:
 
 
 def resume(
-    request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: "Bucket | None"
+    request: ResumeRequest, state: TrainState, ranks: Ranks, disk: RankGroup, bucket: "Bucket | None"
 ) -> tuple[list[str], RunRecord]:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
@@ -41,29 +41,30 @@ def resume(
     checkpoint's. `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint
     that is missing, damaged or of another run.
     """
-    directory, wanted, ranks = request.directory, request.wanted, disks.ranks
-    there = disks.on_each(lambda: os.path.lexists(checkpoints_of(directory)) or bool(misplaced(directory)))
-    if wanted == "auto" and bucket is None and not any(there):
+    directory, wanted = request.directory, request.wanted
+    on_disks = partial(once_per_disk, ranks, disk)
+    exist = on_disks(lambda: os.path.lexists(checkpoints_of(directory)) or bool(misplaced(directory)))
+    if wanted == "auto" and bucket is None and not any(exist):
         return [], begin(request, state, ranks)
     from training.checkpoints import archive
     from training.checkpoints.atomic_commit import recover
-    from training.checkpoints.node_copies import find_on_nodes
+    from training.checkpoints.nodes.node_copies import find_on_disks
 
-    disks.on_each(lambda: recover(checkpoints_of(directory)))
+    on_disks(lambda: recover(checkpoints_of(directory)))
     if wanted == "never":
         _check_branch(bucket, 0, wanted, ranks)
-        archived = disks.on_each(lambda: archive.archive_all(directory))[0]
+        archived = on_disks(lambda: archive.archive_all(directory))[0]
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
         return [], begin(request, state, ranks)
-    found = find_on_nodes(directory, wanted, disks, bucket)
+    found = find_on_disks(directory, wanted, ranks, disk, bucket)
     if found is None:
         return [], begin(request, state, ranks)
     beginning = load_checkpoint(found, request, state, ranks)
     _check_branch(bucket, state.position.step, wanted, ranks)
     gather(ranks, None)  # all ranks have read it: a folder in the place of a link is renamed now
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
-    archived = disks.on_each(lambda: archive.archive_after(found))[0]
+    archived = on_disks(lambda: archive.archive_after(found))[0]
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     best = state.position.best_step
@@ -75,7 +76,7 @@ def resume(
 
 def _check_branch(bucket: "Bucket | None", step: int, wanted: str, ranks: Ranks) -> None:
     if bucket is not None:
-        from training.checkpoints.bucket_checkpoints import check_branch
+        from training.checkpoints.lookup import check_branch
 
         from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 

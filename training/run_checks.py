@@ -9,7 +9,7 @@ import attrs
 from common.errors import BadInput, check_all
 from common.files import is_folder
 from training.checkpoints.directory import check_wanted
-from training.checkpoints.node_disks import disk_need
+from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
 from training.config.batch_plan import derive_layout
 from training.config.train_config import Run, TrainConfig, override, read_files

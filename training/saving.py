@@ -73,8 +73,8 @@ class Saving:
         if self._writer.uploader is not None:
             for uploaded in self._writer.uploader.ended():
                 event = RunEvent.UPLOAD if uploaded.problem is None else RunEvent.UPLOAD_FAILED
-                said = f"on the disk, but NOT UPLOADED, {AGAIN}"
-                self._tell(step_of(uploaded.name), event, uploaded.problem, said, seconds=round(uploaded.seconds, 3))
+                consequence, seconds = f"on the disk, but NOT UPLOADED, {AGAIN}", round(uploaded.seconds, 3)
+                self._record(step_of(uploaded.name), event, uploaded.problem, consequence, seconds=seconds)
 
     def finish_upload(self) -> None:
         """Wait until the newest checkpoint is in the bucket, or has failed to be. After the last `settle`."""
@@ -115,13 +115,13 @@ class Saving:
             return
         self._reported = step
         details = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
-        said = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
+        consequence = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
         event = RunEvent.CHECKPOINT if saved.durable else RunEvent.CHECKPOINT_FAILED
-        self._tell(step, event, saved.problem, said, **details)
+        self._record(step, event, saved.problem, consequence, **details)
 
-    def _tell(self, step: int, event: str, problem: str | None, said: str, **details: float) -> None:
-        """Record the outcome of a save or an upload; print a problem, after what is `said` of it."""
-        told = details if problem is None else details | {"problem": problem}
-        self._reporter.event(step, event, name=name_of(step), **told)
+    def _record(self, step: int, event: str, problem: str | None, consequence: str, **details: float) -> None:
+        """Record the outcome of a save or an upload as an event; print a problem, after its consequence."""
+        fields = details if problem is None else details | {"problem": problem}
+        self._reporter.event(step, event, name=name_of(step), **fields)
         if problem is not None:
-            self._reporter.say(f"WARNING: step {step:,}: {said} {problem}")
+            self._reporter.say(f"WARNING: step {step:,}: {consequence} {problem}")

@@ -22,7 +22,8 @@ from evaluation.shared.weights_on_disk import files_sha256, identity_on_disk
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.loading import identity
 from training.checkpoints.compatibility import RESOLVED_KEYS
-from training.checkpoints.directory import CHECKPOINTS, LINKS, STATE
+from training.checkpoints.directory import LINKS, STATE, checkpoints_of
+from training.checkpoints.lookup import checkpoint_titled, linked_step
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state
 from training.config.train_config import PLUMBING_KEYS, recipe
@@ -226,14 +227,13 @@ def _is_whole(result: EvaluationResult) -> bool:
 
 def _state(home: Path, title: str) -> SavedState | None:
     """Return `state.json` of a checkpoint, or None where it has been deleted."""
-    path = home / CHECKPOINTS / title.rpartition(" ")[2]  # begins with the run's name
+    path = checkpoint_titled(home, title)
     return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
 
 
 def _position(home: Path, state: SavedState) -> int | str:
     """Return the step of a checkpoint, or "end" for the last and the best one of a complete run, whatever its step."""
-    linked = [_state(home, link) for link in LINKS]
-    latest, best = (None if other is None else other.position.step for other in linked)
+    latest, best = (linked_step(checkpoints_of(home), link) for link in LINKS)
     step = state.position.step
     return "end" if latest == state.config.steps and step in (latest, best) else step
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from common.errors import BadInput, printable, refusing, say
-from common.files import partial_directory, replace_file, writing
+from common.files import PARTIAL, partial_directory, partial_of, publish_folder, replace_file, writing
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
 from evaluation.command_line import ExportCommand, SampleCommand
@@ -81,17 +81,16 @@ def export(
         _write_model(trained, partial, dtype)
         replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
-            partial.rename(directory)
+            publish_folder(partial, directory)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
             raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
 
 
 def _other_partials(directory: Path) -> list[Path]:
     """Return folders next to a directory in which exports to other names have begun, also by earlier versions."""
-    others = directory.parent.glob(".partial-*")
-    own = f".partial-{directory.name}"
+    others = directory.parent.glob(f"{PARTIAL}*")
     signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
-    begun = [path for path in others if path.name != own and any((path / sign).exists() for sign in signs)]
+    begun = [path for path in others if path != partial_of(directory) and any((path / sign).exists() for sign in signs)]
     return sorted(path for path in begun if not is_own_partial(path))
 
 

@@ -35,9 +35,10 @@ from tokens.tokenizer.loading import (
 )
 from tokens.tokenizer.template import USER, Message, Template
 from tokens.tokenizer.tokenizer import Tokenizer
-from training.checkpoints.directory import CHECKPOINTS, LINKS, MANIFEST, STATE, WEIGHTS
+from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
+from training.checkpoints.lookup import find_to_evaluate
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import linked_checkpoint, read_state, verify
+from training.checkpoints.saved_state import read_state, verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
@@ -160,7 +161,7 @@ def locate(reference: str, name: str | None) -> ModelLocation:
         path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
     run = path if _is_run(path) else None
     if run is not None:
-        path = _checkpoint(run, name)
+        path = find_to_evaluate(run / CHECKPOINTS, name)
     elif name is not None:
         raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
     elif (inside := _run_of(path)) is not None:
@@ -225,37 +226,10 @@ def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Tr
     return loaded[0]
 
 
-def _checkpoint(run: Path, name: str | None) -> Path:
-    directory = run / CHECKPOINTS
-    if name is None:
-        name = _best(directory)
-    elif name in LINKS and not (directory / name).is_dir():  # a copy may lack the links
-        name = linked_checkpoint(directory, name) or name
-    names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
-    if not names:
-        raise BadInput(f"{directory}: no checkpoint yet; train the run first")
-    if name not in names:
-        raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
-    target = (directory / name).resolve()
-    return directory / target.name if target.name in names else target
-
-
 def _run_of(checkpoint: Path) -> Path | None:
     """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
     places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
     return next((place.parents[1].resolve() for place in places if place.parent.name == CHECKPOINTS), None)
-
-
-def _best(directory: Path) -> str:
-    """Return the name of the best checkpoint, else the newest. Raises BadInput where the best is not on this disk."""
-    best = linked_checkpoint(directory, "best")
-    newest = "latest" if (directory / "latest").is_dir() else linked_checkpoint(directory, "latest") or "latest"
-    if best is None or (directory / best).is_dir():
-        return best or newest
-    raise BadInput(
-        f"{directory / 'best'}: the best checkpoint, {best}, is not on this disk; copy it here, or name another one: "
-        f"{directory / newest}"
-    )
 
 
 def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:

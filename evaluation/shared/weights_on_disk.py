@@ -7,7 +7,8 @@ from common.files import sha256
 from evaluation.shared.foreign import model_files
 from evaluation.shared.weights import WeightsIdentity
 from model.gpt import GPT
-from training.checkpoints.directory import CHECKPOINTS, MANIFEST
+from training.checkpoints.directory import MANIFEST
+from training.checkpoints.lookup import checkpoint_titled
 from training.checkpoints.saved_state import weights_digest
 from training.initial_weights import weights_sha256
 
@@ -36,6 +37,6 @@ def identity_on_disk(home: Path, title: str) -> WeightsIdentity | None:
 
     `home`: the directory of the results. `title`: as `ModelLocation.title` gives it.
     """
-    checkpoint = home / CHECKPOINTS / title.rpartition(" ")[2]  # a title begins with the run's name
+    checkpoint = checkpoint_titled(home, title)
     digest = files_sha256(checkpoint if checkpoint.is_dir() else home)
     return None if digest is None else WeightsIdentity(files_sha256=digest)

@@ -53,7 +53,7 @@ def read_progress(directory: Path) -> RunProgress:
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
         # Only the state of a copied run tells its step. Reading it imports the network, which a trial may have broken.
-        from training.checkpoints.saved_state import checkpoints_by_step
+        from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
     return RunProgress(

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from common.errors import BadInput, quoted, refusing
-from common.files import writing
+from common.files import partial_directory, publish_folder, writing
 from common.json_files import parse_json
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
@@ -26,6 +26,7 @@ from experiments.trial.new_files import needed_files
 WORKING_TREE = "."
 MOST_UNCOMMITTED_BYTES = 32_000_000  # that a trial copies of the working tree
 NAMED_FILES = 3  # in notes and errors
+CHECKOUT_WAIT_SECONDS = 600.0  # for another trial that writes the same files
 
 
 class Snapshots:
@@ -80,21 +81,26 @@ class Snapshots:
         return described_size([int(size) for size in sizes if size.isdigit()])
 
     def check_out(self, tree: str, folder: Path) -> None:
-        """Write the files of a tree, unless that was done; the folder token_files/ in it is the project's."""
+        """Write the files of a tree, unless that was done; the folder token_files/ in it is the project's.
+
+        Raises BadInput if the disk is full, or another trial does not finish writing the same tree.
+        """
         if folder.exists():
             return
         archive, tokens = self._git("archive", tree), ROOT / "token_files"
-        with writing(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+        contention = (
+            f"{folder}: another trial is still writing it after {CHECKOUT_WAIT_SECONDS:.0f} s; run the command again"
+        )
+        with writing(folder), partial_directory(folder, contention, wait_seconds=CHECKOUT_WAIT_SECONDS) as partial:
+            if folder.exists():  # another trial has written it while this one waited
+                return
             tokens.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
-                with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                    files.extraction_filter = getattr(tarfile, "tar_filter", None)  # since Python 3.11.4
-                    files.extractall(made := Path(partial) / "files")
-                if not (made / tokens.name).exists():
-                    (made / tokens.name).symlink_to(tokens.resolve())  # that of another folder, in a worktree
-                if not folder.exists():  # by another trial
-                    made.rename(folder)
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extraction_filter = getattr(tarfile, "tar_filter", None)  # since Python 3.11.4
+                files.extractall(partial)
+            if not (partial / tokens.name).exists():
+                (partial / tokens.name).symlink_to(tokens.resolve())  # that of another folder, in a worktree
+            publish_folder(partial, folder)
 
     def _working_tree(self) -> str:
         changed: list[str] = []

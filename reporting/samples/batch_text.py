@@ -30,8 +30,8 @@ from tokens.format.manifest import TokenizerRecord
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
 from training.checkpoints.compatibility import differences
 from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import RESOLVED, RunRecord, make_record
-from training.checkpoints.saved_state import find_before
 from training.command import TrainCommand
 from training.config.train_config import KEYS, Run, resolve_spelling
 from training.data.open_tokens import TokenDirectory, make_reading, open_tokens

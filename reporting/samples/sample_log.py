@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
 from common.files import lock, sha256, writing
-from common.json_files import JsonLines, JsonLog, read_json_lines, read_regular
+from common.json_files import JsonLines, JsonLog, read_json_lines
 from evaluation.loss.held_out_loss import token_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load
@@ -23,9 +23,10 @@ from reporting.run_history import read_resolved
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.tokenizer import Tokenizer
-from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, link_target, name_of, step_of
+from training.checkpoints.directory import WEIGHTS, checkpoints_of, name_of, step_of
+from training.checkpoints.lookup import checkpoints_by_step, linked_step
 from training.checkpoints.run_record import RESOLVED, RunRecord, manifest_of
-from training.checkpoints.saved_state import checkpoints_by_step, manifest_entries
+from training.checkpoints.saved_state import weights_digest
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
@@ -97,14 +98,10 @@ def spaced(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def weights_on_disk(run: Path) -> dict[str, str]:
-    """Return the sha256 of each checkpoint's weights by its manifest; one that vanishes meanwhile is left out."""
-    found = {}
-    for step, checkpoint in checkpoints_by_step(checkpoints_of(run)).items():
-        try:
-            found[name_of(step)] = manifest_entries(read_regular(checkpoint / MANIFEST))[WEIGHTS].sha256
-        except (OSError, ValueError, KeyError, TypeError):  # deleted a moment ago, or damaged: not to be sampled
-            continue
-    return found
+    """Return the sha256 of each checkpoint's weights by its manifest, without those just deleted or damaged."""
+    checkpoints = checkpoints_by_step(checkpoints_of(run))
+    digests = {name_of(step): weights_digest(checkpoint) for step, checkpoint in checkpoints.items()}
+    return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def record_samples(run: Path) -> list[str]:
@@ -159,7 +156,10 @@ def _missing(run: Path, text: Range | None) -> list[str]:
     known = {sample.name: sample for sample in read_samples(run)[0]}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
     names = [name for name, weights in weights_on_disk(run).items() if name not in done]
-    best = link_target(checkpoints_of(run) / "best")
+    best = None
+    with suppress(BadInput):  # of a damaged checkpoint: the others are sampled all the same
+        if (step := linked_step(checkpoints_of(run), "best")) is not None:
+            best = name_of(step)
     newest_first = sorted(names, reverse=True)
     return sorted(newest_first, key=lambda name: name not in (max(names), best))
 

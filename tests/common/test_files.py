@@ -7,8 +7,10 @@ import os
 import pickle
 import resource
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from common.files import (
     mounted_as,
     open_locked,
     partial_directory,
+    publish_folder,
     replace_file,
     sha256,
     system_error,
@@ -179,11 +182,68 @@ def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> 
         with pytest.raises(Locked, match="taken"), partial_directory(final, "taken"):
             pass
         (partial / "a").touch()
-        partial.rename(final)
-    with pytest.raises(ValueError, match="fails"), partial_directory(final, "taken") as partial:
-        (partial / "b").touch()
-        raise ValueError("fails")
+        publish_folder(partial, final)
+    for error in (ValueError("fails"), FileNotFoundError("fails")):
+        with pytest.raises(type(error), match="fails"), partial_directory(final, "taken") as partial:
+            (partial / "b").touch()
+            raise error
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
+
+
+def test_who_waits_for_a_partial_directory_gets_an_empty_one_of_its_own(tmp_path: Path) -> None:
+    final, seen = tmp_path / "out", []
+
+    def second() -> None:
+        with partial_directory(final, "taken", wait_seconds=60) as partial:
+            seen.append((final.exists(), [*partial.iterdir()]))
+
+    with partial_directory(final, "taken") as partial:
+        (partial / "a").touch()
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.1)
+        publish_folder(partial, final)
+    waiting.join()
+    assert seen == [(True, [])]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
+
+
+def test_a_folder_is_synced_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, final, synced = tmp_path / ".partial-out", tmp_path / "out", []
+    (partial / "inner").mkdir(parents=True)
+    (partial / "inner" / "file").write_text("content")
+    (partial / "link").symlink_to("nowhere")  # has nothing to sync
+    (partial / "above").symlink_to("..")  # and is not followed
+
+    def record(path: Path) -> None:
+        synced.append((str(path.relative_to(tmp_path)) if path.is_relative_to(tmp_path) else "outside", final.exists()))
+
+    monkeypatch.setattr(files, "sync", record)
+    publish_folder(partial, final)
+    before = [(".partial-out/inner/file", False), (".partial-out/inner", False), (".partial-out", False)]
+    assert synced == [*before, (".", True), ("outside", True)]
+
+
+def test_a_folder_replaces_another_only_by_its_name_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, final, aside = (tmp_path / name for name in (".partial-out", "out", ".partial-out-aside"))
+    for folder in (partial, final):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    with pytest.raises(OSError, match="not empty"):
+        publish_folder(partial, final)
+    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # the latter: a folder that cannot be synced
+
+        def broken(synced: Path, problem: int = problem) -> None:
+            if synced == tmp_path:
+                raise OSError(problem, os.strerror(problem))
+
+        monkeypatch.setattr(files, "sync", broken)
+        with suppress(OSError) if replaced else pytest.raises(OSError, match="Input/output error"):
+            publish_folder(partial, final, aside=aside)
+        names = {path: [inner.name for inner in path.iterdir()] for path in tmp_path.iterdir()}
+        assert names == (
+            {final: [partial.name], aside: ["out"]} if replaced else {final: ["out"], partial: [partial.name]}
+        )
 
 
 def test_only_our_own_files_are_replaced(tmp_path: Path) -> None:

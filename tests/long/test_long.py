@@ -22,8 +22,9 @@ from tests.model.architectures import MUON_RECIPE, NANOCHAT
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.training.parallel.test_layouts import VARIANTS, numbers_of, train_on
 from tests.walks import Layout, end, final_hash, kill_again_and_again, last_step, walk
-from training.checkpoints.bucket_checkpoints import complete_steps, fetch
+from training.checkpoints.bucket_download import fetch
 from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.lookup import complete_steps
 from training.telemetry.metrics_log import read_metrics
 
 STEPS = 16

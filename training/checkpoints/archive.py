@@ -10,7 +10,7 @@ from pathlib import Path
 from common.errors import BadInput
 from common.files import sync, writing
 from tokens.format.manifest import RANKS_FILE
-from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish
+from training.checkpoints.atomic_commit import copy_to_partial, publish
 from training.checkpoints.directory import (
     CHECKPOINTS,
     archive,
@@ -19,6 +19,8 @@ from training.checkpoints.directory import (
     name_of,
     names_in,
     new_archive,
+    point,
+    point_best,
     rename,
     stale_partials,
     steps_in,

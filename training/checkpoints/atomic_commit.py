@@ -15,24 +15,17 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, say
-from common.files import BLOCK_BYTES, is_folder, naming, sync, write_error
+from common.errors import BadInput
+from common.files import BLOCK_BYTES, PARTIAL, is_folder, naming, partial_of, publish_folder, remove, sync, write_error
 from training.checkpoints.directory import (
-    LINKS,
     MANIFEST,
     OPTIMIZER,
-    PARTIAL,
     REPLACED,
     STATE,
     WEIGHTS,
-    archive,
-    link_target,
-    name_of,
-    remove,
     rename,
-    stale_partials,
-    steps_in,
 )
+from training.checkpoints.retention import discard, remove_stale
 from training.checkpoints.saved_state import FileDigest, SavedState, combined_sha256, manifest_text, verify
 
 
@@ -49,15 +42,10 @@ class WrittenBytes:
         return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
 
 
-def partial_of(path: Path) -> Path:
-    """Return the hidden path of a checkpoint or link that is being written."""
-    return path.with_name(f"{PARTIAL}{path.name}")
-
-
 def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
     """Create a hidden checkpoint, its files at full size, for all ranks to write into; remove what others have left."""
     _restore_replaced(path.parent)
-    _remove_stale(path.parent)
+    remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
     for file, size_bytes in sizes.items():
         with naming(partial_of(path) / file), (partial_of(path) / file).open("wb") as opened:
@@ -86,23 +74,13 @@ def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str
 
 
 def publish(path: Path) -> None:
-    """Rename a hidden checkpoint, in the place of an older one; where that cannot be synced, undo it and raise."""
+    """Give a hidden checkpoint its final name. An older one of the step is replaced.
+
+    A step is saved twice if its validation was interrupted and is made up for. The older checkpoint gets its name back
+    if the new one cannot be published, or by `recover` after a kill.
+    """
     partial = partial_of(path)
-    if path.exists():  # the same step again: saved before its validation
-        rename(path, partial.with_name(f"{partial.name}{REPLACED}"))
-    try:
-        partial.rename(path)
-        sync(path.parent)
-        sync(path.parent.parent)  # the first checkpoint's folder is new as well
-    except OSError:
-        if not partial.exists():
-            path.rename(partial)
-        _restore_replaced(path.parent)
-        raise
-
-
-def discard(path: Path) -> None:
-    shutil.rmtree(partial_of(path), ignore_errors=True)
+    publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
 
 
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
@@ -112,52 +90,12 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
         create_partial(path, dict.fromkeys(files, 0))
         for file, pieces in files.items():
             write_rows(path, file, pieces)
-        sync(partial)
         if (problem := verify(partial)) is not None:
             return problem.replace(str(partial), str(path))
         publish(path)
         return None
     finally:
         discard(path)  # unless it is published
-
-
-def prune_checkpoints(directory: Path, newest: str, best_step: int | None, keep: int) -> None:
-    """Make the links refer to the newest and the best checkpoint, and delete all but those and the newest `keep`."""
-    point(directory / "latest", newest)
-    # Each time, not only for a new best one: a kill may have come between that one's publication and its link.
-    point_best(directory, best_step)
-    kept = {link_target(directory / link) for link in LINKS}
-    for name in steps_in(directory)[:-keep]:
-        if name not in kept:
-            hidden = partial_of(directory / name)
-            rename(directory / name, hidden)  # first: an interrupted deletion leaves no incomplete checkpoint
-            remove(hidden)
-    _remove_stale(directory)
-
-
-def point_best(directory: Path, step: int | None) -> bool:
-    """Make `best` refer to the checkpoint of a step, if there is one; return whether there is."""
-    if step is None or not is_folder(directory / name_of(step)):
-        return False
-    point(directory / "best", name_of(step))
-    return True
-
-
-def point(link: Path, name: str | None) -> None:
-    """Replace a symbolic link in one step, or remove it. A folder or other file of that name goes to the archive."""
-    partial = partial_of(link)
-    if link.is_symlink() and name is not None and link.readlink() == Path(name):
-        return
-    remove(partial)
-    if link.exists() and link_target(link) is None:
-        moved = archive(link.parent, [link.name])
-        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
-    if name is None:
-        link.unlink(missing_ok=True)
-        return
-    partial.symlink_to(name)
-    partial.replace(link)
-    sync(link.parent)
 
 
 def recover(directory: Path) -> None:
@@ -174,8 +112,6 @@ def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object]
     """Copy a checkpoint to a hidden one, each file by `copy`, to be published."""
     discard(path)  # left by a start that was killed here
     shutil.copytree(source, partial_of(path), copy_function=copy)
-    for copied in (*partial_of(path).iterdir(), partial_of(path)):
-        sync(copied)
 
 
 def _put(file: Path, content: bytes) -> None:
@@ -191,14 +127,14 @@ def _compared(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
     with path.open("rb") as opened:
         if sys.platform == "linux":  # else this machine's cached pages would be compared
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for piece in sorted(pieces, key=lambda each: each.offset_bytes):
+        for piece in sorted(pieces, key=lambda piece: piece.offset_bytes):
             assert piece.offset_bytes == end, "each byte is written once"
             end += piece.size_bytes
-            own = hashlib.sha256()
+            digest = hashlib.sha256()
             while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
                 whole.update(block)
-                own.update(block)
-            if own.hexdigest() != piece.sha256:
+                digest.update(block)
+            if digest.hexdigest() != piece.sha256:
                 wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
                 raise OSError(errno.EIO, wrong, str(path))
         if opened.read(1):
@@ -212,8 +148,3 @@ def _restore_replaced(directory: Path) -> None:
         if not path.exists() or ((aside / MANIFEST).exists() and not (path / MANIFEST).exists()):
             remove(path)
             rename(aside, path)
-
-
-def _remove_stale(directory: Path) -> None:
-    for path in stale_partials(directory):
-        remove(path)

@@ -23,9 +23,11 @@ import attrs
 from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput, advisory
 from common.files import is_folder
-from training.checkpoints.bucket_checkpoints import complete_steps, holds, prune_bucket
-from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
-from training.checkpoints.saved_state import best_name
+from common.json_files import parse_json
+from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
+from training.checkpoints.lookup import complete_steps
+from training.checkpoints.retention import prune_bucket
+from training.checkpoints.saved_state import best_name, parse_state, read_state
 from training.config.train_config import Run
 from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
@@ -79,8 +81,9 @@ class Uploader:
         """Upload a resumed checkpoint, or prune, on every rank. Raises BadInput where the bucket has another."""
 
         def work() -> None:
-            if holds(self.bucket, checkpoint):
-                prune_bucket(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
+            if _holds(self.bucket, checkpoint):
+                position = read_state(checkpoint).position
+                prune_bucket(self.bucket, position.step, position.best_step, self._keep)
             else:
                 self.offer(checkpoint)
 
@@ -134,7 +137,7 @@ class Uploader:
         with ExitStack() as files:
             tensors = {file: files.enter_context((checkpoint / file).open("rb")) for file in TENSOR_FILES}
             small = {file: (checkpoint / file).read_bytes() for file in (STATE, MANIFEST)}
-            best = best_name(checkpoint)
+            best = read_state(checkpoint).position.best_step
             opened.set()
             lease.check()
             for file, content in tensors.items():
@@ -144,7 +147,7 @@ class Uploader:
         manifest = f"{name}/{MANIFEST}"  # last: after a kill in between `fetch` takes an older checkpoint
         self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
         newest = max(name, self._complete or name)  # the best one may come after it
-        prune_bucket(self.bucket, newest, best, self._keep)
+        prune_bucket(self.bucket, step_of(newest), best, self._keep)
         self._complete = newest
 
 
@@ -214,3 +217,23 @@ def _name(version: Version) -> str:
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(version.content)["holder"])
     return "an unknown job"
+
+
+def _holds(bucket: Bucket, checkpoint: Path) -> bool:
+    """Return whether a bucket has a checkpoint of the disk, with an intact state.
+
+    Raises BadInput if the bucket's checkpoint of that name is from another run.
+    """
+    state = bucket.read(f"{checkpoint.name}/{STATE}")
+    if state is None or checkpoint.name not in complete_steps(bucket):
+        return False
+    try:
+        theirs = parse_state(parse_json(state.content)).state_sha256
+    except (ValueError, KeyError, TypeError):
+        return False
+    if theirs != read_state(checkpoint).state_sha256:
+        raise BadInput(
+            f"{bucket.url}/{checkpoint.name}: of another run than {checkpoint}: state_sha256 differs; set checkpoints "
+            "to another prefix, or move those of the disk away"
+        )
+    return True

@@ -22,8 +22,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from common.errors import BadInput
-from common.files import is_folder, sync
+from common.errors import BadInput, say
+from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
@@ -33,8 +33,9 @@ LINKS = ("latest", "best")
 NAME_BYTES = 100  # more than a file needs that holds the name of a checkpoint
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
-PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
 REPLACED = "-aside"  # ends the hidden name of a checkpoint that is being replaced
+# Where a copy that named a wrong place puts checkpoints, relative to the run directory
+_MISPLACED = ("step-*", "checkpoints/checkpoints/*", "checkpoints/*/step-*")
 _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({REPLACED})?|{'|'.join(LINKS)})")
 
 
@@ -49,6 +50,12 @@ def name_of(step: int) -> str:
 
 def step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
+
+
+def step_named(name: str | None) -> int | None:
+    """Return the step in a name that a run gives a checkpoint; None for any other name."""
+    match = STEP_NAME.fullmatch(name or "")
+    return None if match is None else int(match[1])
 
 
 def names_in(directory: Path) -> list[str]:
@@ -101,6 +108,11 @@ def is_own_partial(path: Path) -> bool:
     return _OWN_HIDDEN_NAME.fullmatch(path.name) is not None
 
 
+def misplaced(run_directory: Path) -> list[Path]:
+    """Return checkpoints that are in a run directory, but where no run looks for them."""
+    return [file.parent for place in _MISPLACED for file in sorted(run_directory.glob(f"{place}/{MANIFEST}"))]
+
+
 def new_archive(run_directory: Path) -> Path:
     target = run_directory / ARCHIVE / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     target.mkdir(parents=True)
@@ -114,21 +126,46 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     checkpoints, and `archive/TIME/checkpoints` is a link to it. `into`: an `archive/TIME` that is there already.
     """
     archived = into or new_archive(directory.parent)
-    target, here = archived / directory.name, directory / ARCHIVED_HERE / archived.name
-    here.mkdir(parents=True)
+    target, near = archived / directory.name, directory / ARCHIVED_HERE / archived.name
+    near.mkdir(parents=True)
     try:
-        here.rename(target)
-        with suppress(OSError):  # others are there
-            here.parent.rmdir()
+        near.rename(target)
+        with suppress(OSError):  # it holds others
+            near.parent.rmdir()
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        place = directory.parent.resolve() / directory.name / ARCHIVED_HERE / here.name
-        target.symlink_to(os.path.relpath(place, archived.resolve()))
-        target = here
+        absolute = directory.parent.resolve() / directory.name / ARCHIVED_HERE / near.name
+        target.symlink_to(os.path.relpath(absolute, archived.resolve()))
+        target = near
     for name in names:
         rename(directory / name, target / name)
     return target
+
+
+def point_best(directory: Path, step: int | None) -> bool:
+    """Make `best` refer to the checkpoint of a step, if there is one; return whether there is."""
+    if step is None or not is_folder(directory / name_of(step)):
+        return False
+    point(directory / "best", name_of(step))
+    return True
+
+
+def point(link: Path, name: str | None) -> None:
+    """Replace a symbolic link in one step, or remove it. A folder or other file of that name goes to the archive."""
+    partial = partial_of(link)
+    if link.is_symlink() and name is not None and link.readlink() == Path(name):
+        return
+    remove(partial)
+    if link.exists() and link_target(link) is None:
+        moved = archive(link.parent, [link.name])
+        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
+    if name is None:
+        link.unlink(missing_ok=True)
+        return
+    partial.symlink_to(name)
+    partial.replace(link)
+    sync(link.parent)
 
 
 def rename(path: Path, target: Path) -> None:
@@ -150,13 +187,6 @@ def rename(path: Path, target: Path) -> None:
             sync(target)
             (path / MANIFEST).unlink()
         remove(path)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _name_in_file(path: Path) -> str | None:

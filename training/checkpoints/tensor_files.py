@@ -26,10 +26,9 @@ from common.errors import BadInput, refusing
 from model.axes import stored_rows
 from training.checkpoints.atomic_commit import WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
-from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
 from training.parallel.mesh import Placed, Sharded, checkpoint_rows, full_tensor, held_pieces, within
-from training.parallel.process_group import RankGroup, Ranks, gather
+from training.parallel.process_group import RankGroup, Ranks, gather, members
 from training.state import TrainState
 
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
@@ -61,16 +60,21 @@ class Stored:
 class StateShard:
     """This rank's shard of the state: staged on the CPU, written asynchronously."""
 
-    def __init__(self, state: TrainState, disks: NodeDisks):
-        """Collective: call it on every rank."""
-        ranks = disks.ranks
-        self._state, self._disks, self._pinned = state, disks, ranks.device.type == "cuda"
-        writers = [rank for rank, writes in enumerate(gather(ranks, disks.writes)) if writes]
-        if not disks.shared:
-            self._node = ranks.node
-        else:
-            self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers))
-        self._shard = not disks.shared or state.parallel.levels.across.rank == 0  # gives its shard's rows
+    def __init__(self, state: TrainState, ranks: Ranks, disk: RankGroup):
+        """Collective: call it on every rank. `disk`: the ranks that use the same run directory as this one.
+
+        Only the disk's first node writes to it: clients of a network file system write whole pages, and one would write
+        its outdated copy of a page over the bytes that another one has put there.
+        """
+        self.state, self.ranks, self.disk = state, ranks, disk
+        self._pinned = ranks.device.type == "cuda"
+        self._writes = disk.rank == ranks.node.rank
+        writes = gather(ranks, self._writes)
+        writers = [rank for rank in members(ranks, disk) if writes[rank]]
+        # Ranks that divide the tensors that each of them has whole
+        self._dividers = RankGroup(rank=disk.rank if self._writes else 0, size=len(writers))
+        # Whether this rank gives its rows of sharded tensors: replicas on another node have the same rows
+        self._gives_shard = disk.size == ranks.node.size or state.parallel.levels.across.rank == 0
         self._headers: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}  # of whole files, of all ranks
         for file, tensors in _files(state):
@@ -81,11 +85,11 @@ class StateShard:
             for file, offset_bytes, rows in self._own_rows(shapes=True)
         ]
         sent = [(file, offset_bytes, staged.nbytes) for file, offset_bytes, staged in self._staged]
-        told = gather(ranks, [] if disks.writes else sent)
-        senders = [rank for rank, rows in enumerate(told) if rows]
-        takes = {rank: writers[place % len(writers)] for place, rank in enumerate(senders)}
-        self._writer = takes.get(ranks.rank)  # rank that writes what this one sends
-        self._taken = {rank: told[rank] for rank, writer in takes.items() if writer == ranks.rank}  # rows of others
+        rows_sent = gather(ranks, [] if self._writes else sent)
+        senders = [rank for rank in members(ranks, disk) if rows_sent[rank]]
+        writer_of = {sender: writers[number % len(writers)] for number, sender in enumerate(senders)}
+        self._writer = writer_of.get(ranks.rank)  # rank that writes the rows that this one sends
+        self._received = {sender: rows_sent[sender] for sender, writer in writer_of.items() if writer == ranks.rank}
 
     def stage(self) -> None:
         """Copy this rank's rows off the device, as they are now."""
@@ -99,13 +103,14 @@ class StateShard:
         pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
         for file, header in self._headers.items():
-            own = [(0, memoryview(header))] if self._disks.keeps else []
-            own += [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
-            pieces[file] = [WrittenBytes.of(offset_bytes, content) for offset_bytes, content in own]
-            if not self._disks.writes:
-                self._send(own, group)
+            staged_rows = [(offset, _bytes_of(staged)) for name, offset, staged in self._staged if name == file]
+            if self.disk.rank == 0:
+                staged_rows.insert(0, (0, memoryview(header)))
+            pieces[file] = [WrittenBytes.of(offset_bytes, content) for offset_bytes, content in staged_rows]
+            if not self._writes:
+                self._send(staged_rows, group)
                 continue
-            rows = itertools.chain(own, self._receive(file, group))
+            rows = itertools.chain(staged_rows, self._receive(file, group))
             try:
                 if problem is None:
                     write_rows(checkpoint, file, rows)
@@ -125,9 +130,9 @@ class StateShard:
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
         """Yield (offset in bytes, content) of the rows that other nodes send; a content is valid until the next."""
-        buffer = torch.empty(SENT_BYTES if self._taken else 0, dtype=torch.uint8)
-        for rank, sent in self._taken.items():
-            for offset_bytes, size_bytes in ((offset, size) for where, offset, size in sent if where == file):
+        buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
+        for rank, sent in self._received.items():
+            for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):
                 for start in range(0, size_bytes, SENT_BYTES):
                     part = buffer[: min(SENT_BYTES, size_bytes - start)]
                     dist.recv(part, rank, group=group)
@@ -135,13 +140,13 @@ class StateShard:
 
     def _own_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
-        for file, tensors in _files(self._state):
+        for file, tensors in _files(self.state):
             offset_bytes = len(self._headers[file])
             for stored in tensors:
                 value = stored.value
                 if shapes and isinstance(value, Sharded):  # which is gathered to be written
                     value = torch.empty(value.shape, dtype=value.dtype, device="meta")
-                first, rows = checkpoint_rows(value, self._node, replica=self._disks.writes, shard=self._shard)
+                first, rows = checkpoint_rows(value, self._dividers, replica=self._writes, shard=self._gives_shard)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows

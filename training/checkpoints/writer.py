@@ -12,20 +12,13 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from common.files import write_problem
-from training.checkpoints.atomic_commit import (
-    create_partial,
-    discard,
-    prune_checkpoints,
-    publish,
-    write_state_and_manifest,
-)
+from training.checkpoints.atomic_commit import create_partial, publish, write_state_and_manifest
 from training.checkpoints.directory import name_of
-from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.retention import discard, prune_disk
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import SAVE_TIMEOUT, Value, from_coordinator, together
-from training.state import TrainState
+from training.parallel.process_group import SAVE_TIMEOUT, Value, from_coordinator, members, together
 
 if TYPE_CHECKING:
     from training.checkpoints.bucket_upload import Uploader
@@ -34,22 +27,21 @@ if TYPE_CHECKING:
 class CheckpointWriter:
     """Writes checkpoints of a training state. Every rank calls `stage` and `write` for the same steps."""
 
-    def __init__(
-        self, directory: Path, uploader: "Uploader | None", train_state: TrainState, disks: NodeDisks, config: RunRecord
-    ):
+    def __init__(self, directory: Path, uploader: "Uploader | None", shard: StateShard, config: RunRecord):
         self.directory, self.uploader = directory, uploader
-        self._train_state, self._disks, self._config = train_state, disks, config
-        self._shard = StateShard(train_state, disks)
+        self._shard, self._config = shard, config
+        self._leads = shard.disk.rank == 0  # does what is done once per disk
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self.newest: Path | None = None  # durable one of this job
 
     def stage(self) -> SavedState:
         """Copy the state off the device; return all of it but the tensors."""
         self._shard.stage()
+        state = self._shard.state
         return SavedState(
-            position=self._train_state.position,
-            optimizer_steps=self._train_state.optimizer.steps,
-            loss_scale=self._train_state.loss_scale.state(),
+            position=state.position,
+            optimizer_steps=state.optimizer.steps,
+            loss_scale=state.loss_scale.state(),
             config=self._config,
         )
 
@@ -58,24 +50,24 @@ class CheckpointWriter:
 
         Of a durable one: links or deletions that failed. Raises what broke the group.
         """
-        path, keeps, ranks = self.directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
-        if not self._disks.shared:  # the same file everywhere, though clocks differ
+        path, ranks, disk = self.directory / name_of(state.position.step), self._shard.ranks, self._shard.disk
+        if disk.size < ranks.world_size:  # the same file on every disk, although clocks differ
             state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
-            self._all(lambda: create_partial(path, self._shard.sizes), only=keeps)
-            told = self._all(lambda: self._shard.write(path, self._group), only=True)
-            shares = self._disks.of_own_disk(told)
-            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.sizes}
-            self._all(lambda: write_state_and_manifest(path, state, written), only=keeps)
-            self._all(lambda: publish(path), only=keeps)
+            self._all(lambda: create_partial(path, self._shard.sizes), only=self._leads)
+            written = self._all(lambda: self._shard.write(path, self._group), only=True)
+            written_here = [written[rank] for rank in members(ranks, disk)]
+            pieces = {file: [piece for files in written_here for piece in files[file]] for file in self._shard.sizes}
+            self._all(lambda: write_state_and_manifest(path, state, pieces), only=self._leads)
+            self._all(lambda: publish(path), only=self._leads)
         except BadInput as error:
-            if keeps:
+            if self._leads:
                 discard(path)
             return False, str(error)
         problem = None
         try:
             best, keep = state.position.best_step, self._config.train.checkpoints.keep_checkpoints
-            self._all(lambda: prune_checkpoints(self.directory, path.name, best, keep), only=keeps)
+            self._all(lambda: prune_disk(self.directory, state.position.step, best, keep), only=self._leads)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = str(error)
         self.newest = path
@@ -93,6 +85,6 @@ class CheckpointWriter:
                 problem = f"{type(error).__name__}: {error}"
                 if isinstance(error, OSError):
                     problem = write_problem(error.filename or self.directory, error)
-                raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
+                raise BadInput(f"rank {self._shard.ranks.rank}: {problem}") from error
 
-        return together(self._disks.ranks, guarded, only=only, group=self._group)
+        return together(self._shard.ranks, guarded, only=only, group=self._group)

@@ -221,6 +221,20 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
     return [result for took_part, result, _ in outcomes if took_part]
 
 
+def once_per_disk(ranks: Ranks, disk: RankGroup, work: Callable[[], Value]) -> list[Value]:
+    """Call `work` on the first rank of each disk; return the values of all disks, as `together`.
+
+    `disk`: the ranks that use the same run directory as this one.
+    """
+    return together(ranks, work, only=disk.rank == 0, group=ranks.download)
+
+
+def members(ranks: Ranks, group: RankGroup) -> range:
+    """Return the ranks of a node or a disk, which are consecutive, by their numbers in the job."""
+    first = ranks.rank - group.rank
+    return range(first, first + group.size)
+
+
 def _rendezvous() -> tuple[Any, int, int]:
     """Return the rendezvous store, this rank and the world size."""
     if "RANK" not in os.environ:

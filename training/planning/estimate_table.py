@@ -20,7 +20,8 @@ from common.json_files import read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import ModelConfig, shard_counts
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find, read_state, weights_digest
+from training.checkpoints.lookup import checkpoint_titled, find_to_resume
+from training.checkpoints.saved_state import read_state, weights_digest
 from training.command import TrainCommand
 from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
 from training.config.train_config import Run, TrainConfig, recipe
@@ -59,7 +60,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
     """Print what a run would do; needs no GPU. Raises BadInput, also where --init-from could not begin it or go on."""
     if initial is not None:
         wanted = command.options.resume
-        found = None if wanted == "never" else find(checkpoints_of(run.directory), wanted)
+        found = None if wanted == "never" else find_to_resume(checkpoints_of(run.directory), wanted)
         if found is not None:
             check_origin(initial, read_state(found).config.initial_weights, found)
         else:
@@ -201,7 +202,7 @@ def describe_core(run: Run) -> list[str]:
         if record.get("evaluation") == "core" and _CORE.holds(core := record.get("core")):
             title = str(record.get("model"))
             measured = record.get(WEIGHTS_FILE)
-            now = weights_digest(checkpoints_of(run.directory) / title.rpartition(" ")[2])
+            now = weights_digest(checkpoint_titled(run.directory, title))
             if measured is not None and now is not None and measured != now:
                 continue
             unknown = "" if measured is not None else ", weights unknown"

@@ -7,7 +7,8 @@ from common.quantities import dollars
 from common.redaction import redacted
 from training.build import make_intervals
 from training.checkpoints.directory import check_wanted, checkpoints_of
-from training.checkpoints.saved_state import find, read_state
+from training.checkpoints.lookup import find_to_resume
+from training.checkpoints.saved_state import read_state
 from training.command import TrainCommand
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
@@ -25,7 +26,7 @@ def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
     """
     local, resume = run.train.checkpoints.checkpoints is None, command.options.resume
     check_wanted(run.directory, resume, is_here=local)
-    checkpoint = None if resume == "never" else find(checkpoints_of(run.directory), resume)
+    checkpoint = None if resume == "never" else find_to_resume(checkpoints_of(run.directory), resume)
     lines = [*_start(command, checkpoint, local=local), *_job(command), *_end(run, command, plan, checkpoint)]
     return [f"{LABEL if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
 

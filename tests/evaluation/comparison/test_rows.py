@@ -50,6 +50,20 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     assert row([{"step": 4, "key": "start_val_token", "old": 0, "new": 9}]).recipe == plain
 
 
+def test_a_copy_that_lost_its_links_is_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
+    """The end of a run is one recipe with that of a longer one, at whatever step, so a row has to find the end."""
+    [original] = rows_of(runs["long"])
+    for kind in ("files", "none"):
+        shutil.copytree(runs["long"], home := tmp_path / kind / runs["long"].name, symlinks=True)
+        for link in (home / "checkpoints" / "latest", home / "checkpoints" / "best"):
+            target = link.readlink().name
+            link.unlink()
+            if kind == "files":
+                link.write_text(target)
+        [row] = rows_of(home)
+        assert row.recipe == original.recipe is not None, kind
+
+
 @pytest.mark.parametrize(
     "broken",
     [

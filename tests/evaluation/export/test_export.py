@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from evaluation.export import export as export_module
 from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained, load, locate
 from model.generate import Sampling, generate
-from tests.conftest import TINY_MODEL, MakeRun, complete, one_line, shared, slow
+from tests import launch
+from tests.conftest import KILLED, ROOT, TINY_MODEL, MakeRun, complete, one_line, only_line, shared, slow
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
@@ -177,6 +179,18 @@ def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
     monkeypatch.setattr(export_module, "_write_model", overtaken)
     export(model, out, None, None)
     assert "config.json" in {path.name for path in out.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_export_that_is_killed_or_meets_a_full_disk_leaves_no_model(finished: Path, tmp_path: Path) -> None:
+    export_it = (str(ROOT / "evaluate.py"), "export", str(finished), str(out := tmp_path / "out"))
+    killed = launch.run(KILLED, *export_it, environment={"KILL_AT": str(out)})
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists() and (tmp_path / ".partial-out" / "model.safetensors").is_file()
+    full = launch.run(Path(export_it[0]), *export_it[1:], file_bytes=5_000)
+    assert f"evaluate.py: {out}: cannot be written" in only_line(full)
+    assert [*tmp_path.iterdir()] == []
+    launch.run(Path(export_it[0]), *export_it[1:]).check_returncode()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

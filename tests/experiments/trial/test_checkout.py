@@ -1,14 +1,20 @@
 """Checkouts: commits, the working tree with the new files that it needs, and what git says of neither."""
 
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
+from common.files import partial_directory, publish_folder
 from experiments.trial import checkout
 from experiments.trial.checkout import Snapshots
+from tests import launch
+from tests.conftest import KILLED
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -93,14 +99,58 @@ def test_large_files_are_refused_by_name_and_size(project: Path, snapshots: Snap
     assert objects_of(project) == before
 
 
-def test_a_checkout_that_was_killed_is_made_again(project: Path, snapshots: Snapshots) -> None:
-    (left := project / "code" / ".left" / "files").mkdir(parents=True)
-    (left / "left.py").write_text("by a kill")
+CHECK_OUT = """
+import sys
+from pathlib import Path
+from experiments.trial import checkout
+checkout.ROOT = Path(sys.argv[1])
+with checkout.Snapshots() as snapshots:
+    snapshots.check_out(snapshots.tree_of("HEAD"), Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def check_out(project: Path) -> Path:
+    """A script that writes the files of HEAD into a folder."""
+    script = project.parent / "check_out.py"
+    script.write_text(CHECK_OUT)
+    return script
+
+
+def test_a_checkout_that_was_killed_is_made_again(project: Path, snapshots: Snapshots, check_out: Path) -> None:
+    folder = project / "code" / "base"
+    killed = launch.run(KILLED, str(check_out), str(project), str(folder), environment={"KILL_AT": str(folder)})
+    assert killed.returncode == -signal.SIGKILL
+    [partial] = folder.parent.iterdir()
+    assert partial != folder and (partial / "train.py").read_text() == "first"
+    (partial / "left.py").touch()
     for _ in range(2):
-        snapshots.check_out(snapshots.tree_of("HEAD"), project / "code" / "base")
-        assert sorted(path.name for path in (project / "code" / "base").iterdir()) == [
-            *(".gitignore", "token_files", "train.py")
-        ]
+        snapshots.check_out(snapshots.tree_of("HEAD"), folder)
+        assert [path.name for path in folder.parent.iterdir()] == ["base"]
+        assert sorted(path.name for path in folder.iterdir()) == [".gitignore", "token_files", "train.py"]
+
+
+def test_a_full_disk_leaves_no_checkout(project: Path, check_out: Path) -> None:
+    (project / "train.py").write_text("x" * 10_000)
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "second")
+    folder = project / "code" / "base"
+    full = launch.run(check_out, str(project), str(folder), file_bytes=5_000)
+    assert f"BadInput: {folder}: cannot be written: File too large; make room" in full.stderr
+    assert [*folder.parent.iterdir()] == []
+
+
+def test_of_two_trials_that_check_out_one_tree_the_second_uses_the_firsts(project: Path, snapshots: Snapshots) -> None:
+    tree, folder = snapshots.tree_of("HEAD"), project / "code" / "base"
+    with partial_directory(folder, "taken") as partial:  # the first trial
+        second = threading.Thread(target=snapshots.check_out, args=(tree, folder))
+        second.start()
+        time.sleep(0.1)
+        (partial / "by the first").touch()
+        publish_folder(partial, folder)
+    second.join()
+    assert [path.name for path in folder.iterdir()] == ["by the first"]
+    assert [path.name for path in folder.parent.iterdir()] == ["base"]
 
 
 def test_json_of_a_tree_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from common.files import partial_of
 from training.checkpoints import tensor_files, writer
-from training.checkpoints.atomic_commit import create_partial, partial_of
+from training.checkpoints.atomic_commit import create_partial
 
 PAGE_BYTES = 4096
 NODE = int(os.environ["RANK"]) // int(os.environ["NODE_SIZE"])

@@ -13,7 +13,8 @@ from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.archive import archive_after, archive_all, describe
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of, link_target, names_in
-from training.checkpoints.saved_state import find, verify
+from training.checkpoints.lookup import find_to_resume
+from training.checkpoints.saved_state import verify
 
 
 def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +22,7 @@ def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsy
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
     shutil.copytree(directory / "step-00000008", directory / "latest")
-    found = find(directory, "auto")
+    found = find_to_resume(directory, "auto")
     assert found == directory / "step-00000008"
     assert archive_after(found) is None
     [moved] = copied.glob("archive/*/checkpoints/latest")
@@ -43,7 +44,7 @@ def test_a_copy_that_followed_links_loses_nothing(copied: Path, left: str) -> No
         for name in ("step-00000004", "step-00000008"):
             shutil.rmtree(directory / name)
     digests = {path.read_text() for path in directory.rglob("manifest.json")}
-    found = find(directory, "auto")
+    found = find_to_resume(directory, "auto")
     assert found is not None
     archive_after(found)
     newest = "step-00000004" if left == "best" else "step-00000008"
@@ -51,7 +52,7 @@ def test_a_copy_that_followed_links_loses_nothing(copied: Path, left: str) -> No
     names = {path.name for path in directory.iterdir() if not path.is_symlink()}
     assert names == ({newest} if left in ("latest", "best") else {"step-00000004", "step-00000008"})
     assert {path.read_text() for path in copied.rglob("manifest.json")} == digests
-    assert find(directory, "auto") == directory / newest and archive_after(directory / newest) is None
+    assert find_to_resume(directory, "auto") == directory / newest and archive_after(directory / newest) is None
 
 
 def test_a_run_copied_with_nothing_but_latest_continues(copied: Path) -> None:

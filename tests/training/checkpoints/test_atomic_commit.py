@@ -12,7 +12,7 @@ from tests.training.checkpoints.conftest import CRASH
 from tests.training.checkpoints.crash import CALLS
 from training.checkpoints.atomic_commit import recover
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.saved_state import find
+from training.checkpoints.lookup import find_to_resume
 
 CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")
@@ -57,7 +57,7 @@ def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(
     assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
     assert "Signal 9" in killed.stderr or ranks == 1
     recover(checkpoints_of(run))  # as a start does
-    intact = find(checkpoints_of(run), "auto")
+    intact = find_to_resume(checkpoints_of(run), "auto")
     before = [*CALLS].index(call) <= [*CALLS].index("publish")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
     complete(run, ranks=ranks, script=CRASH)

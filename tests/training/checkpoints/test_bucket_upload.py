@@ -19,7 +19,7 @@ from tests.conftest import MakeRun, metrics, one_line, only_line, write_run
 from tests.launch import wait_until
 from tests.training.checkpoints.conftest import FILES, IMPATIENT
 from tests.walks import events, final_hash
-from training.checkpoints.bucket_checkpoints import complete_steps
+from training.checkpoints.lookup import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
 
 SECONDS = 120  # a hang

@@ -7,19 +7,22 @@ from types import ModuleType
 
 import pytest
 
+from common import files
 from common.errors import BadInput
-from training.checkpoints import atomic_commit, directory
-from training.checkpoints.atomic_commit import discard, partial_of, point, prune_checkpoints, publish, recover
+from common.files import partial_of, remove
+from training.checkpoints import directory
+from training.checkpoints.atomic_commit import publish, recover
 from training.checkpoints.directory import (
     MANIFEST,
     archive,
     check_wanted,
     link_target,
     names_in,
-    remove,
+    point,
     rename,
     stale_partials,
 )
+from training.checkpoints.retention import discard, prune_disk
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
@@ -30,22 +33,15 @@ def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
         folder.mkdir()
         (folder / "state.json").write_text(text)
 
-    def broken(_: Path) -> None:
-        raise OSError("Input/output error")
+    def broken(synced: Path) -> None:
+        if synced == tmp_path:
+            raise OSError("Input/output error")
 
-    monkeypatch.setattr(atomic_commit, "sync", broken)
+    monkeypatch.setattr(files, "sync", broken)
     with pytest.raises(OSError, match="Input/output error"):
         publish(path)
     discard(path)
     assert [(file, file.read_text()) for file in tmp_path.rglob("*.json")] == [(path / "state.json", "old")]
-
-
-def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
-    for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".partial-best").symlink_to("nowhere")
-    prune_checkpoints(tmp_path, "step-00000004", None, keep=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]
 
 
 def test_a_link_is_told_by_the_name_that_it_refers_to(tmp_path: Path) -> None:
@@ -109,7 +105,7 @@ def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path
     try:
         folder = run / "checkpoints"
         archived = archive(folder, ["step-00000001"])
-        prune_checkpoints(folder, "step-00000003", None, keep=1)
+        prune_disk(folder, 3, None, keep=1)
         rename(folder / "step-00000003", folder / "kept")
         remove(folder / "latest")
         assert (archived / "step-00000001" / MANIFEST).read_text() == "step-00000001"

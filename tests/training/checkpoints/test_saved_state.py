@@ -1,13 +1,12 @@
 """`state.json` and the run record in it: what was written is read back, what was edited is refused.
 
-Manifest: damage of any file is found and named; a damaged checkpoint is passed over, a missing one explained.
+Manifest: damage of any file is found and named.
 """
 
 import json
 import os
 import random
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from common.checks import structured
 from common.errors import BadInput
 from common.files import sha256
 from model.config import ModelConfig
-from tests.conftest import TINY_MODEL, TINY_TRAIN, complete, forge_manifest, one_line, train
+from tests.conftest import TINY_MODEL, TINY_TRAIN, forge_manifest, one_line, train
 from tests.training.checkpoints.conftest import FILES, flipped
-from training.checkpoints.directory import OPTIMIZER, WEIGHTS, checkpoints_of
+from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.run_record import RunRecord, record_fields
-from training.checkpoints.saved_state import fields_sha256, find, find_before, parse_state, read_state, verify
+from training.checkpoints.saved_state import fields_sha256, parse_state, read_state, verify
 from training.config.train_config import TrainConfig
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
@@ -165,132 +164,3 @@ def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:
         forge_manifest(path) if name == "state.json" else None
         assert f"{path / name}: " in str(verify(path))
         assert "nested deeper than 100" in str(verify(path))
-
-
-def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path, copied: Path) -> None:
-    newest = copied / "checkpoints" / "step-00000008"
-    weights = newest / "model.safetensors"
-    weights.write_bytes(flipped(weights.read_bytes(), -1000, 0))
-    done = complete(copied, ranks=2)
-    assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
-    assert "falling back to step-00000004" in done.stderr
-    assert verify(newest) is None  # written again
-    assert len(list((copied / "archive").glob("*/checkpoints/step-00000008"))) == 1
-    # Byte for byte what one rank had written: the layout of the files does not depend on who writes them.
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
-
-
-def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(copied: Path) -> None:
-    directory = copied / "checkpoints"
-    (directory / "step-00000008").rename(directory / "kept")
-    shutil.rmtree(directory / "step-00000004")
-    said = "refers to step-00000008, which does not exist; continue from a copy with --resume kept"
-    with pytest.raises(BadInput, match=said):
-        find(checkpoints_of(copied), "auto")
-    for link in ("latest", "best"):
-        (directory / link).unlink()
-    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start anew"):
-        find(checkpoints_of(copied), "auto")
-
-
-def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
-    for name in ("step-00000004", "step-00000008"):
-        shutil.rmtree(copied / "checkpoints" / name)
-    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
-    with pytest.raises(BadInput, match=said):
-        find(checkpoints_of(copied), "auto")
-
-
-def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
-    directory = checkpoints_of(finished)
-    found = [find(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
-    assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
-    assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
-    said = "checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
-    with pytest.raises(BadInput, match=said):
-        find(directory, "nothing")
-    earlier = [find_before(directory, step) for step in (9, 8, 4)]
-    assert [checkpoint and checkpoint.name for checkpoint in earlier] == ["step-00000008", "step-00000004", None]
-
-
-def without_links(directory: Path, *links: str) -> None:
-    """Turn a checkpoint directory into a copy that followed links, and that has no more than these of them."""
-    targets = {link: (directory / link).resolve() for link in links}
-    for link in ("latest", "best"):
-        (directory / link).unlink()
-    for link, target in targets.items():
-        shutil.copytree(target, directory / link)
-    for step in directory.glob("step-*"):
-        shutil.rmtree(step)
-
-
-@pytest.mark.parametrize("links", [("latest",), ("best",), ("latest", "best")])
-def test_a_copied_run_resumes_from_its_newest_checkpoint(copied: Path, links: tuple[str, ...]) -> None:
-    directory = copied / "checkpoints"
-    (directory / "best").unlink()
-    (directory / "best").symlink_to("step-00000004")  # its name sorts first, but it is the older one
-    without_links(directory, *links)
-    found = find(directory, "auto")
-    assert found == directory / links[0]
-    assert read_state(found).position.step == (8 if "latest" in links else 4)
-    before = find_before(directory, 8)
-    assert before == (directory / "best" if "best" in links else None)
-
-
-def test_a_damaged_copy_is_refused_never_started_over(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = copied / "checkpoints"
-    shutil.copytree(directory / "step-00000004", copied / "spare")
-    without_links(directory, "latest")
-    for damage in ('{"format": 3, "config": null}', "", "{}"):
-        (directory / "latest" / "state.json").write_text(damage)
-        with pytest.raises(BadInput, match=r"latest/state\.json: got .*start anew with --resume never"):
-            find(directory, "auto")
-    (copied / "spare").rename(directory / "best")
-    assert find(directory, "auto") == directory / "best"
-    assert "latest/state.json: got 2 bytes" in (said := capsys.readouterr().err) and "falling back to best" in said
-
-
-def test_files_that_name_a_checkpoint_are_links(copied: Path) -> None:
-    """A download from a bucket has them, and an archive that was unpacked where there are no links."""
-    directory = copied / "checkpoints"
-    for link, name in (("latest", "step-00000008\n"), ("best", "step-00000004")):
-        (directory / link).unlink()
-        (directory / link).write_text(name)
-    assert find(directory, "latest") == find(directory, "auto") == directory / "step-00000008"
-    assert find(directory, "best") == directory / "step-00000004"
-    shutil.rmtree(directory / "step-00000008")
-    shutil.rmtree(directory / "step-00000004")
-    with pytest.raises(BadInput, match="latest: refers to step-00000008, which does not exist"):
-        find(directory, "auto")
-
-
-def test_a_missing_newest_checkpoint_is_reported(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = copied / "checkpoints"
-    shutil.rmtree(directory / "step-00000008")
-    assert find(directory, "auto") == directory / "step-00000004"
-    said = "latest: refers to step-00000008, which does not exist; falling back to step-00000004"
-    assert said in capsys.readouterr().err
-
-
-def test_links_that_a_copy_lost_are_found_by_step(copied: Path) -> None:
-    directory = copied / "checkpoints"
-    state = read_state(directory / "step-00000008")
-    for link in ("latest", "best"):
-        (directory / link).unlink()
-    assert find(directory, "latest") == directory / "step-00000008"
-    assert find(directory, "best") == directory / f"step-{state.position.best_step:08d}"
-
-
-def test_checkpoints_in_a_wrong_place_are_named(copied: Path) -> None:
-    directory = copied / "checkpoints"
-    for wrong in (copied / "step-00000008", directory / "checkpoints" / "step-00000008"):
-        wrong.parent.mkdir(exist_ok=True)
-        shutil.move(directory / "step-00000008", wrong)
-        for path in directory.iterdir():
-            if path.is_symlink():
-                path.unlink()
-        shutil.rmtree(directory / "step-00000004", ignore_errors=True)
-        with pytest.raises(BadInput, match=f"{wrong}: a checkpoint, but not in {directory}; move it there"):
-            find(directory, "auto")
-        shutil.move(wrong, directory / "step-00000008")

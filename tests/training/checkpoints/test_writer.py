@@ -63,7 +63,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_failure_of_pruning_ends_a_run(make_run: MakeRun, changed_train: Callable[[str], Path], ranks: int) -> None:
-    run, broken = make_run(), "from training.checkpoints import writer; writer.prune_checkpoints = lambda *_: 1 / 0"
+    run, broken = make_run(), "from training.checkpoints import writer; writer.prune_disk = lambda *_: 1 / 0"
     done = train(run, script=changed_train(broken), ranks=ranks)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.count("rank 0: ZeroDivisionError: division by zero") == 2

@@ -13,7 +13,7 @@ import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from tests.conftest import MakeRun, train
-from training.checkpoints.node_disks import disk_need
+from training.checkpoints.retention import disk_need
 from training.config.train_config import load_run
 from training.hardware import preflight
 from training.hardware.preflight import Check, DiskNeed, PreflightRequirements

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.errors import BadInput
 from tests import launch
@@ -83,3 +84,12 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(BadInput, match=r"got 2 GPUs for 4 ranks on this machine; .* --nproc_per_node=2$"):
         process_group.start("cuda", 60)
+
+
+def test_the_members_of_a_node_or_a_disk_are_consecutive_ranks() -> None:
+    groups = {"node": process_group.RankGroup(rank=1, size=3), "all": process_group.RankGroup(rank=5, size=8)}
+    ranks = process_group.Ranks(rank=5, world_size=8, device=torch.device("cpu"), control=None, download=None)
+    assert {name: [*process_group.members(ranks, group)] for name, group in groups.items()} == {
+        "node": [4, 5, 6],
+        "all": [*range(8)],
+    }

@@ -150,15 +150,15 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(request, state, disks, bucket):
+def resume(request, state, ranks, disk, bucket):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if disks.ranks.rank == 1:
+        if ranks.rank == 1:
             time.sleep(1)
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(request, state, disks, bucket)
+    return plain(request, state, ranks, disk, bucket)
 
 
 job.resume, process_group.start = resume, start

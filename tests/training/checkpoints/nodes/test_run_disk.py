@@ -1,0 +1,25 @@
+"""The disk of a run directory: what nodes that do not share one cannot do is refused before the first step."""
+
+import json
+
+import pytest
+
+from tests.conftest import MakeRun
+from tests.machines import Machines
+from tests.training.checkpoints.nodes.test_node_copies import train_on
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_nodes_apart_cannot_do_is_one_line(make_run: MakeRun, machines: Machines) -> None:
+    run = make_run()
+    disk = machines[1].disk
+    _, errors = train_on(machines, run, "--set", "parallel=fsdp", status=1)
+    where = f"train.py: {run}: it is not one directory on all nodes, a, b"
+    assert f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint' in errors
+    values = json.loads((disk / "train.json").read_text())
+    rate = {"learning_rate": 0.02}, f"{run}: train.learning_rate: got 0.02 on b, but 0.01 on the first node, a; bring"
+    for change, said in (rate, ({"tensor_parallel": 2}, "tensor_parallel: got 1, but 2 on another node; bring")):
+        (disk / "train.json").write_text(json.dumps(values | change))
+        assert f"train.py: {said}" in train_on(machines, run, status=1)[1]
+    assert not (run / "checkpoints").exists() and not [path for path in run.iterdir() if "shared-disk" in path.name]

@@ -1,0 +1,102 @@
+"""Retention: what is kept, what is removed, and what is not ours to remove."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from common.bucket import Version
+from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS, link_target, name_of
+from training.checkpoints.lookup import bucket_link
+from training.checkpoints.retention import kept_steps, prune_bucket, prune_disk
+
+STEPS = [2, 4, 6, 8, 10]
+
+
+class Objects:
+    """A bucket in memory; a list of its deletions."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.contents = dict.fromkeys(names, b"")
+        self.deleted: list[str] = []
+
+    def objects(self) -> list[str]:
+        return [*self.contents]
+
+    def read(self, name: str) -> Version | None:
+        return Version(self.contents[name], "") if name in self.contents else None
+
+    def write(self, name: str, content: bytes) -> None:
+        self.contents[name] = content
+
+    def delete(self, names: list[str]) -> None:
+        for name in names:
+            del self.contents[name]
+        self.deleted += names
+
+    def steps(self) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self.contents if "/" in name})
+
+
+@pytest.mark.parametrize(
+    ("newest", "best", "keep", "kept"),
+    [
+        (10, None, 1, {10}),
+        (10, None, 3, {6, 8, 10}),
+        (10, 2, 1, {2, 10}),  # the best one stays however old it is
+        (10, 8, 2, {8, 10}),  # and is not counted twice
+        (10, 3, 1, {10}),  # a best step that was not saved keeps nothing
+        (10, None, 9, {2, 4, 6, 8, 10}),
+        (6, 2, 1, {2, 6, 8, 10}),  # later ones are not superseded
+        (7, None, 1, {6, 8, 10}),  # a newest one that is not there yet
+    ],
+)
+def test_the_newest_the_best_and_later_checkpoints_stay(
+    newest: int, best: int | None, keep: int, kept: set[int]
+) -> None:
+    assert kept_steps(STEPS, newest, best, keep) == kept
+    assert kept_steps(STEPS[::-1], newest, best, keep) == kept  # in whatever order they are listed
+
+
+@given(some.sets(some.integers(0, 50)), some.integers(0, 50), some.integers(0, 50) | some.none(), some.integers(1, 9))
+def test_what_stays_was_there_and_would_stay_again(steps: set[int], newest: int, best: int | None, keep: int) -> None:
+    kept = kept_steps(steps, newest, best, keep)
+    assert kept <= steps and kept_steps(kept, newest, best, keep) == kept
+    assert {newest, best} & steps <= kept
+    assert len({step for step in kept if step <= newest}) <= keep + 1
+    assert all(removed < step for removed in steps - kept for step in kept - {best})
+
+
+@pytest.mark.parametrize(("newest", "best", "keep"), [(10, 4, 1), (10, None, 2), (10, 10, 1), (8, 2, 1), (10, 3, 1)])
+def test_a_disk_and_a_bucket_keep_the_same(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
+    names = [f"{name_of(step)}/{file}" for step in STEPS for file in (WEIGHTS, STATE, MANIFEST)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    bucket: Any = Objects(names)
+    (tmp_path / "best").symlink_to(name_of(6))  # of an earlier save
+    bucket.write("best", name_of(6).encode())
+    prune_disk(tmp_path, newest, best, keep)
+    prune_bucket(bucket, newest, best, keep)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()) == bucket.steps()
+    for link in ("latest", "best"):
+        assert link_target(tmp_path / link) == bucket_link(bucket, link)
+
+
+def test_manifests_are_deleted_before_anything_else_in_a_bucket() -> None:
+    bucket: Any = Objects([f"{name_of(step)}/{file}" for step in (2, 4) for file in (WEIGHTS, MANIFEST)])
+    bucket.write("lease.json", b"")
+    bucket.write(f"{name_of(3)}/{WEIGHTS}", b"")  # of an upload that was killed
+    prune_bucket(bucket, 4, None, 1)
+    assert bucket.deleted == [f"{name_of(2)}/{MANIFEST}", f"{name_of(2)}/{WEIGHTS}", f"{name_of(3)}/{WEIGHTS}"]
+    assert "lease.json" in bucket.contents
+
+
+def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".partial-best").symlink_to("nowhere")
+    prune_disk(tmp_path, 4, None, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]

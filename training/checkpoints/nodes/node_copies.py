@@ -1,0 +1,205 @@
+"""Copies of checkpoints, without a shared disk: the newest intact one that any node has is brought to the others."""
+
+import bisect
+import functools
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from common.bucket import Bucket
+from common.errors import BadInput
+from common.files import is_folder, write_error
+from training.checkpoints.atomic_commit import write_copy
+from training.checkpoints.bucket_download import fetch
+from training.checkpoints.directory import (
+    LINKS,
+    MANIFEST,
+    STATE,
+    TENSOR_FILES,
+    archive,
+    checkpoints_of,
+    name_of,
+    point,
+)
+from training.checkpoints.lookup import NEWEST, candidates, checkpoints_by_step, find_to_resume
+from training.checkpoints.saved_state import read_state
+from training.parallel.process_group import (
+    DOWNLOAD_TIMEOUT,
+    RankGroup,
+    Ranks,
+    Value,
+    from_coordinator,
+    gather,
+    once_per_disk,
+)
+from training.telemetry.reporter import print_lines
+
+FILES = (*TENSOR_FILES, STATE, MANIFEST)
+BROADCAST_BYTES = 64 << 20
+
+
+@attrs.frozen
+class DiskContent:
+    """Checkpoints of a run on one disk."""
+
+    steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
+    choice: tuple[int, str] | None  # step and name of the one to resume from
+    problem: str | None  # why there is none
+
+
+@attrs.frozen
+class Search:
+    """A checkpoint to resume from, looked for on the disks of all nodes; every rank has the same."""
+
+    directory: Path
+    name: str  # "auto", `latest`, `best`, or that of a folder
+    ranks: Ranks
+    disk: RankGroup
+
+    def on_disks(self, work: Callable[[], Value]) -> list[Value]:
+        return once_per_disk(self.ranks, self.disk, work)
+
+    def contents(self) -> list[DiskContent]:
+        """Return the content of each disk."""
+        return self.on_disks(lambda: _look(self.directory, self.name))
+
+
+def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup, bucket: Bucket | None) -> Path | None:
+    """Return the checkpoint to resume from, on this rank's disk; None if no disk and no bucket has any.
+
+    The choice is that of `find_to_resume`. Each node downloads a newer one of the bucket. A node that lacks the chosen
+    checkpoint receives it, and first archives those of its own that the sender does not have. Call it on every rank.
+    Raises BadInput if disks have checkpoints but none is intact, or if their newest ones differ.
+    """
+    search = Search(checkpoints_of(run_directory), name, ranks, disk)
+    directory, contents = search.directory, search.contents()
+    if bucket is not None and _fetch_newer(bucket, search, contents):
+        contents = search.contents()
+    choices = [content.choice for content in contents if content.choice is not None]
+    if not choices:
+        if problems := [content.problem for content in contents if content.problem is not None]:
+            raise BadInput(problems[0] + ("" if bucket is None else f"; there is none in {bucket.url}, either"))
+        return None
+    newest, _ = max(choices)
+    has_newest = [content.choice is not None and content.choice[0] == newest for content in contents]
+    digests = {content.steps.get(newest) for content, has in zip(contents, has_newest, strict=True) if has}
+    if len(digests) > 1:
+        raise BadInput(
+            f"{directory / name_of(newest)}: nodes have different ones, with state_sha256 "
+            f"{' and '.join(sorted(map(str, digests)))}, of different runs; move the checkpoints of one away"
+        )
+    leaders = [rank for rank, leads in enumerate(gather(ranks, disk.rank == 0)) if leads]  # the first of each disk
+    here = bisect.bisect(leaders, ranks.rank) - 1  # index of this rank's disk
+    content, source = contents[here], has_newest.index(True)
+    is_here = has_newest[here]
+    checkpoint = directory / (content.choice[1] if content.choice is not None and is_here else name_of(newest))
+    if receivers := [rank for rank, has in zip(leaders, has_newest, strict=True) if not has]:
+        print_lines(ranks, [f"bringing {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes"])
+        sent_steps = contents[source].steps
+        strange = [name_of(step) for step, digest in content.steps.items() if sent_steps.get(step) != digest]
+        archives = search.on_disks(lambda: None if is_here else _archive(directory, {*strange, name_of(newest)}))
+        print_lines(ranks, [f"what else was there is now in {where}" for where in archives if where])
+        _copy(checkpoint, leaders[source], receivers, search)
+    return checkpoint
+
+
+def _look(directory: Path, name: str) -> DiskContent:
+    steps = {}
+    for checkpoint in checkpoints_by_step(directory).values():
+        with suppress(BadInput, OSError):  # a damaged or unreadable one
+            state = read_state(checkpoint)
+            steps[state.position.step] = state.state_sha256
+    try:
+        checkpoint_here = find_to_resume(directory, name)
+    except BadInput as error:  # another node may have it
+        return DiskContent(steps, None, str(error))
+    if checkpoint_here is None:
+        return DiskContent(steps, None, None)
+    return DiskContent(steps, (read_state(checkpoint_here).position.step, checkpoint_here.name), None)
+
+
+def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) -> bool:
+    """Download a bucket's newest intact checkpoint to all nodes if it is newer than theirs; return whether it is."""
+    directory, name, ranks = search.directory, search.name, search.ranks
+    newest = max((content.choice for content in contents if content.choice is not None), default=None)
+    damages: list[str] = []
+    for candidate in from_coordinator(ranks, lambda: candidates(bucket, name), group=ranks.download):
+        if newest is not None and name_of(newest[0]) >= candidate:
+            return False
+        print_lines(ranks, [f"downloading {candidate} from {bucket.url}"])
+        archives = search.on_disks(functools.partial(_archive, directory, {candidate}))
+        print_lines(ranks, [f"what had its name is now in {where}" for where in archives if where])
+        problems = [*filter(None, search.on_disks(functools.partial(fetch, bucket, directory / candidate)))]
+        if not problems:
+            if name in LINKS:
+                search.on_disks(functools.partial(point, directory / name, candidate))
+            return True
+        print_lines(ranks, [f"WARNING: {problems[0]}"])
+        damages.append(problems[0])
+    if damages and newest is None:
+        others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
+        raise BadInput(f"{damages[0]}; {others if name in NEWEST else 'resume from another one with --resume NAME'}")
+    return False
+
+
+def _archive(directory: Path, names: set[str]) -> str | None:
+    """Archive those of these checkpoints that are there; return where, with this node's host name."""
+    present = sorted(name for name in names if is_folder(directory / name))
+    if not present:
+        return None
+    return f"{socket.gethostname()}:{archive(directory, present)}"
+
+
+def _copy(checkpoint: Path, source: int, receivers: list[int], search: Search) -> None:
+    """Copy a checkpoint from the disk of one rank to those of others. Call it on every rank."""
+    group, rank = (
+        dist.new_group(sorted([source, *receivers]), timeout=DOWNLOAD_TIMEOUT, backend="gloo"),
+        search.ranks.rank,
+    )
+
+    def move() -> None:
+        if rank == source:
+            _send(checkpoint, source, group)
+        elif rank in receivers:
+            _take(checkpoint, source, group)
+
+    search.on_disks(move)
+
+
+def _send(checkpoint: Path, source: int, group: Any) -> None:
+    files = [checkpoint / name for name in FILES]
+    dist.broadcast(torch.tensor([file.stat().st_size for file in files]), source, group=group)
+    for file in files:
+        with file.open("rb") as opened:
+            while piece := opened.read(BROADCAST_BYTES):
+                dist.broadcast(torch.frombuffer(bytearray(piece), dtype=torch.uint8), source, group=group)
+
+
+def _take(checkpoint: Path, source: int, group: Any) -> None:
+    """Write the files that another node sends; where that cannot be done, take them all the same, and raise then."""
+    sizes = torch.empty(len(FILES), dtype=torch.int64)
+    dist.broadcast(sizes, source, group=group)
+    pieces = {file: _receive(size, source, group) for file, size in zip(FILES, sizes.tolist(), strict=True)}
+    try:
+        damage = write_copy(checkpoint, pieces)
+    except OSError as error:
+        for piece in itertools.chain.from_iterable(pieces.values()):
+            del piece
+        raise write_error(checkpoint, error) from error
+    if damage is not None:
+        raise BadInput(f"{damage}; run the same command again")
+
+
+def _receive(size: int, source: int, group: Any) -> Iterator[tuple[int, memoryview]]:
+    """Yield (offset in bytes, content) of the pieces of a file."""
+    for offset in range(0, size, BROADCAST_BYTES):
+        piece = torch.empty(min(BROADCAST_BYTES, size - offset), dtype=torch.uint8)
+        dist.broadcast(piece, source, group=group)
+        yield offset, memoryview(piece.numpy().data)
