@@ -5,7 +5,7 @@ import time
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
@@ -20,7 +20,7 @@ class Saved:
 
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
-    problem: str | None  # one line; of a durable one: links or deletions that failed
+    problem: BadInput | None  # of a durable one: links or deletions that failed
     stall_seconds: float  # that training stood still
     write_seconds: float  # from the copy to the disk
 
@@ -104,7 +104,8 @@ class Saving:
         if required and not saved.durable:
             raise BadInput(
                 f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: fix this, then "
-                "rerun the same command"
+                "rerun the same command",
+                reason="user-error" if saved.problem is None else saved.problem.reason,
             )
 
     def _report(self, saved: Saved) -> None:
@@ -115,11 +116,12 @@ class Saving:
         self._reported = step
         details = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
         said = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
-        self._tell(step, "checkpoint" if saved.durable else "checkpoint-failed", saved.problem, said, **details)
+        problem = None if saved.problem is None else str(saved.problem)
+        self._tell(step, "checkpoint" if saved.durable else "checkpoint-failed", problem, said, **details)
 
     def _tell(self, step: int, event: str, problem: str | None, said: str, **details: float) -> None:
         """Record the outcome of a save or an upload; print a problem, after what is `said` of it."""
         told = details if problem is None else details | {"problem": problem}
         self._reporter.event(step, event, name=name_of(step), **told)
         if problem is not None:
-            self._reporter.say(f"WARNING: step {step:,}: {said} {problem}")
+            self._reporter.say(warning(f"step {step:,}: {said} {problem}"))

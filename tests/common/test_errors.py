@@ -25,9 +25,9 @@ def test_values_in_errors_are_cut() -> None:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("warmup_step", "; did you mean 'warmup_steps'?"),
-        ("x", "; known: shuffle, warmup_steps"),
-        ("shuffle" * 10_000, "; known: shuffle, warmup_steps"),
+        ("warmup_step", "did you mean 'warmup_steps'?"),
+        ("x", "known: shuffle, warmup_steps"),
+        ("shuffle" * 10_000, "known: shuffle, warmup_steps"),
     ],
 )
 def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say
 from common.files import BLOCK_BYTES, is_folder, naming, sync, write_error
 from training.checkpoints.directory import (
     LINKS,
@@ -151,7 +151,7 @@ def point(link: Path, name: str | None) -> None:
     remove(partial)
     if link.exists() and link_target(link) is None:
         moved = archive(link.parent, [link.name])
-        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
+        say(note(f"{link} is no link; it is now {moved / link.name}"))
     if name is None:
         link.unlink(missing_ok=True)
         return

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from common.bucket import Bucket
-from common.errors import BadInput
+from common.errors import BadInput, warning
 from common.files import is_folder, write_error
 from training.checkpoints.atomic_commit import point, write_copy
 from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
@@ -112,7 +112,7 @@ def _fetch_newer(
             if wanted in LINKS:
                 disks.on_each(functools.partial(point, directory / wanted, name))
             return True
-        print_lines(disks.ranks, [f"WARNING: {problems[0]}"])
+        print_lines(disks.ranks, [warning(problems[0])])
         damaged.append(problems[0])
     if damaged and held is None:
         others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"

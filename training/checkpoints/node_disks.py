@@ -21,6 +21,7 @@ from model.counts import parameter_count
 from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
+from training.launch import setting
 from training.parallel.process_group import Ranks, Value, gather, together
 
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
@@ -126,7 +127,7 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
         least_bytes=least,
         total_bytes=max(0, count * size - there - leftovers),
-        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
+        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",
         in_place=True,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, quoted, refusing, say
+from common.errors import BadInput, quoted, refusing, say, warning
 from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.directory import (
@@ -231,7 +231,7 @@ def find(directory: Path, wanted: str) -> Path | None:
             if STEP_NAME.fullmatch(target) and target > checkpoint.name and not is_folder(directory / target):
                 problems.insert(0, f"{directory / 'latest'}: refers to {target}, which does not exist")
             for line in problems:
-                say(f"WARNING: {line}; falling back to {checkpoint.name}")
+                say(warning(f"{line}; falling back to {checkpoint.name}"))
             return checkpoint
         problems.append(problem)
     if problems:
@@ -253,7 +253,7 @@ def find_before(directory: Path, step: int) -> Path | None:
     for checkpoint in [checkpoints[saved] for saved in reversed(checkpoints) if saved < step]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        say(f"WARNING: {problem}; falling back to an earlier one, or the start")
+        say(warning(f"{problem}; falling back to an earlier one, or the start"))
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, quoted
+from common.errors import BadInput, Notice, nearest, note, quoted
 from common.other_programs import FOREIGN_KEYS
 
 # Keys of train.json that are read no more.
@@ -13,24 +13,24 @@ _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that 
 
 
 def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
-    """Return the likely meaning of an unknown key: one of the other file, of another program, or the nearest."""
+    """Return advice for an unknown key: what it likely means in the other file or another program, or the nearest."""
     elsewhere = next((f"{name}.{key}" for name, known in keys.items() if key in known), None)
     meant = elsewhere or FOREIGN_KEYS.get(key)
     if meant is None:
         return nearest(key, keys[section])
-    ours, _, note = meant.partition(": ")
-    if note:
-        return f"; here it is {ours}, {note}" if ours else f"; there is no such key here: {note}"
+    ours, _, remark = meant.partition(": ")
+    if remark:
+        return f"here it is {ours}, {remark}" if ours else f"there is no such key here: {remark}"
     if overridden:
-        return f"; did you mean --set {ours}={value if isinstance(value, str) else json.dumps(value)}?"
+        return f"did you mean --set {ours}={value if isinstance(value, str) else json.dumps(value)}?"
     other, _, name = ours.partition(".")
-    return f"; did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
+    return f"did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
 
 
-def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[str]:
+def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[Notice | str]:
     """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions."""
     gone = [key for key in _GONE if train.pop(key, None) is not None]
-    notices = [f"NOTE: {train_file}: {key} is ignored: {_GONE[key]}" for key in gone]
+    notices: list[Notice | str] = [note(f"{train_file}: {key} is ignored: {_GONE[key]}") for key in gone]
     if "moe" in model:
         raise BadInput(f"{model_file}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only")
     if "minibatch_size" in train:

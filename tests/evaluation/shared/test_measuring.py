@@ -43,7 +43,7 @@ def test_a_bad_model_does_not_stop_the_others(
         command = LossCommand(models, device="cpu")
         with pytest.raises(BadInput) as raised:
             measuring.measure_each(command, "loss", prepared.append, measure)
-        return [*raised.value.problems]
+        return [*raised.value.lines]
 
     problems = ["gone: no such directory", "damaged: its sha256 differs", "endless: its loss is not finite"]
     assert run("gone", "good", "damaged", "endless", "fine") == problems
