@@ -33,11 +33,13 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("evaluate.py")
-    from common.arguments import parse
+    from common.arguments import ScriptTexts, parse
     from evaluation.command_line import COMMANDS
+    from training.command import key_rows
 
     classes = {name: command.options for name, command in COMMANDS.items()}
-    options = parse("evaluate.py", classes, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
+    options = parse("evaluate.py", classes, sys.argv[1:], texts=texts, key_rows=key_rows)
     follows = os.environ.get("RANK", "0") != "0"
     return run_command("evaluate.py", partial(run, sys.argv[1], options), "; stored results are kept", follows=follows)
 

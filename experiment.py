@@ -21,11 +21,13 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("experiment.py")
-    from common.arguments import parse
+    from common.arguments import ScriptTexts, parse
     from experiments.command import LadderCommand, SweepCommand, TrialCommand
+    from training.command import key_rows
 
     commands = {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand}
-    command = parse("experiment.py", commands, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
+    command = parse("experiment.py", commands, sys.argv[1:], texts=texts, key_rows=key_rows)
     return run_command("experiment.py", command.run, "; the same command continues")
 
 

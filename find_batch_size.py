@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("find_batch_size.py")
-    from common.arguments import parse
-    from training.command import FIND_EPILOG, FindCommand
+    from common.arguments import ScriptTexts, parse
+    from training.command import FIND_EPILOG, FindCommand, key_rows
 
-    command = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=FIND_EPILOG)
+    texts = ScriptTexts(epilog=FIND_EPILOG)
+    command = parse("find_batch_size.py", FindCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
     return run_command("find_batch_size.py", partial(find, command), ": nothing is written")
 
 

@@ -19,9 +19,10 @@ def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("prepare_data.py")
     from tokens.command import parse_command_line
+    from training.command import key_rows
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
-    command = parse_command_line(sys.argv[1:])
+    command = parse_command_line(sys.argv[1:], key_rows)
     return run_command("prepare_data.py", partial(run, command), partial(kept, command))
 
 

@@ -16,10 +16,12 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 def main() -> int:
     """Run the command; return its exit status."""
     prepare_process("report.py")
-    from common.arguments import parse
+    from common.arguments import ScriptTexts, parse
     from reporting.command import ReportCommand
+    from training.command import key_rows
 
-    command = parse("report.py", ReportCommand, sys.argv[1:], epilog=EPILOG)
+    texts = ScriptTexts(epilog=EPILOG)
+    command = parse("report.py", ReportCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
     return run_command("report.py", command.run, "; the last whole report is in place")
 
 

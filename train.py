@@ -37,7 +37,7 @@ from training.supervision.supervision import Supervision, hold_torchruns_signal
 if TYPE_CHECKING:
     from training.command import TrainCommand
     from training.config.train_config import Run
-    from training.initial_weights import OtherModel
+    from training.initial_weights import InitialWeights, OtherModel
 
 # Of a status that no error has caused; EXIT_ERROR is then of --preflight or --replay, for a problem or a difference
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
@@ -50,7 +50,8 @@ def main() -> int:
     supervision = supervise(command)
     from training.config.train_config import load_run  # torch takes seconds
     from training.initial_weights import InitialWeights
-    from training.job import all_problems, prepare, run_job
+    from training.job import run_job
+    from training.run_checks import all_problems, check_run
 
     run, follows = None, environment_rank() > 0  # it ends as rank 0 does, which says why
     faulthandler.enable()
@@ -67,14 +68,9 @@ def main() -> int:
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
             initial = InitialWeights(source.removeprefix("hf:"), partial(load_model, source))
-        if command.look is None:
-            status = prepare(run, command, initial)
-        else:
-            from reporting.samples.batch_text import look
-
-            status = look(run, command, initial)
+        status = answer(run, command, initial)
         if status is None:
-            status = run_job(run, command.options, supervision, initial)
+            status = run_job(check_run(run, command, initial), command.options, supervision)
         if status == EXIT_STOPPED:
             tell_torchrun("stopped early with status 75; the same command continues", status, "stopped")
         follows, failure = follows and status != EXIT_DONE, Failure(status, REASON_OF_STATUS[status])
@@ -109,6 +105,30 @@ def report(error: Exception, run: "Run | None", supervision: Supervision, *, fol
     return Failure(status, reason, line), follows
 
 
+def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
+    """Carry out a command that trains nothing; return its status, or None for one that trains. Raises BadInput."""
+    if command.dry_run or command.plan:
+        from training.planning.estimate_table import dry_run
+
+        dry_run(run, command, initial)
+        return EXIT_DONE
+    if command.find_max_microbatch:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.options.device, None, command.write)
+        return EXIT_DONE
+    if command.preflight:
+        from training.hardware.preflight import report
+        from training.run_checks import machine_requirements
+
+        return report(machine_requirements(run, command))
+    if command.look is not None:
+        from reporting.samples.batch_text import look
+
+        return look(run, command, initial)
+    return None
+
+
 def load_model(source: str) -> "OtherModel":
     """Return the model that --init-from or --like names. Raises BadInput."""
     from evaluation.shared.load import load_network, locate
@@ -122,15 +142,16 @@ def parse_command() -> "TrainCommand":
     """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
     try:
         prepare_process("train.py")
-        from common.arguments import parse
-        from training.command import TRAIN_EPILOG, TrainCommand
+        from common.arguments import ScriptTexts, parse
+        from training.command import TRAIN_EPILOG, TrainCommand, key_rows
 
         if sys.argv[1:] == ["--keys"]:
             from training.config.key_table import key_table
 
             print(key_table())
             sys.exit(EXIT_DONE)
-        return parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+        texts = ScriptTexts(epilog=TRAIN_EPILOG)
+        return parse("train.py", TrainCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
     except UsageError as error:
         ExitRecord(None).write(EXIT_USAGE, "usage-error", str(error))
         if is_first_on_machine():  # the other ranks of this machine would say the same

@@ -24,13 +24,24 @@ from cyclopts import (
 from cyclopts.argument import Argument
 from cyclopts.help import HelpPanel, PlainFormatter
 
-from common.checks import ValueCheck
+from common.checks import KeyRows, ValueCheck
 from common.errors import EXIT_DONE, UsageError, either, printable, quoted
 from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
 HELP_WORDS = ("--help", "-h")
+
+
+@attrs.frozen(kw_only=True)
+class ScriptTexts:
+    """What the help of a script has before and after its options."""
+
+    description: str = ""  # of a script with commands; the class of a single command describes it by its docstring
+    epilog: str = ""
+
+
+NO_TEXTS = ScriptTexts()
 
 
 def option(
@@ -63,19 +74,20 @@ def parse(
     commands: type | Mapping[str, Any],
     words: Sequence[str],
     *,
-    help_text: str = "",
-    epilog: str = "",
+    texts: ScriptTexts = NO_TEXTS,
+    key_rows: Callable[[], KeyRows] = dict,
 ) -> Any:
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
-    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, `keys_of_set`,
-    which returns the keys that its --set takes, and `option_rules`, which say what options go together. A command
-    named "" is meant if the first word names no other one. Exits after --help. Raises UsageError.
+    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and
+    `option_rules`, which say what options go together. A command named "" is meant if the first word names no other
+    one. `key_rows` returns the rows of the keys of run directories, by file: an error about an unknown option may name
+    one. Exits after --help. Raises UsageError.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
         commands = siblings[""]
-    app = _app(script, help_text or commands.__doc__ or "", getattr(commands, "help_groups", {}))
+    app = _app(script, texts.description or commands.__doc__ or "", getattr(commands, "help_groups", {}))
     if isinstance(commands, type):
         app.default(commands)
     else:
@@ -94,13 +106,14 @@ def parse(
         value = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         command = "" if isinstance(commands, type) else words[0]
-        line = CommandLine(script, command, words, commands if isinstance(commands, type) else commands[command])
+        options = commands if isinstance(commands, type) else commands[command]
+        line = CommandLine(script, command, words, options, key_rows)
         raise usage_error(line.problem(error, siblings), command) from error
     except UsageError as error:
         raise usage_error(str(error), "" if isinstance(commands, type) else words[0]) from error
     if value is None:  # the help was printed
         if isinstance(commands, type) or words[0].startswith("-"):
-            print(epilog, end="")
+            print(texts.epilog, end="")
         sys.exit(EXIT_DONE)
     return value
 
@@ -113,6 +126,7 @@ class CommandLine:
     command: str  # "" for a script without commands
     words: Sequence[str]
     options: Any  # class or function of the command
+    key_rows: Callable[[], KeyRows]  # called for an unknown option: it loads the tables
 
     def problem(self, error: CycloptsError, siblings: Mapping[str, Any]) -> str:
         """Return a usage error as one line. `siblings`: all commands of the script, whose options it may name."""
@@ -136,10 +150,11 @@ class CommandLine:
         followed = pairwise([*self.words, "-"])
         values = [one.partition("=")[2] or after for one, after in followed if one.partition("=")[0] == word]
         value = values[0] if values and not values[0].startswith("-") else ""
-        keys = self.options.keys_of_set() if hasattr(self.options, "keys_of_set") else {}
         from common.other_programs import option_advice  # a usage error alone needs the table
 
-        advice = option_advice(self.script, self.command, word, value, keys)
+        sets_keys = "--set" in option_names(self.options)
+        command = f"{self.script} {self.command}".rstrip()
+        advice = option_advice(command, word, value, self.key_rows(), sets_keys=sets_keys)
         if not advice:
             names = [name for argument in arguments_of(self.options) for name in argument.names if name[:1] == "-"]
             owners = [name for name, other in siblings.items() if name != self.command and word in option_names(other)]

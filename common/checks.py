@@ -1,7 +1,7 @@
-"""Validators of configuration fields and option texts, and JSON values structured as typed attrs classes."""
+"""Rows and validators of configuration keys, checks of option texts, JSON values structured as typed attrs classes."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -57,6 +57,74 @@ class ValueCheck:
     def _problem(self, value: Any, given: Any, key: str = "") -> Problem:
         size = SIZES if self.kind is float and type(value) in (int, float) and not is_number(value) else ""
         return Problem(key=key, found=quoted(given), expected=self.wanted, cause=size)
+
+
+@attrs.frozen
+class OlderSpelling:
+    """An earlier name of a key, which files may still have.
+
+    `convert` takes the value of the earlier name and the other keys of the file. It returns the value of the key, or
+    raises ValueError, "got ..., wanted ...".
+    """
+
+    name: str
+    convert: Callable[[Any, Mapping[str, Any]], Any]
+
+
+@attrs.frozen(kw_only=True)
+class KeyRow:
+    """The row of a key: all that users are told about it, in the metadata of its field.
+
+    `train.py --keys`, errors about unknown keys and NOTEs come from the rows. Tests compare the tables of docs/ with
+    them. Texts are plain, as a terminal shows them.
+    """
+
+    meaning: str  # a phrase that makes sense next to the name of the key
+    wanted: str  # the accepted values, in the words of the key's check
+    recommended: Any = None  # the value in the recommended recipe if that is not the default; None: the default is fine
+    # The key changes no trained weight, except by rounding. Runs that differ only in plumbing keys and the seed count
+    # as one recipe, so evaluate.py compare takes their difference for noise.
+    plumbing: bool = False
+    names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
+    # What to know about a similar setting of other programs, such as another unit -> its names, separated by spaces
+    similar: Mapping[str, str] = attrs.field(factory=dict)
+    older: OlderSpelling | None = None
+
+    @property
+    def foreign_names(self) -> dict[str, str]:
+        """Names in other programs, each with what to know about its values: "" if they mean the same."""
+        texts = {"": self.names} | dict(self.similar)
+        return {name: note for note, names in texts.items() for name in names.split()}
+
+
+def key_field(
+    check: Callable[..., None],
+    default: Any = attrs.NOTHING,
+    *,
+    wanted: str = "",
+    converter: Callable[[Any], Any] | None = None,
+    metadata: Mapping[Any, Any] | None = None,
+    **row: Any,
+) -> Any:
+    """Return the field of a key, with its KeyRow; a key without a default is required.
+
+    `wanted` is needed if the check is no ValueCheck, which has these words. `converter` changes the value before the
+    check.
+    """
+    words = wanted or (check.wanted if isinstance(check, ValueCheck) else "")
+    assert words, "a check without words: pass `wanted`"
+    rows = {KeyRow: KeyRow(wanted=words, **row), **(metadata or {})}
+    return attrs.field(default=default, validator=check, converter=converter, metadata=rows)
+
+
+KeyRows = Mapping[str, Mapping[str, KeyRow]]  # by file, "model" or "train", and key
+_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", wanted="any value")
+
+
+def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
+    """Return the row of a key's field; a field that was not defined by `key_field` has one that says so."""
+    row: KeyRow = field.metadata.get(KeyRow, _NO_ROW)
+    return row
 
 
 def set_one_form(config: Any, **meant: Any) -> None:

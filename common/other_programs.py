@@ -1,13 +1,14 @@
-"""Options, keys and forms of other programs, and what they are here: the one table, which usage errors quote.
+"""Options and forms of other programs, and what they are here: the one table, which usage errors quote.
 
 The programs are gpjt/ddp-base-model-from-scratch, nanoGPT, nanochat, Levanter, and Hugging Face's Trainer with its
-example scripts. docs/other-programs.md shows the table.
+example scripts. The names that they have for our keys are in the rows of the keys. docs/other-programs.md shows all.
 """
 
 import json
-from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
+
+from common.checks import KeyRows
 
 
 class Meaning(NamedTuple):
@@ -110,90 +111,61 @@ OPTIONS = (
     Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
 )
 
-# Keys of model.json and train.json. After a colon: how the values differ, or what to do instead.
-KEYS = {
-    "model.context_length": "block_size n_ctx n_positions max_position_embeddings max_seq_len seq_len",
-    "model.emb_dim": "n_embd hidden_size d_model hidden_dim",
-    "model.n_heads": "n_head num_attention_heads num_heads",
-    "model.n_layers": "n_layer num_hidden_layers num_layers",
-    "model.drop_rate": "dropout embd_pdrop resid_pdrop attn_pdrop",
-    "model.tie_weights": "tie_word_embeddings",
-    "model.qkv_bias: of queries, keys and values; model.biases is of all else": "bias",
-    "model.n_kv_heads": "num_key_value_heads n_kv_head num_kv_heads",
-    "model.mlp_width": "intermediate_size n_inner intermediate_dim",
-    "model.norm_eps": "rms_norm_eps layer_norm_epsilon",
-    "model.rope_base": "rope_theta",
-    "model.logit_softcap": "final_logit_softcapping",
-    "model.scale_attention_by_inverse_layer": "scale_attn_by_inverse_layer_idx",
-    "train.microbatch_size": "per_device_train_batch_size device_batch_size",
-    "train.microbatch_size: sequences of a GPU in one forward pass; a step has train.global_batch_size": "batch_size",
-    "train.global_batch_size": "train_batch_size",
-    "train.global_batch_size: in sequences, not tokens": "total_batch_size",
-    "train.recompute_blocks": "gradient_checkpointing",
-    "train.max_epochs": "num_train_epochs epochs",
-    "train.min_train_tokens: which counts tokens; the option --max-steps pauses a run": "max_iters max_steps "
-    "num_iterations num_train_steps",
-    "train.min_train_tokens: in tokens, not in tokens per parameter": "target_param_data_ratio",
-    "train.min_train_tokens: the decay ends with the run": "lr_decay_iters",
-    "train.learning_rate": "lr max_lr",
-    "train.matrix_learning_rate": "matrix_lr muon_lr",
-    "train.embedding_learning_rate": "embedding_lr embed_lr",
-    "train.head_learning_rate": "head_lr unembedding_lr",
-    "train.vector_learning_rate": "scalar_lr",
-    "train.schedule_learning_rate": "decay_lr",
-    'train.schedule_learning_rate: "cosine", "linear", "warmup_stable_decay" or "constant"': "lr_scheduler_type "
-    "lr_scheduler scheduler schedule lr_schedule learning_rate_schedule",
-    "train.decay_period_percent: in percent of all steps": "warmdown_iters cooldown_frac warmdown_ratio decay_ratio",
-    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_step warmup_ratio warmup",
-    "train.adam_beta1": "beta1",
-    "train.adam_beta2": "beta2",
-    "train.weight_decay": "wd",
-    "train.clipping_max_norm": "grad_clip max_grad_norm",
-    "train.optimizer": "optim",
-    "train.keep_checkpoints": "save_total_limit",
-    "train.checkpoint_interval: in steps": "save_steps save_every save_interval",
-    "train.log_interval: in steps": "logging_steps",
-    "train.validation_interval: in steps": "eval_interval eval_steps eval_every",
-    "train.validation_sequences: in sequences": "eval_iters",
-    "train.random_seed": "seed",
-    "train.precision": "dtype",
-    "train.precision: bf16": "bf16",
-    "train.precision: fp16": "fp16",
-    "train.compile": "torch_compile",
-    "train.parallel": "fsdp",
-    "train.final_learning_rate_percent: in percent of train.learning_rate": "min_lr min_lr_ratio final_lr_frac",
-    ": the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
-    ": the option --device of train.py chooses the device": "device",
-    ": a run writes into its run directory": "out_dir output_dir",
+# Keys of other programs that have no key here: what to do instead -> their names, separated by spaces.
+KEYLESS = {
+    "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
+    "the option --device of train.py chooses the device": "device",
+    "a run writes into its run directory": "out_dir output_dir",
 }
-FOREIGN_KEYS = {name: ours for ours, names in KEYS.items() for name in names.split()}
+
+
+class ForeignKey(NamedTuple):
+    """What a key of another program is here."""
+
+    ours: str  # such as "train.learning_rate"; "": no key
+    note: str  # how the values differ, or what to do instead; "": they mean the same
+
+
+def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
+    """Return the keys of other programs, as the rows of our keys name them, and those without a key here."""
+    table: dict[str, ForeignKey] = {}
+    for section, keys in rows.items():
+        for key, row in keys.items():
+            names = {
+                name: note for name, note in row.foreign_names.items() if name != key
+            }  # one may be spelled as here
+            table |= {name: ForeignKey(f"{section}.{key}", note) for name, note in names.items()}
+    return table | {name: ForeignKey("", note) for note, names in KEYLESS.items() for name in names.split()}
+
+
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # Python's, which --set would take for words
 
 
-def option_advice(script: str, command: str, word: str, value: str, keys: Mapping[str, Collection[str]]) -> str:
-    """Return the end of an error about an unknown option: what it is here, or "" if the table does not have it.
+def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_keys: bool) -> str:
+    """Return the end of an error about an unknown option: what it is here, or "" if no table has it.
 
-    `command`: of evaluate.py and others, or ""; `value`: the option's, or ""; `keys`: those that --set takes, by file,
-    none if the script has no --set.
+    `command` is the script, and the command if it has several: "evaluate.py sample". `word` is the option, `value` its
+    value or "". `sets_keys`: the command has --set, which takes the keys of `rows`.
     """
     name = word.strip("-").replace("-", "_")
     key = name.rpartition(".")[2]  # of model.hidden_dim, for one
-    own = next((f"{section}.{key}" for section, names in keys.items() if key in names), None)
-    if own is not None:
-        return f"; did you mean --set {own}={_json_value(value)}?"
+    section = next((section for section, keys in rows.items() if key in keys), None)
+    if sets_keys and section is not None:
+        return f"; did you mean --set {section}.{key}={_json_value(value)}?"
     for row in OPTIONS:
-        fits = not row.scripts or any(f"{script} {command} ".startswith(f"{place} ") for place in row.scripts)
+        fits = not row.scripts or any(f"{command} ".startswith(f"{place} ") for place in row.scripts)
         if fits and name in row.theirs.split():
             return f"; here: {row.here}" + (f" ({row.note})" if row.note else "")
-    if key not in FOREIGN_KEYS:
+    meant = foreign_keys(rows).get(key)
+    if meant is None:
         return ""
-    ours, _, note = FOREIGN_KEYS[key].partition(": ")
+    ours, note = meant
     if not ours:
         return f"; there is no such key here: {note}"
-    if keys and not note:
+    if sets_keys and not note:
         return f"; did you mean --set {ours}={_json_value(value)}?"
     setting = f"--set {ours}={'VALUE' if note else _json_value(value)}"
-    return f"; here: {setting if keys else f'python train.py RUN {setting}'}" + (f" ({note})" if note else "")
+    return f"; here: {setting if sets_keys else f'python train.py RUN {setting}'}" + (f" ({note})" if note else "")
 
 
 def argument_advice(script: str, command: str, argument: str) -> str:

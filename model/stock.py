@@ -10,7 +10,19 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, either, quoted
-from model.config import ARCEE, GPT2, INITIAL_STD, LLAMA, NANOCHAT, QWEN3, ROTARY, STOCK_ACTIVATIONS, ModelConfig, rows
+from model.config import (
+    ARCEE,
+    GPT2,
+    INITIAL_STD,
+    LLAMA,
+    NANOCHAT,
+    OUR_ACTIVATIONS,
+    QWEN3,
+    ROTARY,
+    ModelConfig,
+    rows,
+    stock_keys,
+)
 
 CLASSES = {
     GPT2: "GPT2LMHeadModel",
@@ -19,7 +31,8 @@ CLASSES = {
     QWEN3: "Qwen3ForCausalLM",
     NANOCHAT: "NanoChatForCausalLM",
 }
-DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}  # where config.json has no rms_norm_eps
+# Where config.json has no epsilon of the norms
+DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}
 
 
 @attrs.frozen
@@ -42,7 +55,8 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
         value = getattr(config, name) if row.says is None else row.says(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
     if kind in ROTARY:
-        rope = {"rope_type": "default", "rope_theta": config.rope_base}  # and rope_theta for loaders before 5
+        # The base is stated here and, for loaders before version 5, by its own key.
+        rope = {"rope_type": "default", stock_keys(kind)["rope_base"]: config.rope_base}
         values |= {"head_dim": config.head_width, "rope_parameters": rope}
     return StockClass(kind, values | {"initializer_range": INITIAL_STD, "torch_dtype": "float32", "use_cache": True})
 
@@ -82,18 +96,16 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
 
 def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
     """Return the configuration by config.json of a class with RoPE. Raises ValueError, "KEY: got ..., wanted ..."."""
-    table = rows(ModelConfig)
-    keys = {name: row.keys[kind][0] for name, row in table.items() if row.keys.get(kind)}
+    table, keys = rows(ModelConfig), stock_keys(kind)
     for name in ("vocab_size", "context_length", "emb_dim", "n_layers", "n_heads"):
         value = values.get(keys[name])
         if type(value) is not int or value < 1:
             raise ValueError(f"{keys[name]}: got {quoted(value)}, wanted an integer of at least 1")
-    rope = _rope(values)
-    ours = {theirs: name for name, theirs in STOCK_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+    rope = _rope(values, keys["rope_base"])
     computed = table["activation"].stock[kind] or ()
     wanted: dict[str, tuple[Any, ...]] = {
-        "head_dim": (None, values["hidden_size"] // values["num_attention_heads"]),
-        "hidden_act": tuple(theirs for theirs, name in ours.items() if name in computed),
+        "head_dim": (None, values[keys["emb_dim"]] // values[keys["n_heads"]]),
+        keys["activation"]: tuple(theirs for theirs, name in OUR_ACTIVATIONS.items() if name in computed),
         "use_sliding_window": (False, None),
         "quantization_config": (None,),
         "partial_rotary_factor": (1.0, None),
@@ -101,20 +113,22 @@ def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
     for key, known in wanted.items():
         if key in values and values[key] not in known:
             raise ValueError(f"{key}: got {quoted(values[key])}, wanted {either(map(repr, known))}")
-    default_activation = "silu" if kind in (LLAMA, QWEN3) else "relu2"
-    attention_bias = values.get("attention_bias", False)
+    activation = "swiglu" if kind in (LLAMA, QWEN3) else "relu2"  # the classes' own defaults
+    if keys["activation"] in values:
+        activation = OUR_ACTIVATIONS[values[keys["activation"]]]
+    attention_bias = values.get(keys["qkv_bias"], False)
     read = {name: values[key] for name, key in keys.items() if key in values and name != "drop_rate"}
     fixed = {name: row.stock[kind][0] for name, row in table.items() if len(row.stock.get(kind) or ()) == 1}  # type: ignore[index]
     return ModelConfig(
         **{"norm_eps": DEFAULT_EPS[kind], "logit_softcap": 15.0 if kind == NANOCHAT else None}
         | read
-        | {"activation": ours[values.get("hidden_act", default_activation)], "rope_base": rope}
-        | {"biases": attention_bias or values.get("mlp_bias", False)}
+        | {"activation": activation, "rope_base": rope}
+        | {"biases": attention_bias or values.get(keys.get("biases", ""), False)}
         | fixed
     )
 
 
-def _rope(values: dict[str, Any]) -> float:
+def _rope(values: dict[str, Any], base_key: str) -> float:
     """Return RoPE's base. Raises ValueError for angles that are scaled."""
     found = [name for name in ("rope_parameters", "rope_scaling") if values.get(name) is not None]
     key, parameters = (found[0], values[found[0]]) if found else ("rope_parameters", {})
@@ -123,5 +137,5 @@ def _rope(values: dict[str, Any]) -> float:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind != "default":
         raise ValueError(f"rope_type: got {quoted(kind)}, wanted 'default': angles without scaling")
-    base: float = parameters.get("rope_theta", values.get("rope_theta", 10_000.0))
+    base: float = parameters.get(base_key, values.get(base_key, 10_000.0))
     return base

@@ -14,10 +14,8 @@ from model.naming import HUGGING_FACE, PROJECTIONS
 from model.stock import CLASSES, stock_kind
 
 # Our module -> its name in GPT-2's class, outside the blocks with its prefix.
-GPT2_NAMES = HUGGING_FACE | {
-    **{"token_embedding": "transformer.wte", "position_embedding": "transformer.wpe"},
-    "final_norm": "transformer.ln_f",
-}
+GPT2_OUTSIDE_BLOCKS = ("token_embedding", "position_embedding", "final_norm")
+GPT2_NAMES = HUGGING_FACE | {name: f"transformer.{HUGGING_FACE[name]}" for name in GPT2_OUTSIDE_BLOCKS}
 # Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.
 ROTARY_NAMES = {
     **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -27,6 +25,7 @@ ROTARY_NAMES = {
     **{"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
 }
 NANOCHAT_NAMES = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+GPT2_BLOCKS, ROTARY_BLOCKS = "transformer.h", "model.layers"
 STOCK_QKV = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
 BLOCK_NAME = re.compile(r"blocks\.(\d+)\.")
 
@@ -35,7 +34,7 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     """Convert a plain state dict to the names and layout of its stock class. Raises BadInput if there is none."""
     kind = stock_kind(config)
     state = _folded(plain, config) if config.folds_embedding_norm(kind) else plain
-    names, blocks = (GPT2_NAMES, "transformer.h") if kind == GPT2 else (_rotary_names(kind), "model.layers")
+    names, blocks = (GPT2_NAMES, GPT2_BLOCKS) if kind == GPT2 else (_rotary_names(kind), ROTARY_BLOCKS)
     theirs = {}
     for name, value in {**_neutral(config, kind), **state}.items():
         module, _, leaf = name.rpartition(".")
@@ -62,7 +61,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
     plain: dict[str, Tensor] = {}
     apart: dict[str, dict[str, Tensor]] = {}  # queries, keys and values of each fused parameter
     for name, value in weights.items():
-        block = re.match(r"model\.layers\.(\d+)\.", name)
+        block = re.match(rf"{re.escape(ROTARY_BLOCKS)}\.(\d+)\.", name)
         module, _, leaf = (name[block.end() :] if block else name).rpartition(".")
         where = f"blocks.{block[1]}." if block else ""
         projection = module.removeprefix("self_attn.")

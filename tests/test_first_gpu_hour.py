@@ -22,7 +22,7 @@ from cyclopts import CycloptsError
 from first_gpu_hour import limit_seconds, make_page, pack, run_steps
 from gpu_hour_steps import STEPS, HourStep, Outcome, hour_steps, read_outcome, run_limited
 
-from common.arguments import parse
+from common.arguments import ScriptTexts, parse
 from common.errors import BadInput
 from tests.launch import ROOT, execute, wait_until
 from training.command import FIND_EPILOG, FindCommand
@@ -202,7 +202,7 @@ def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
     for text in (each.command, each.dry_run):
         script, *words = re.search(r"\S+\.py.*", text.format(ranks=8))[0].split()
         if script == "find_batch_size.py":
-            parse(script, FindCommand, words, epilog=FIND_EPILOG)
+            parse(script, FindCommand, words, texts=ScriptTexts(epilog=FIND_EPILOG))
             continue
         main = importlib.import_module(Path(script).stem).main
         bench.parser(main).parse_args(words, exit_on_error=False, print_error=False)

@@ -6,12 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-import attrs
 import pytest
 
 from tests import launch
 from tests.launch import ROOT, execute
-from training.config.train_config import KEYS
 
 MAY_IMPORT = {
     "common": {"common"},
@@ -95,18 +93,6 @@ def test_training_needs_none_of_the_optional_packages() -> None:
         "import tokens.prepare.token_writer, tokens.hub.download"
     )
     execute(sys.executable, "-c", code).check_returncode()
-
-
-def test_every_key_is_documented_with_its_default_and_train_py_prints_the_same_table() -> None:
-    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("architecture", "run-directory")]
-    rows = dict(row for page in pages for row in re.findall(r"^\| `(\w+)` \| ([^|]+) \|[^|\n]+\|", page, re.MULTILINE))
-    printed = execute(sys.executable, "train.py", "--keys").stdout
-    for name, field in [item for keys in KEYS.values() for item in keys.items()]:
-        default = "required" if field.default is attrs.NOTHING else {None: "null"}.get(field.default, field.default)
-        documented = rows[name].partition(":")[0].strip('`"')
-        assert documented == str(default).lower() or float(documented) == float(str(default)), name
-        assert re.search(rf"^  {name} .*\S", printed, re.MULTILINE), name
-    assert max(map(len, printed.splitlines())) <= 80 and "adamw" in printed and "](" not in printed
 
 
 def test_links_of_pages_outside_the_site_lead_somewhere() -> None:

@@ -6,8 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from common.arguments import option, parse, usage_error
-from common.checks import integer
+from common.arguments import ScriptTexts, option, parse, usage_error
+from common.checks import KeyRows, integer
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
@@ -112,14 +112,18 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-def parse_command_line(words: Sequence[str]) -> PrepareCommand | Lines:
-    """Return the command of a command line: the first word is one of COMMANDS, or anything else prepares tokens."""
+def parse_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> PrepareCommand | Lines:
+    """Return the command of a command line: the first word is one of COMMANDS, or anything else prepares tokens.
+
+    `key_rows`: as of `parse`.
+    """
     script = "prepare_data.py"
     reads_only = bool(words) and words[0] in COMMANDS and words[0] != "tokenizer"
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
         advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
         raise usage_error(f"'{words[0]}' is a command, which takes no --output; {advice}")
-    command = parse(script, {"": PrepareCommand, **COMMANDS}, words, epilog=EPILOG)
+    texts = ScriptTexts(epilog=EPILOG)
+    command = parse(script, {"": PrepareCommand, **COMMANDS}, words, texts=texts, key_rows=key_rows)
     if isinstance(command, TokenizerCommand):
         return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)
     return cast("PrepareCommand | Lines", command)

@@ -17,7 +17,7 @@ from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.writer import CheckpointWriter
 from training.command import Options
-from training.config.batch_plan import VALIDATION_SHARE, Plan, make_plan
+from training.config.batch_plan import VALIDATION_SHARE, Plan
 from training.config.train_config import Run, TrainConfig
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
 from training.data.verify_tokens import TokenWatch, verify_tokens
@@ -25,10 +25,11 @@ from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks
+from training.parallel.process_group import Ranks, gather
 from training.parallel.wrap import parallelize
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
+from training.run_checks import CheckedRun
 from training.saving import Saving
 from training.state import StepSettings, TrainState
 from training.step_intervals import Intervals, StopRequest
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 class OpenJob:
     """One launch of a run on this rank, opened."""
 
-    run: Run
+    checked: CheckedRun
     options: Options
     supervision: Supervision
     heartbeat: Heartbeat
@@ -59,6 +60,10 @@ class OpenJob:
     uploader: "Uploader | None"
     token_set: TokenSet
     plan: Plan
+
+    @property
+    def run(self) -> Run:
+        return self.checked.run
 
     @property
     def ranks(self) -> Ranks:
@@ -80,9 +85,14 @@ def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Interval
     )
 
 
-def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: Heartbeat, ledger: TimeLedger) -> OpenJob:
-    """Lock the disks, open and check the tokens, and plan. Call it on every rank. Raises BadInput."""
-    ranks, replays = heartbeat.ranks, options.replay is not None
+def open_job(
+    checked: CheckedRun, options: Options, supervision: Supervision, heartbeat: Heartbeat, ledger: TimeLedger
+) -> OpenJob:
+    """Lock the disks, open and plan tokens that are not open yet, and verify them. Call it on every rank.
+
+    Raises BadInput.
+    """
+    run, ranks, replays = checked.run, heartbeat.ranks, options.replay is not None
     disks = NodeDisks(ranks) if replays else find_disks(run, ranks)
     if not disks.shared:
         disks.on_each(lambda: supervision.lock_own_disk(run.directory))
@@ -92,18 +102,19 @@ def open_job(run: Run, options: Options, supervision: Supervision, heartbeat: He
 
         uploader = Uploader(url, run, ranks)
     print_lines(ranks, run.notices)
-    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
-    plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
+    tokens = checked.tokens
+    if tokens is None or not all(gather(ranks, tokens is not None)):
+        tokens = open_tokens(run, options.token_files, ranks, follow=options.follow)
     return OpenJob(
-        run=run,
+        checked=checked,
         options=options,
         supervision=supervision,
         heartbeat=heartbeat,
         ledger=ledger,
         disks=disks,
         uploader=uploader,
-        token_set=verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size),
-        plan=plan,
+        token_set=verify_tokens(run, tokens, ranks),
+        plan=tokens.plan,
     )
 
 

@@ -1,7 +1,6 @@
 """Command lines of train.py and find_batch_size.py: options of a launch, and its errors as lines."""
 
 import time
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -9,7 +8,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import option
-from common.checks import integer, number
+from common.checks import KeyRows, integer, number
 from common.errors import BadInput, Diverged, Reason, UsageError, reason_of_system_error
 from common.files import system_error
 from common.option_rules import OptionRules
@@ -120,11 +119,11 @@ class Options:
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
 
-def settable_keys() -> Mapping[str, Collection[str]]:
-    """Return the keys that --set takes, by file."""
-    from training.config.train_config import KEYS
+def key_rows() -> KeyRows:
+    """Return the rows of the keys of run directories, by file, for errors about unknown options."""
+    from training.config.train_config import KEY_ROWS
 
-    return KEYS
+    return KEY_ROWS
 
 
 @attrs.frozen(kw_only=True)
@@ -138,7 +137,6 @@ class TrainCommand:
         "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
         "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
-    keys_of_set = staticmethod(settable_keys)
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="training",
         uses=OF_TRAINING,
@@ -248,7 +246,6 @@ class TrainCommand:
 class FindCommand:
     """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
 
-    keys_of_set = staticmethod(settable_keys)
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="a search",
         uses="--set --world-size --device --write --probe",

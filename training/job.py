@@ -2,51 +2,24 @@
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import closing
 
 import attrs
 import torch
 
-from common.errors import (
-    EXIT_DONE,
-    EXIT_ERROR,
-    EXIT_STOPPED,
-    BadInput,
-    Notice,
-    advisory,
-    check_all,
-    joined,
-    note,
-    warning,
-)
-from common.files import is_folder
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Notice, advisory, note, warning
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
-from training.checkpoints.directory import check_wanted, checkpoints_of, name_of
-from training.checkpoints.node_disks import disk_need
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import RunRecord, describe_changes, make_record, write_record
-from training.command import Options, TrainCommand
-from training.config.batch_plan import derive_layout
-from training.config.train_config import Run, TrainConfig, override, read_files
-from training.data.verify_tokens import check_tokens, tokens_at_hand
-from training.exactness.fingerprint import agreed_fingerprint, compiled_on_gpu, resolve_numerics, set_determinism
+from training.command import Options
+from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics, set_determinism
 from training.hardware.environment import device_name
-from training.hardware.preflight import PreflightRequirements, enforce, report
-from training.initial_weights import InitialWeights
-from training.launch import (
-    check_launcher,
-    environment_local_world_size,
-    environment_nodes,
-    environment_rank,
-    environment_world_size,
-    restarts,
-)
 from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, gather, stop
 from training.precision import Numerics
 from training.resume import ResumeRequest, resume
+from training.run_checks import CheckedRun
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
@@ -57,73 +30,16 @@ from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
 
 
-def prepare(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int | None:
-    """Check run and machine, before the process group; return the status of a command without it. Raises BadInput."""
-    if command.dry_run or command.plan:
-        from training.planning.estimate_table import dry_run
-
-        dry_run(run, command, initial)
-        return EXIT_DONE
-    if command.find_max_microbatch:
-        from training.batch_finder.finder import report_largest
-
-        report_largest(run, command.overrides, command.options.device, None, command.write)
-        return EXIT_DONE
-    disk = disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None
-    needs = PreflightRequirements(
-        device=command.options.device,
-        compiles=compiled_on_gpu(run.train),
-        disk=disk,
-        ranks=None if command.preflight else environment_local_world_size(),
-        bucket=run.train.checkpoints.checkpoints,
-    )
-    if command.preflight:
-        return report(needs)
-    if command.trains:
-        check_launcher()
-    alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
-    check_all(  # before anything is downloaded, the same on every rank
-        lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
-        lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
-        lambda: enforce(needs, quiet=environment_rank() != 0),
-        lambda: check_tokens(run, command.options.token_files, environment_world_size()),
-    )
-    return None
-
-
-@contextmanager
-def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Context that reads a run: where that raises BadInput, its problems and those of the machine and the dataset."""
-
-    def check_dataset() -> None:
-        if is_folder(directory := Path(command.like or command.run)):
-            overridden = override(command.overrides, values := read_files(directory))
-            file = command.run / "train.json"
-            keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
-            with suppress(ValueError):  # of a wrong dataset
-                tokens_at_hand(TrainConfig.from_keys(keys, file, overridden), command.options.token_files)
-
-    try:
-        yield
-    except BadInput as error:
-        if not command.trains:
-            raise
-        needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
-        try:
-            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
-        except BadInput as all_of_them:
-            raise joined([all_of_them], alone=error.alone) from error
-
-
-def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:
+def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> int:
     """Train the run; return the exit status. Call it on every rank. Raises BadInput and Diverged."""
+    run = checked.run
     with supervision.join(options.device, run.train.timeout_seconds, run.train.execution.tensor_parallel) as heartbeat:
         ledger = TimeLedger(options.began, options.price_per_hour)
         with ledger.start_up():
-            job = open_job(run, options, supervision, heartbeat, ledger)
-            loop = None if options.replay else resume_job(job, initial)
+            job = open_job(checked, options, supervision, heartbeat, ledger)
+            loop = None if options.replay else resume_job(job)
         if options.replay is not None:
-            status = replay_job(job, initial, *options.replay)
+            status = replay_job(job, *options.replay)
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
@@ -133,11 +49,11 @@ def run_job(run: Run, options: Options, supervision: Supervision, initial: Initi
     return status
 
 
-def resume_job(job: OpenJob, initial: InitialWeights | None) -> Loop | None:
+def resume_job(job: OpenJob) -> Loop | None:
     """Begin or resume the run; return its loop, or None where nothing is left to do."""
     numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
-    numerics_changes, begun = resume(_request(job, numerics, initial), state, job.disks, bucket)
+    numerics_changes, begun = resume(_request(job, numerics), state, job.disks, bucket)
     settings = make_settings(job.run.train, job.plan, numerics)
     job.supervision.run_lock.write_resumed()
     directory, position = job.run.directory, state.position
@@ -200,13 +116,13 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
     return status
 
 
-def replay_job(job: OpenJob, initial: InitialWeights | None, first: int, last: int) -> int:
+def replay_job(job: OpenJob, first: int, last: int) -> int:
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
     from training.replay import load_before, read_recorded, replay
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     numerics, state = _make_state(job)
-    load_before(first, _request(job, numerics, initial), state, job.ranks)
+    load_before(first, _request(job, numerics), state, job.ranks)
     settings = make_settings(job.run.train, job.plan, numerics)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
@@ -223,14 +139,16 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
     return numerics, make_state(run.model, run.train, plan, numerics, ranks)
 
 
-def _request(job: OpenJob, numerics: Numerics, initial: InitialWeights | None) -> ResumeRequest:
+def _request(job: OpenJob, numerics: Numerics) -> ResumeRequest:
     fingerprint = agreed_fingerprint(job.run.train, numerics, job.ranks)
     record = make_record(job.run, job.plan, job.token_set, fingerprint)
     # Where torchrun has restarted this job after it resumed, --resume is done.
     resumed = job.supervision.run_lock.resumed
     wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     _, tokenizer = job.token_set.tokenizer or (None, None)
-    return ResumeRequest(job.run.directory, wanted, record, job.options.allow_numerics_drift, initial, tokenizer)
+    return ResumeRequest(
+        job.run.directory, wanted, record, job.options.allow_numerics_drift, job.checked.initial, tokenizer
+    )
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:

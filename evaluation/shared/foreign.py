@@ -1,5 +1,6 @@
 """Import of models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt; no pickle runs code."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,17 @@ from torch import Tensor
 from common.errors import BadInput, note, quoted, refusing, say
 from common.json_files import read_json
 from evaluation.shared.model_files import (
-    ACTIVATIONS,
     CONFIG_FILES,
+    FACTS,
     INDEX,
     NANOGPT,
+    OPTIONS,
     check_facts,
     check_model_files,
     inner_config,
     weight_files,
 )
-from model.config import GPT2, ROTARY, UNGATED, ModelConfig, rows
+from model.config import GPT2, OF_NANOGPT, OUR_ACTIVATIONS, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, stock_keys
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
@@ -28,7 +30,7 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank
 
-HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
+KEYS = stock_keys(GPT2)  # our key -> Hugging Face's, of GPT-2
 # Keys that are read, of ours; all other options of a network are not told by weights of these names.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
@@ -36,21 +38,25 @@ READ_KEYS = {
 }
 # Values of Hugging Face's config.json, and of ours, other than which would make another network of the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
+    "model_type": (GPT2,),
     "scale_attn_weights": (True,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
 # Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
-SHAPE_KEYS = {"block_size": "context_length", "n_inner": "hidden_width"} | {
+SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
-    for key in (name, *rows(ModelConfig)[name].keys[GPT2])
+    for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(OF_NANOGPT, ()))
 }
-ACTIVATION_KEYS = {"activation_function": ACTIVATIONS, "activation": {name: name for name in UNGATED}}
+# The keys of activations, each with its words and ours.
+ACTIVATION_KEYS = {
+    KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
+    "activation": {name: name for name in UNGATED},
+}
 NANOGPT_NOTE = (
     "{path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
-    'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
+    "nanoGPT before May 2023 or by build-nanogpt, write {setting} into {config}"
 )
 CONVERSION = (
     "python -c \"import torch; from safetensors.torch import save_file; model = torch.load('ckpt.pt', 'cpu', "
@@ -80,15 +86,15 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
             with refusing(where):
                 config = config_of_stock(values, kind)
                 return with_parameters(config, from_stock(weights, config, kind))
-    heads = next((values[key] for key in HEADS_KEYS if key in values), None)
+    heads = next((values[key] for key in FACTS["n_heads"] if key in values), None)
     if heads is None:
-        raise BadInput(f"{where}: got none of {', '.join(HEADS_KEYS)}; add one: weights do not tell the heads")
+        raise BadInput(f"{where}: got none of {', '.join(FACTS['n_heads'])}; add one: weights do not tell the heads")
     for key, wanted in ONLY_VALUES.items():
         if values.get(key, wanted[0]) not in wanted:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
     with refusing(path):
         # Hugging Face's GPT-2 is tied by default: a head beside the embedding is a copy.
-        tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
+        tied = values.get(KEYS["tie_weights"], values.get("tie_weights", values.get("model_type") == GPT2))
         plain = to_plain(weights, tied=tied is True)
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
         for key, field in SHAPE_KEYS.items():
@@ -97,12 +103,13 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
                 raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
         config = attrs.evolve(
             config,
-            norm_eps=values.get("layer_norm_epsilon", config.norm_eps),
-            scale_attention_by_inverse_layer=values.get("scale_attn_by_inverse_layer_idx", False),
+            norm_eps=values.get(KEYS["norm_eps"], config.norm_eps),
+            scale_attention_by_inverse_layer=values.get(KEYS["scale_attention_by_inverse_layer"], False),
         )
         network = with_parameters(config, plain)
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
-        say(note(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])))
+        setting = json.dumps({KEYS["activation"]: STOCK_ACTIVATIONS["gelu_tanh"]})
+        say(note(NANOGPT_NOTE.format(path=path, setting=setting, config=path / CONFIG_FILES[0])))
     return network
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from common.errors import BadInput, note, quoted, say
 from common.json_files import read_json
-from model.config import STOCK_ACTIVATIONS, UNGATED
+from model.config import GPT2, OUR_ACTIVATIONS, ModelConfig, rows
 from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank
 
@@ -18,19 +18,15 @@ ORIGINAL_CONFIG = "params.json"  # Meta's, which is not read, but may contradict
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json")
 # Names of other weights in a model's directory.
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "model.ckpt*")
-ACTIVATIONS = {STOCK_ACTIVATIONS[ours]: ours for ours in UNGATED} | {"gelu_pytorch_tanh": "gelu_tanh"}
-# Each fact about a network, and the keys of different programs that state it.
+OPTIONS = rows(ModelConfig)
+FACT_KEYS = (
+    *("n_heads", "n_kv_heads", "n_layers", "emb_dim", "context_length", "vocab_size"),
+    *("norm_eps", "rope_base", "tie_weights"),
+)
+# Each fact about a network, by our key, and the keys of different programs that state it.
 FACTS = {
-    "heads": ("n_head", "n_heads", "num_attention_heads"),
-    "heads of keys": ("n_kv_heads", "num_key_value_heads"),
-    "layers": ("n_layer", "n_layers", "num_hidden_layers"),
-    "width": ("n_embd", "emb_dim", "hidden_size", "dim"),
-    "context": ("n_positions", "n_ctx", "block_size", "context_length", "max_position_embeddings"),
-    "vocabulary": ("vocab_size", "n_vocab"),
-    "epsilon": ("layer_norm_epsilon", "rms_norm_eps", "norm_eps"),
-    "base of the rotation": ("rope_theta",),
-    "activation": ("activation_function", "activation"),
-    "tied embedding": ("tie_word_embeddings", "tie_weights"),
+    **{name: (*OPTIONS[name].file_keys, name) for name in FACT_KEYS},
+    "activation": (*OPTIONS["activation"].keys[GPT2], "activation"),
 }
 
 
@@ -76,7 +72,7 @@ def check_facts(configs: Iterable[tuple[Path, dict[str, Any]]]) -> None:
         for fact, keys in FACTS.items():
             for key in keys:
                 value = values.get(key)
-                value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+                value = OUR_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
                 if value is None or value == -1:  # Meta's files leave the vocabulary to the tokenizer
                     continue
                 before, name, known = stated.setdefault(fact, (file, key, value))

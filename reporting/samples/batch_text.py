@@ -33,7 +33,6 @@ from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.run_record import RESOLVED, RunRecord, make_record
 from training.checkpoints.saved_state import find_before
 from training.command import TrainCommand
-from training.config.batch_plan import make_plan
 from training.config.train_config import KEYS, Run, resolve_spelling
 from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
@@ -145,11 +144,11 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     world_size, cpu = record.world_size or tensor_size, torch.device("cpu")
     data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // tensor_size, tensor_size))
     alone = Ranks(rank=0, world_size=1, data_parallel=data, tensor=tensor, device=cpu, control=None, download=None)
-    token_set = open_tokens(run, given, alone, follow=True)
-    plan = make_plan(run.train, length, world_size, token_set.lengths)
+    tokens = open_tokens(run, given, alone, follow=True)
+    plan = tokens.plan
     if step > plan.steps:
         raise BadInput(f"--look {step}: wanted a step from 1 to {plan.steps}")
-    token_set = verify_tokens(run.train, plan, token_set, alone, run.model.vocab_size)
+    token_set = verify_tokens(run, tokens, alone)
     differences(run.directory, record, make_record(run, plan, token_set, record.numerics), run.directory / RESOLVED)
     reading = make_reading(run.train, plan, token_set, run.model.vocab_size)
     if not ready(reading, step - 1):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import attrs
 import pytest
 
-from common.arguments import arguments_of, option, option_names, options_of, parse
+from common.arguments import ScriptTexts, arguments_of, option, option_names, options_of, parse
 from common.checks import integer
 from common.errors import EXIT_USAGE, UsageError
 from common.installation import exit_status
@@ -37,7 +37,7 @@ class Example:
 
 
 def parsed(*words: str) -> Example:
-    value = parse("example.py", Example, words, epilog="examples:\n  python example.py\n")
+    value = parse("example.py", Example, words, texts=ScriptTexts(epilog="examples:\n  python example.py\n"))
     assert isinstance(value, Example)
     return value
 

@@ -2,14 +2,13 @@
 
 import itertools
 import re
-from typing import Any
 
 import pytest
 
-from common.other_programs import KEYS, OPTIONS, Meaning, argument_advice, option_advice
+from common.other_programs import OPTIONS, Meaning, argument_advice, foreign_keys, option_advice
 from tests.common.test_arguments import SCRIPTS, parsed_by, usage_error
 from tests.launch import ROOT
-from training.config.train_config import KEYS as OURS
+from training.config.train_config import KEY_ROWS, KEYS
 
 VALUES = {"RUN": "runs/quickstart", "MODEL": "runs/quickstart", "SOURCE": "stdlib", "DIR": "token_files/x", "C": "128"}
 VALUES |= {"FILE": "tokenizer.json", "N": "300", "K": "5", "F": "0.1", "T": "0.5", "TEXT": "x", "NAME": "best"}
@@ -42,9 +41,15 @@ def test_each_option_of_another_program_is_answered_by_a_command(
 
 
 def test_each_key_of_the_table_is_one_of_ours() -> None:
-    for ours in KEYS:
-        section, _, name = ours.partition(": ")[0].partition(".")
-        assert not section or name in OURS[section]
+    for name, (ours, note) in foreign_keys(KEY_ROWS).items():
+        section, _, key = ours.partition(".")
+        assert key in KEYS[section] if ours else note, name
+
+
+def test_no_name_of_another_program_has_two_meanings() -> None:
+    names = [name for rows in KEY_ROWS.values() for key, row in rows.items() for name in {*row.foreign_names} - {key}]
+    assert len(names) == len({*names})
+    assert not {*names} & {key for rows in KEY_ROWS.values() for key in rows}
 
 
 @pytest.mark.parametrize(
@@ -65,9 +70,8 @@ def test_each_key_of_the_table_is_one_of_ours() -> None:
     ],
 )
 def test_a_key_as_an_option_is_answered_by_set(script: str, word: str, value: str, advice: str) -> None:
-    keys: Any = OURS if script == "train.py" else {}
-    told = option_advice(script, "", word, value, keys)
-    assert told.startswith(advice) if advice else told == ""
+    answer = option_advice(script, word, value, KEY_ROWS, sets_keys=script == "train.py")
+    assert answer.startswith(advice) if advice else answer == ""
 
 
 def test_arguments_of_other_programs_are_answered_by_an_option() -> None:
@@ -82,9 +86,11 @@ def test_docs_show_the_whole_table() -> None:
         names = ", ".join(f"`{name}`" for name in row.theirs.split())
         where = ", ".join(f"`{place}`" for place in row.scripts)
         assert f"| {names} | `{row.here}` | {row.note} | {where} |" in shown
-    for ours, theirs in KEYS.items():
-        key, _, note = ours.partition(": ")
-        names = ", ".join(f"`{name}`" for name in theirs.split())
-        assert f"| {names} | {f'`{key}`' if key else ''} | {note} |" in shown
-    assert len(re.findall(r"^\| `", shown, re.MULTILINE)) == len(OPTIONS) + len(KEYS)
+    keys: dict[tuple[str, str], list[str]] = {}
+    for name, (ours, note) in foreign_keys(KEY_ROWS).items():
+        keys.setdefault((ours, note), []).append(f"`{name}`")
+    for (ours, note), names_of_key in keys.items():
+        row = f"| {', '.join(names_of_key)} | {f'`{ours}`' if ours else ''} | {note} |"
+        assert row in shown, f"docs/other-programs.md: paste this below 'Keys':\n{row}"
+    assert len(re.findall(r"^\| `", shown, re.MULTILINE)) == len(OPTIONS) + len(keys)
     assert SCRIPTS  # of the parametrized forms

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from common.errors import BadInput, say
-from common.other_programs import FOREIGN_KEYS
+from common.other_programs import foreign_keys
 from common.redaction import HIDDEN, hidden_in, is_secret, redacted, redacted_command, redacted_json, redacted_shell
-from training.config.train_config import KEYS
+from training.config.train_config import KEY_ROWS
 
 SECRET = "hunter2-Wx9+a"
 IN_TEXT = (
@@ -131,7 +131,7 @@ def test_a_key_is_hidden_in_any_spelling() -> None:
 
 
 def test_no_setting_of_a_run_is_taken_for_a_secret() -> None:
-    names = [name for keys in KEYS.values() for name in keys]
-    assert [name for name in [*names, *FOREIGN_KEYS, "eos_token", "pad_token"] if is_secret(name)] == []
+    names = [name for keys in KEY_ROWS.values() for name in keys]
+    assert [name for name in [*names, *foreign_keys(KEY_ROWS), "eos_token", "pad_token"] if is_secret(name)] == []
     assert all(is_secret(name) for name in ("token", "HF_TOKEN", "api_token", "access-token", "sessionToken"))
     assert redacted("start_val_token: got 'abc'") == "start_val_token: got 'abc'"

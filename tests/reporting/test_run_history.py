@@ -81,7 +81,9 @@ def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
         f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
     ]
     job = take_run_lock(run)
-    assert job.file is not None and "damaged: 3 lines" in read_history(run).notes[0]  # the last one is being written
+    assert (
+        job.file is not None and "damaged: 3 lines" in read_history(run).notes[0].text
+    )  # the last one is being written
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])

@@ -119,10 +119,10 @@ DAMAGE_AFTER_THE_CHECK = """
 plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 
 
-def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
-    checked = plain(train, plan, token_set, ranks, vocabulary_size)
+def check_then_damage(run, tokens, ranks):
+    checked = plain(run, tokens, ranks)
     if ranks.coordinates:
-        file = token_set.directories[0].train.files[0]
+        file = checked.directories[0].train.files[0]
         before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4
         if damage == "touched":
             os.utime(file.path, ns=(1, 1))
@@ -140,6 +140,73 @@ def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
 
 build.verify_tokens = check_then_damage
 """
+
+
+# Runs under torchrun. Between the opening of the tokens and their verification another program replaces a file.
+REPLACED_BEFORE_THE_CHECK = """
+plain = build.verify_tokens
+
+
+def replace_then_check(run, tokens, ranks):
+    if ranks.coordinates:
+        file = tokens.token_set.directories[0].train.files[0].path
+        copy = file.with_suffix(".new")
+        copy.write_bytes(file.read_bytes())
+        copy.rename(file)
+    return plain(run, tokens, ranks)
+
+
+build.verify_tokens = replace_then_check
+"""
+
+
+def test_a_token_file_replaced_while_the_run_starts_is_refused(
+    make_run: MakeRun, changed_train: Callable[[str], Path], own_tokens: Path
+) -> None:
+    script = changed_train(REPLACED_BEFORE_THE_CHECK)
+    line = one_line(train(make_run(), "--token-files", str(own_tokens), ranks=2, script=script))
+    assert f"{own_tokens / 'train.safetensors'}: was written while the run read it" in line
+
+
+COUNTED = {
+    "make_plan": "training/config/batch_plan.py",
+    "open_all": "training/data/open_tokens.py",
+    "check_tokenizers": "training/data/open_tokens.py",
+}
+COUNT_CALLS = f"""
+import collections
+import sys
+
+counted, calls = {COUNTED!r}, collections.Counter()
+
+
+def count(frame, event, _):
+    name = frame.f_code.co_name
+    if event == "call" and name in counted and frame.f_code.co_filename.endswith(counted[name]):
+        calls[name] += 1
+
+
+sys.setprofile(count)
+leave = train.leave
+
+
+def report(status):
+    sys.setprofile(None)
+    print("CALLS", os.environ.get("RANK"), dict(sorted(calls.items())), flush=True)
+    leave(status)
+
+
+train.leave = report
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tokens_are_opened_and_planned_once_before_the_first_step(
+    make_run: MakeRun, changed_train: Callable[[str], Path], ranks: int
+) -> None:
+    done = complete(make_run(), "--max-steps", "1", ranks=ranks, script=changed_train(COUNT_CALLS))
+    lines = [line.partition("{")[2] for line in done.stdout.splitlines() if line.startswith("CALLS")]
+    assert lines == [f"{str(dict.fromkeys(sorted(COUNTED), 1))[1:]}"] * ranks
 
 
 @pytest.mark.parametrize(

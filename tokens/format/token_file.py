@@ -169,9 +169,11 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
 
 def _refuse_second_format(directory: Path, split: str, ours: Path) -> None:
     """Raise BadInput where files of another program hold the same split."""
+    names = sorted(path.name for suffix in ("bin", "npy") for path in directory.glob(f"*.{suffix}"))
+    if not names:
+        return
     from tokens.format.foreign_files import parse_name
 
-    names = sorted(path.name for suffix in ("bin", "npy") for path in directory.glob(f"*.{suffix}"))
     for parsed in map(parse_name, names):
         if parsed is not None and parsed.split == split:
             raise BadInput(f"{directory}: holds both {ours.name} and {parsed.name}; keep files of one format")

@@ -21,7 +21,7 @@ from common.quantities import readable_bytes
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
-from training.config.train_config import Run, TrainConfig
+from training.config.train_config import Run, TrainConfig, spellings
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
@@ -30,7 +30,8 @@ from training.planning.memory_model import MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the program of a probe's processes, with --probe
 SEARCH_SECONDS = 300.0  # then the largest that fitted is taken
-_MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
+_MICROBATCH_KEYS = spellings("microbatch_size")
+_MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
@@ -127,7 +128,9 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
             "the micro-batch: set it first"
         )
     other = f"validation_sequences {train.validation.validation_sequences} in its place"
-    for key, wanted in (("gradient_accumulation_steps", "global_batch_size alone"), ("validation_batches", other)):
+    _, *older = spellings("validation_sequences")  # which count micro-batches
+    counted = {"gradient_accumulation_steps": "global_batch_size alone"} | dict.fromkeys(older, other)
+    for key, wanted in counted.items():
         if key in keys:
             raise BadInput(f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted {wanted}")
 
@@ -141,7 +144,7 @@ def write_microbatch(path: Path, size: int) -> bool:
     before = read_regular(file).decode()  # not as text, which would lose \r
     keys = parse_json(before)
     after = _MICROBATCH.sub(rf"\g<1>{size}", before)
-    assert parse_json(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
+    assert parse_json(after) == keys | {key: size for key in _MICROBATCH_KEYS if key in keys}
     if after == before:
         return False
     mode = file.stat().st_mode

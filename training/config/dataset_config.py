@@ -6,13 +6,23 @@ from typing import Any
 import attrs
 
 from common import checks
+from common.checks import KeyRow
 from common.errors import quoted
 from common.json_files import is_number
 from tokens.batches.mixture import to_shares
 
 MOST_STAGES = 512  # of all datasets of the list
+# The accepted values of `dataset`, as errors and the table of keys name them
+DATASET_VALUES = 'a non-empty string, or a list of {"dataset": NAME, "weight": NUMBER}'
 
 Stages = tuple[tuple[int, int | float], ...]
+
+_NAME = checks.text()
+_DATASET_ROW = KeyRow(meaning="one dataset, in a form that the key of train.json takes", wanted=_NAME.wanted)
+_WEIGHT_ROW = KeyRow(
+    meaning="share of the sequences, in proportion to the other weights; stages change it from a step on",
+    wanted="a number above 0, or stages [[first step, weight], ...]",
+)
 
 
 def _read_weight(value: Any) -> Stages:
@@ -20,7 +30,7 @@ def _read_weight(value: Any) -> Stages:
     if is_number(value) and value > 0:
         return ((0, value),)
     if not isinstance(value, list):
-        raise ValueError(f"weight: got {quoted(value)}, wanted a number above 0, or stages [[first step, weight], ...]")
+        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.wanted}")
     before = -1
     for stage in value:
         pair = isinstance(stage, list) and len(stage) == 2
@@ -50,8 +60,10 @@ def one_form_of_dataset(value: Any) -> Any:
 
 @attrs.frozen
 class DatasetPart:
-    dataset: str = attrs.field(validator=checks.text())
-    weights: Stages = attrs.field(converter=_read_weight, alias="weight")
+    """An entry of the list that `dataset` may be."""
+
+    dataset: str = attrs.field(validator=_NAME, metadata={KeyRow: _DATASET_ROW})
+    weights: Stages = attrs.field(converter=_read_weight, alias="weight", metadata={KeyRow: _WEIGHT_ROW})
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
@@ -59,9 +71,7 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:
-        raise ValueError(
-            f'got {quoted(value)}, wanted a non-empty string, or a list of {{"dataset": NAME, "weight": NUMBER}}'
-        )
+        raise ValueError(f"got {quoted(value)}, wanted {DATASET_VALUES}")
     parts: dict[str, DatasetPart] = {}
     for number, entry in enumerate(value, 1):
         try:

@@ -1,62 +1,61 @@
-"""Keys of other programs, and keys that are gone: translated where they mean the same, else a hint in the error."""
+"""Keys of other programs, earlier names, and keys that are gone: translated, or explained in the error."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, Notice, nearest, note, quoted
-from common.other_programs import FOREIGN_KEYS
+from common.checks import KeyRow, KeyRows
+from common.errors import BadInput, Notice, nearest, note
+from common.other_programs import ForeignKey, foreign_keys
 
 # Keys of train.json that are read no more.
 _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")
 
 
-def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
+def hint(section: str, key: str, value: Any, rows: KeyRows, *, overridden: bool) -> str:
     """Return advice for an unknown key: what it likely means in the other file or another program, or the nearest."""
-    elsewhere = next((f"{name}.{key}" for name, known in keys.items() if key in known), None)
-    meant = elsewhere or FOREIGN_KEYS.get(key)
+    elsewhere = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
+    meant = elsewhere or foreign_keys(rows).get(key)
     if meant is None:
-        return nearest(key, keys[section])
-    ours, _, remark = meant.partition(": ")
+        return nearest(key, rows[section])
+    ours, remark = meant
     if remark:
         return f"here it is {ours}, {remark}" if ours else f"there is no such key here: {remark}"
     if overridden:
-        return f"did you mean --set {ours}={value if isinstance(value, str) else json.dumps(value)}?"
+        return f"did you mean --set {ours}={_shown(value)}?"
     other, _, name = ours.partition(".")
     return f"did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
 
 
-def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[Notice | str]:
-    """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions."""
+def translate(
+    model: dict[str, Any], train: dict[str, Any], rows: Mapping[str, KeyRow], files: Mapping[str, Path]
+) -> list[Notice | str]:
+    """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions.
+
+    `rows` are those of the keys of train.json. Keys are read in their order: that of the micro-batch comes before those
+    that are converted with it.
+    """
+    file = files["train"]
     gone = [key for key in _GONE if train.pop(key, None) is not None]
-    notices: list[Notice | str] = [note(f"{train_file}: {key} is ignored: {_GONE[key]}") for key in gone]
+    notices: list[Notice | str] = [note(f"{file}: {key} is ignored: {_GONE[key]}") for key in gone]
     if "moe" in model:
-        raise BadInput(f"{model_file}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only")
-    if "minibatch_size" in train:
-        size = train.pop("minibatch_size")
-        if train.setdefault("microbatch_size", size) != size:
-            raise BadInput(
-                f"{train_file}: minibatch_size {quoted(size)} is the old name of microbatch_size; keep one of them"
-            )
-        notices.append(f"{train_file}: minibatch_size {size} is read as microbatch_size")
-    if "use_amp" in train:
-        use_amp = train.pop("use_amp")
-        if type(use_amp) is not bool:
-            raise BadInput(f"{train_file}: use_amp: got {quoted(use_amp)}, wanted true or false")
-        read = "ignored beside" if "precision" in train else "read as"
-        precision = train.setdefault("precision", "auto" if use_amp else "fp32")
-        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is {read} precision {precision}")
-    if "validation_batches" in train:
-        batches, size = train.pop("validation_batches"), train.get("microbatch_size")
-        if "validation_sequences" in train:
-            raise BadInput(f"{train_file}: validation_batches and validation_sequences mean the same; keep the latter")
-        if type(batches) is not int or type(size) is not int:
-            raise BadInput(
-                f"{train_file}: validation_batches: got {quoted(batches)}, wanted a whole number of micro-batches"
-            )
-        train["validation_sequences"] = batches * size
-        notices.append(
-            f"{train_file}: validation_batches {batches} of {size} are read as validation_sequences {batches * size}"
+        raise BadInput(
+            f"{files['model']}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only"
         )
+    for key, row in rows.items():
+        if row.older is None or row.older.name not in train:
+            continue
+        older = train.pop(row.older.name)
+        try:
+            value = row.older.convert(older, train)
+        except ValueError as error:
+            raise BadInput(f"{file}: {row.older.name}: {error}") from error
+        action = "ignored next to" if key in train else "read as"
+        value = train.setdefault(key, value)
+        notices.append(f"{file}: {row.older.name} {_shown(older)} is {action} {key} {_shown(value)}")
     return notices
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,26 +1,36 @@
-"""Table of all keys of model.json and train.json: type and default by the code, meaning by the tables of docs/."""
+"""Table of all keys of model.json and train.json, as `train.py --keys` prints it from their rows."""
 
 import json
-import re
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 
 from common.arguments import described
+from common.checks import key_of, row_of
+from training.config.dataset_config import DatasetPart
 from training.config.train_config import KEYS
-
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("architecture.md", "run-directory.md")]
 
 
 def key_table() -> str:
-    """Return the keys of both files, as train.py --keys prints them."""
-    rows = [row for page in PAGES for row in re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*?) \|", page.read_text(), re.M)]
-    meanings = {key: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "") for key, meaning in rows}
-    lines = []
+    """Return the keys of both files and of an entry of `dataset`, each with meaning, values and default."""
+    lines: list[str] = []
     for section, keys in KEYS.items():
-        lines.append(f"{section}.json:")
-        for key, field in keys.items():
-            required, wanted = field.default is attrs.NOTHING, getattr(field.validator, "wanted", "a string, or a list")
-            text = f"{meanings[key]}; {wanted}{' (required)' if required else ''}"
-            lines.append(described(key, text, None if required else json.dumps(field.default)))
-    return "\n".join(lines)
+        lines += [f"{section}.json:", *_described(keys.values())]
+    return "\n".join(
+        [*lines, "an entry of dataset in train.json, if that is a list:", *_described(attrs.fields(DatasetPart))]
+    )
+
+
+def _described(fields: Iterable["attrs.Attribute[Any]"]) -> Iterator[str]:
+    for field in fields:
+        row, required = row_of(field), field.default is attrs.NOTHING
+        text = f"{explanation(field)}; {row.wanted}{' (required)' if required else ''}"
+        yield described(key_of(field), text, None if required else json.dumps(field.default))
+
+
+def explanation(field: "attrs.Attribute[Any]") -> str:
+    """Return the meaning of a key, with its recommended value and its older name if it has them."""
+    row = row_of(field)
+    recommended = [] if row.recommended is None else [f"recommended: {json.dumps(row.recommended)}"]
+    return "; ".join([row.meaning, *recommended, *([] if row.older is None else [f"older name: {row.older.name}"])])

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from common.checks import boolean, checked, integer
+from common.checks import boolean, checked, integer, key_field, row_of
 from common.errors import BadInput, Notice, Problem, check_all, either, note, problem_of, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
@@ -26,15 +26,9 @@ from training.config.key_groups import (
     MemoryOptions,
     OptimizationOptions,
     ValidationOptions,
-    define,
 )
 from training.config.optimization import optimization_problems
 
-# Keys with their other spelling, that of gpjt/ddp-base-model-from-scratch, and back
-_SPELLINGS = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
-_OTHER_SPELLINGS = _SPELLINGS | {ours: theirs for theirs, ours in _SPELLINGS.items()}
-# Better than the defaults, which are gpjt's; measured in docs/run-directory.md
-GOOD_RECIPE = {"schedule_learning_rate": True, "clipping_max_norm": 1.0, "shuffle": True}
 SET_OPTION = "--set"  # where a problem is that an override causes
 MOST_UNKNOWN = 5  # unknown keys of a file that are named
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -49,12 +43,30 @@ class TrainConfig:
     optimization: OptimizationOptions
     checkpoints: CheckpointOptions
     validation: ValidationOptions
-    log_interval: int = define(integer(1), 10, plumbing=True)  # steps; each logged step waits for the GPU once
-    require_stock_class: bool = define(boolean(), True, plumbing=True)  # false: train what cannot be exported
-    random_seed: int = define(integer(0), 42)  # of initialization, shuffle and dropout
+    log_interval: int = key_field(
+        integer(1),
+        10,
+        meaning="steps between logged steps; only a logged step waits for the GPU",
+        similar={"in steps": "logging_steps"},
+        plumbing=True,
+    )
+    require_stock_class: bool = key_field(
+        boolean(),
+        True,
+        meaning="refuse a network that no class of Hugging Face's transformers computes, because it could not be "
+        "exported",
+        plumbing=True,
+    )
+    random_seed: int = key_field(integer(0), 42, meaning="seed of initialization, shuffle and dropout", names="seed")
     execution: ExecutionOptions
     memory: MemoryOptions
-    timeout_seconds: int = define(integer(10, 30 * 86400), 600, plumbing=True)  # of one collective
+    timeout_seconds: int = key_field(
+        integer(10, 30 * 86400),
+        600,
+        meaning="timeout of one collective; a rank without a heartbeat is considered lost after half of it, at most "
+        "60 s",
+        plumbing=True,
+    )
 
     file: Path = attrs.field(default=Path("train.json"), eq=False)  # where it was read, for errors
     given: tuple[str, ...] = attrs.field(default=(), eq=False)  # keys that have no default here, for errors
@@ -94,7 +106,13 @@ for _field in attrs.fields(TrainConfig):
     KEYS["train"] |= attrs.fields_dict(_kind) if attrs.has(_kind) else {_field.name: _field}
 for _name in ("file", "given", "overridden"):
     del KEYS["train"][_name]
-PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field.metadata["plumbing"])
+KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for section, keys in KEYS.items()}
+PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
+# Better than the defaults, which are gpjt's; measured in docs/run-directory.md
+GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
+# Earlier names of keys, those of gpjt/ddp-base-model-from-scratch: the key of each, and the other way round
+_KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
+_OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
 
 def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,12 +260,12 @@ def _translate(
         return [], []
     from training.config.foreign_keys import hint, translate
 
-    notices = translate(values["model"], values["train"], files["model"], files["train"])
+    notices = translate(values["model"], values["train"], KEY_ROWS["train"], files)
     problems: list[Problem] = []
     for section, known in KEYS.items():
         for key in [key for key in values[section] if key not in known][:MOST_UNKNOWN]:
             where = SET_OPTION if key in overridden else str(files[section])
-            meant = hint(section, key, values[section][key], KEYS, overridden=key in overridden)
+            meant = hint(section, key, values[section][key], KEY_ROWS, overridden=key in overridden)
             problems.append(Problem(where=where, key=key, text=f"unknown key {quoted(key)}", advice=meant))
     return notices, problems
 
@@ -258,10 +276,16 @@ def resolve_key(name: str) -> tuple[str, str]:
     return section or next((section for section in KEYS if key in KEYS[section]), "train"), key
 
 
+def spellings(key: str) -> tuple[str, ...]:
+    """Return a key of train.json and, if it has one, its older name."""
+    older = KEY_ROWS["train"][key].older
+    return (key,) if older is None else (key, older.name)
+
+
 def resolve_spelling(name: str) -> tuple[str, str]:
     """Return section and key, as `resolve_key`, in our spelling of the key."""
     section, key = resolve_key(name)
-    return section, _SPELLINGS.get(key, key)
+    return section, _KEYS_BY_OLDER_NAME.get(key, key)
 
 
 def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:

@@ -21,7 +21,7 @@ from tokens.format.manifest import (
     still_grows,
 )
 from tokens.format.token_file import TokenStream
-from training.config.batch_plan import Plan
+from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
 from training.data.locate_tokens import TokenLocation, download, locate_tokens, train_tokens_wanted
 from training.parallel.process_group import Ranks, from_coordinator, together
@@ -87,15 +87,26 @@ class TokenSet:
         return path, attrs.evolve(largest, template=next(iter(templates), None))
 
 
-def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
-    """Return the run's tokens, downloaded where they are missing; with `follow` also those still being prepared.
+@attrs.frozen
+class PlannedTokens:
+    """A run's tokens, opened, and the plan that follows from their lengths."""
 
-    Call it on every rank. Raises BadInput on every rank.
+    token_set: TokenSet
+    plan: Plan
+
+
+def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> PlannedTokens:
+    """Open the run's tokens and plan; tokens that are missing are downloaded.
+
+    With `follow`, tokens that are still being prepared are opened as well. Call it on every rank. Raises BadInput on
+    every rank.
     """
+    context, world_size = run.model.context_length, ranks.data_parallel.size * ranks.tensor.size
     locations = locate_tokens(run.train, given)
-    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size * ranks.tensor.size)
-    for location in locations:
-        download(location, wanted.get(location.dataset), ranks)
+    if any(location.remote for location in locations):
+        needed_tokens = train_tokens_wanted(run.train, context, world_size)
+        for location in locations:
+            download(location, needed_tokens.get(location.dataset), ranks)
     growing = _growing([location.directory for location in locations], ranks, follow=follow)
     unfinished = next((grows.directory for grows in growing if grows is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
@@ -118,7 +129,7 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
         check_objective(run, token_sets[0].streams)
 
     together(ranks, open_them)
-    return token_sets[0]
+    return PlannedTokens(token_sets[0], make_plan(run.train, context, world_size, token_sets[0].lengths))
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":

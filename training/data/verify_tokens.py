@@ -19,7 +19,14 @@ from tokens.format.token_file import TokenStream, Version, version_of
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
 from training.data.locate_tokens import locate_tokens
-from training.data.open_tokens import TokenDirectory, TokenSet, check_objective, check_tokenizers, open_all
+from training.data.open_tokens import (
+    PlannedTokens,
+    TokenDirectory,
+    TokenSet,
+    check_objective,
+    check_tokenizers,
+    open_all,
+)
 from training.launch import environment_nodes
 from training.parallel.process_group import Ranks, together
 
@@ -31,9 +38,10 @@ ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
 TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
-def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
+def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
     """Return the set with its files' contents, read once per machine. Raises BadInput, on every rank."""
-    directories = _with_enough_validation(token_set, train, plan, ranks)
+    train, plan, vocabulary_size = run.train, tokens.plan, run.model.vocab_size
+    directories = _with_enough_validation(tokens.token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {readable_bytes(size)}", flush=True)
@@ -52,7 +60,14 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
             own = first + ranks.node.rank * share
             stream.check_ids(own, max(0, min(share, first + count - own)), vocabulary_size)
 
+    def check_unchanged() -> None:  # since the streams were opened, before what is verified here was read
+        for stream in [stream for directory in checked if directory.growing is None for stream in directory.streams]:
+            for path, version in stream.versions.items():
+                if version_of(path) != version:
+                    raise _written(path)
+
     together(ranks, check_ids)
+    together(ranks, check_unchanged)
     return TokenSet(tuple(checked))
 
 
@@ -64,18 +79,22 @@ def tokens_at_hand(train: TrainConfig, given: Path | None) -> TokenSet | None:
     return open_all([(location, None) for location in locations], train)
 
 
-def check_tokens(run: Run, given: Path | None, world_size: int) -> None:
-    """Raise BadInput with all problems of the run's tokens, where they are at hand and one node alone reads them."""
+def check_tokens(run: Run, given: Path | None, world_size: int) -> PlannedTokens | None:
+    """Return the run's tokens with its plan, if the tokens are at hand and one node alone reads them.
+
+    Raises BadInput with all of their problems.
+    """
     token_set = tokens_at_hand(run.train, given) if environment_nodes() == 1 else None
     if token_set is None:
-        return
+        return None
     context, first = run.model.context_length, [each.validation for each in token_set.validated[:1]]
-    check_all(
+    plan, *_ = check_all(
+        lambda: make_plan(run.train, context, world_size, token_set.lengths),
         lambda: check_tokenizers(token_set, run.model.vocab_size, run.train.file.with_name("model.json")),
         lambda: check_objective(run, token_set.streams),
-        lambda: make_plan(run.train, context, world_size, token_set.lengths),
         *(functools.partial(_check_length, stream, run.train, context) for stream in first if stream is not None),
     )
+    return PlannedTokens(token_set, plan)
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
@@ -137,9 +156,13 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 
 
 def _tell_missing_shards(directory: TokenDirectory) -> None:
+    """Print a note about first shards that another program's token files lack; ours number theirs in their names."""
+    foreign = [stream for stream in directory.streams if stream.files[0].path.suffix != ".safetensors"]
+    if not foreign:
+        return
     from tokens.format.foreign_files import describe_missing_first
 
-    for stream in directory.streams:
+    for stream in foreign:
         show(describe_missing_first(directory.path, stream.files))
 
 

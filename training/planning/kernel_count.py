@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from common.errors import BadInput
-from model.config import ModelConfig, attention_window
+from model.config import ModelConfig
 from model.counts import meta_network
 from model.gpt import GPT
 from model.shards import ShardedGPT, ShardExchange
@@ -53,7 +53,7 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
     network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
     kernels = Kernels(network, compiled)
     try:
-        with torch.device("meta"), _AsOnAGpu(config, kernels), kernels:
+        with torch.device("meta"), _AsOnAGpu(kernels), kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
             hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
@@ -235,12 +235,13 @@ class _AsOnAGpu(TorchFunctionMode):
     """Makes operators on meta tensors what they are on a GPU under bf16 autocast.
 
     The meta device knows no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
-    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row; with a mask, that as well.
+    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row. Attention in which a query
+    does not attend to all tokens before it is refused, because the planner counts all of them.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels):
+    def __init__(self, kernels: Kernels):
         super().__init__()
-        self.config, self.kernels = config, kernels
+        self.kernels = kernels
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -258,18 +259,13 @@ class _AsOnAGpu(TorchFunctionMode):
         self.kernels.attention_width += queries.shape[1] * queries.shape[3]
         mask, causal = options.pop("attn_mask", None), options.pop("is_causal", False)
         drop_rate = options.pop("dropout_p", 0.0)
-        if causal and mask is None:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(queries, keys, values, drop_rate, is_causal=True, **options)[0]
-        if attention_window(self.config) is None:
+        if not causal or mask is not None:
             raise BadInput(
-                "model.json: got attention with a mask, or without is_causal, but no option states its window, so its "
-                "cost is unknown; state it in the option's row in model/config.py"
+                "model.json: got attention with a mask, or without is_causal, wanted causal attention to all earlier "
+                "tokens: the cost of any other is unknown; count it in training/planning/kernel_count.py"
             )
-        if mask is not None:
-            mask = mask.to(queries.dtype).expand(*queries.shape[:3], keys.shape[2])
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(queries, keys, values, mask, True, drop_rate, causal, **options)[0]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(queries, keys, values, drop_rate, is_causal=True, **options)[0]
 
 
 def _address(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 
 from common.json_files import read_json
-from model.config import GPT2_SMALL, ModelConfig, attention_window
+from model.config import GPT2_SMALL, ModelConfig
 from model.counts import matmul_parameter_count, parameter_count
 from training.config.batch_plan import Plan
 from training.config.train_config import TrainConfig
@@ -166,9 +166,8 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
-    sizes, length, layers = network_sizes(config), config.context_length, config.n_layers
-    window = min(attention_window(config) or length, length)
-    keys = window - window**2 / (2 * length)  # that a query attends to, on average: of all, the causal half
+    sizes, layers = network_sizes(config), config.n_layers
+    keys = config.context_length / 2  # that a query attends to, on average: of all, the causal half
     traffic = reached.bandwidth * gpu.gb_per_second * 1e9
     return {
         "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -109,9 +110,7 @@ def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table
 def test_a_candidate_that_measures_other_tokens_is_refused(project: Path) -> None:
     keys = project / "training" / "config" / "key_groups.py"
     text = keys.read_text()
-    changed = text.replace(
-        "start_val_token: int = define(integer(0), 0", "start_val_token: int = define(integer(0), 320"
-    )
+    changed = re.sub(r"(start_val_token: int = key_field\(\s*integer\(0\),\s*)0,", r"\g<1>320,", text)
     assert changed != text
     keys.write_text(changed)
     status, _, said = trial(project, "HEAD", ".")

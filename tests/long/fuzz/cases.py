@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common.other_programs import FOREIGN_KEYS
+from common.other_programs import foreign_keys
 from tests.conftest import seal_again
 from tests.long.fuzz.damage import (
     BYTES,
@@ -27,7 +27,7 @@ from tests.long.fuzz.damage import (
     none,
     with_keys,
 )
-from training.config.train_config import KEYS
+from training.config.train_config import KEY_ROWS, KEYS
 
 TRAIN = ("train.py", "{}/run", "--device", "cpu")
 DRY_RUN = ("train.py", "{}/run", "--dry-run")
@@ -165,7 +165,7 @@ def _run_directories() -> Iterator[Case]:
                 yield Case(area, f"{file}: {key} = {str(value)[:20]!r}", command, at(f"run/{file}", damage))
     for override in OVERRIDES:
         yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), none)
-    for key in FOREIGN_KEYS:
+    for key in foreign_keys(KEY_ROWS):
         yield Case(area, f"train.json: {key} of others", DRY_RUN, at("run/train.json", with_keys(**{key: 1})))
         yield Case(area, f"--set {key} of others", (*DRY_RUN, "--set", f"{key}=1"), none)
 

@@ -1,19 +1,22 @@
 """Keys of other programs: each leads to one of ours, or to the reason why there is none."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
-from common.other_programs import FOREIGN_KEYS
+from common.other_programs import foreign_keys
 from tests.conftest import write_run
-from training.config.train_config import KEYS, load_run
+from training.config.train_config import KEY_ROWS, KEYS, load_run
+
+FOREIGN_KEYS = foreign_keys(KEY_ROWS)
 
 
 @pytest.mark.parametrize("key", FOREIGN_KEYS)
 def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
     assert not any(key in known for known in KEYS.values())
-    ours = FOREIGN_KEYS[key].partition(": ")[0]
+    ours = FOREIGN_KEYS[key].ours
     if ours:
         section, _, name = ours.partition(".")
         assert name in KEYS[section]
@@ -22,3 +25,13 @@ def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: 
         with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
             load_run(directory, [] if number else [f"{key}=1"])
         assert (ours or "there is no such key").rpartition(".")[2] in str(raised.value)
+
+
+@pytest.mark.parametrize("batches", [2.5, True, None, "3", 10**400])
+def test_micro_batches_of_validation_are_counted(tmp_path: Path, batches: object) -> None:
+    directory = write_run(tmp_path / "r", Path("x"), validation_batches=batches)
+    values = json.loads((directory / "train.json").read_text())
+    del values["validation_sequences"]
+    (directory / "train.json").write_text(json.dumps(values))
+    with pytest.raises(BadInput, match=r"train\.json: validation_(batches|sequences): got .* wanted "):
+        load_run(directory, [])

@@ -1,10 +1,16 @@
 """Sizes of a network without its memory: those of a real one, for any number of layers."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import parameter_count
 from model.gpt import GPT
@@ -43,3 +49,13 @@ def test_muon_keeps_one_moment_of_block_matrices() -> None:
     matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if len(axes.shape) == 2)
     assert matrices > 0
     assert sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2) == 2 * 4 * matrices  # fp32, of two layers
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "attn_mask": torch.ones(32, 32, dtype=torch.bool)}])
+def test_attention_of_unknown_cost_is_refused(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    def attend(*heads: Tensor, **_: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*heads, **options)
+
+    monkeypatch.setattr("model.gpt.F", SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": attend}))
+    with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask, or without is_causal, wanted causal"):
+        network_sizes(attrs.evolve(TINY, mlp_width=24))  # of no other test: results are cached

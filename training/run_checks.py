@@ -1,0 +1,87 @@
+"""Checks of a run before its process group: settings, machine and tokens, all problems at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+
+from common.errors import BadInput, check_all, joined
+from common.files import is_folder
+from training.checkpoints.directory import check_wanted
+from training.checkpoints.node_disks import disk_need
+from training.command import TrainCommand
+from training.config.batch_plan import derive_layout
+from training.config.train_config import Run, TrainConfig, override, read_files
+from training.data.open_tokens import PlannedTokens
+from training.data.verify_tokens import check_tokens, tokens_at_hand
+from training.exactness.fingerprint import compiled_on_gpu
+from training.hardware.preflight import PreflightRequirements, enforce
+from training.initial_weights import InitialWeights
+from training.launch import (
+    check_launcher,
+    environment_local_world_size,
+    environment_nodes,
+    environment_rank,
+    environment_world_size,
+    restarts,
+)
+
+
+@attrs.frozen(kw_only=True)
+class CheckedRun:
+    """A run that this machine can train, as far as one process can tell."""
+
+    run: Run
+    initial: InitialWeights | None  # the model of --init-from
+    tokens: PlannedTokens | None  # None if some are yet to be downloaded or prepared, or if there are several nodes
+
+
+def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> CheckedRun:
+    """Check run, machine and tokens before anything is downloaded. Raises BadInput, the same on every rank."""
+    if command.trains:
+        check_launcher()
+    alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
+    needs = machine_requirements(run, command)
+    *_, tokens = check_all(
+        lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
+        lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
+        lambda: enforce(needs, quiet=environment_rank() != 0),
+        lambda: check_tokens(run, command.options.token_files, environment_world_size()),
+    )
+    return CheckedRun(run=run, initial=initial, tokens=tokens)
+
+
+def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequirements:
+    """Return what a run needs of this machine; for --preflight, whatever the number of ranks."""
+    return PreflightRequirements(
+        device=command.options.device,
+        compiles=compiled_on_gpu(run.train),
+        disk=disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None,
+        ranks=None if command.preflight else environment_local_world_size(),
+        bucket=run.train.checkpoints.checkpoints,
+    )
+
+
+@contextmanager
+def all_problems(command: TrainCommand) -> Iterator[None]:
+    """Context that reads a run: where that raises BadInput, its problems and those of the machine and the dataset."""
+
+    def check_dataset() -> None:
+        if is_folder(directory := Path(command.like or command.run)):
+            overridden = override(command.overrides, values := read_files(directory))
+            file = command.run / "train.json"
+            keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
+            with suppress(ValueError):  # of a wrong dataset
+                tokens_at_hand(TrainConfig.from_keys(keys, file, overridden), command.options.token_files)
+
+    try:
+        yield
+    except BadInput as error:
+        if not command.trains:
+            raise
+        needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
+        try:
+            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
+        except BadInput as all_of_them:
+            raise joined([all_of_them], alone=error.alone) from error
