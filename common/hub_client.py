@@ -196,6 +196,7 @@ def explained(error: BaseException, wanted: str = "write to", advice: str = "") 
         name = "check the name, or " if wanted == "read" else ""
         login = f"run `hf auth login` with a token that may {wanted} it"
         return f"access is refused, status {status}; {name}{login}{advice}{said}"
+    # The configurations are in the text of the error alone.
     if listed := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
         names = listed[1].replace("'", "")[:DETAIL_CHARACTERS]
         return f"wanted one of its configurations, as {HUB}OWNER/NAME:CONFIG: {names}{advice}"

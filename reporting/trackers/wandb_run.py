@@ -106,7 +106,7 @@ class WandbRun(Store):
             try:
                 return int(api.run(f"{self._run.project}/{self._id}").lastHistoryStep)
             except Exception as error:
-                if "could not find run" in str(error).lower():
+                if _is_unknown_run(error):
                     return -1
                 raise
 
@@ -139,3 +139,8 @@ class WandbRun(Store):
                 )
             WandbRun._count_open += 1
         return self._open
+
+
+def _is_unknown_run(error: Exception) -> bool:
+    """Tell whether the server has no run of this name. W&B's error has no field that says so, only its words do."""
+    return "could not find run" in str(error).lower()

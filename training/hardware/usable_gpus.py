@@ -81,6 +81,7 @@ def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ran
 
 
 def _unusable(usable: int, there: int, warning: str) -> str:
+    """Return why GPUs cannot be used. `warning`: torch's, which says only in words that the driver is too old."""
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
         reason = f"torch {torch.__version__} is built without CUDA; install the one of requirements.txt"
