@@ -38,7 +38,7 @@ from training.exactness.fingerprint import resolve_numerics, set_determinism  # 
 from training.initial_weights import start_random  # noqa: E402
 from training.parallel.process_group import Ranks  # noqa: E402
 from training.state import StepSettings, TrainState  # noqa: E402
-from training.telemetry.metrics_log import METRICS, read_metrics  # noqa: E402
+from training.telemetry.metrics_log import METRICS, Metric, read_metrics  # noqa: E402
 
 Size = Literal["small", "124M", "350M", "774M", "1.5B"]
 SIZES = {
@@ -149,7 +149,7 @@ def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[s
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         if file.exists() and file.stat().st_ino != earlier:
-            step = max((record["step"] for record in read_metrics(run) if "train_loss" in record), default=0)
+            step = max((record["step"] for record in read_metrics(run) if Metric.TRAIN_LOSS in record), default=0)
             if step >= kill_after:
                 kill_tree(process)
                 return read_metrics(run)
@@ -162,7 +162,9 @@ def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[s
 def seconds_by_step(records: list[dict[str, Any]], tokens_per_step: int) -> dict[int, float]:
     """Return the seconds of each step."""
     return {
-        record["step"]: tokens_per_step / record["tokens_per_second"] for record in records if "train_loss" in record
+        record["step"]: tokens_per_step / record[Metric.TOKENS_PER_SECOND]
+        for record in records
+        if Metric.TRAIN_LOSS in record
     }
 
 

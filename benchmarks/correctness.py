@@ -25,7 +25,7 @@ from bench import LOOK_SECONDS, ROOT, kill_tree, launcher, write_run_over
 
 from common.errors import BadInput
 from model.config import ModelConfig
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
 # Largest difference of a step's loss in nats. On a CPU bf16 differs from fp32 by 0.0003 in these steps, and DDP of two
@@ -98,7 +98,7 @@ class SmallRun:
         process = self._start(run, ranks, self.device)
         while process.poll() is None:
             records = read_metrics(run) if (run / METRICS).exists() else []
-            if any(record.get("event") == "checkpoint" for record in records):
+            if any(event_of(record) == RunEvent.CHECKPOINT for record in records):
                 kill_tree(process)
                 process.communicate()
                 return max(record["step"] for record in records)
@@ -134,10 +134,10 @@ class SmallRun:
         if process.returncode:
             raise BadInput(f"{run.parent.name}: train.py failed: {errors[-4000:]}")
         records = read_metrics(run)
-        tests = [record["held"] for record in records if record.get("event") == "self-test"]
+        tests = [record["held"] for record in records if event_of(record) == RunEvent.SELF_TEST]
         return SmallResult(
-            losses={record["step"]: record["train_loss"] for record in records if "train_loss" in record},
-            hashes={record["step"]: record["state_sha256"] for record in records if "state_sha256" in record},
+            losses={record["step"]: record[Metric.TRAIN_LOSS] for record in records if Metric.TRAIN_LOSS in record},
+            hashes={record["step"]: record[Metric.STATE_SHA256] for record in records if Metric.STATE_SHA256 in record},
             self_test=all(tests) if tests else None,
         )
 

@@ -25,7 +25,7 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.reference import MARKS, TENTH, Reference, tenths
 from training.telemetry.curves import run_curves
-from training.telemetry.metrics_log import REFERENCE, read_metrics
+from training.telemetry.metrics_log import REFERENCE, Metric, read_metrics
 
 LEFT_OUT = 3  # runs from which a normal one is made
 FAULTS: dict[
@@ -97,7 +97,7 @@ def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, fl
         done = subprocess.run(words, cwd=bench.ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BadInput(f"{place}: training failed: {done.stderr[-2000:]}")
-        curve = run_curves(read_metrics(place))["train_loss"]
+        curve = run_curves(read_metrics(place))[Metric.TRAIN_LOSS]
     losses = tenths(curve, plan.steps)
     low, high = np.array(reference.band)[:, : len(losses)]
     sides = [("inside", "above", "below")[side] for side in (losses > high) * 1 - (losses < low)]

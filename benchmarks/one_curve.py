@@ -28,7 +28,7 @@ from reporting.samples.sample_log import read_samples, record_samples
 from reporting.samples.sample_sections import heat_map
 from training.checkpoints.directory import checkpoints_of, steps_in
 from training.supervision.run_lock import EXIT_FILE
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 
 QUICKSTART = ROOT / "runs" / "quickstart"
 LOG_INTERVAL = 5  # steps
@@ -148,11 +148,11 @@ def _records(run: Path) -> list[dict[str, Any]]:
 
 
 def _last_step(run: Path) -> int:
-    return max((record["step"] for record in _records(run) if "train_loss" in record), default=0)
+    return max((record["step"] for record in _records(run) if Metric.TRAIN_LOSS in record), default=0)
 
 
 def _hashes(run: Path) -> dict[int, str]:
-    return {record["step"]: record["state_sha256"] for record in _records(run) if "state_sha256" in record}
+    return {record["step"]: record[Metric.STATE_SHA256] for record in _records(run) if Metric.STATE_SHA256 in record}
 
 
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
@@ -173,7 +173,7 @@ def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> Lin
 
 
 def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(record["step"], record["train_loss"]) for record in _records(run) if "train_loss" in record]
+    pairs = [(record["step"], record[Metric.TRAIN_LOSS]) for record in _records(run) if Metric.TRAIN_LOSS in record]
     return np.array([step for step, _ in pairs]), np.array([loss for _, loss in pairs])
 
 

@@ -29,7 +29,7 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from model.shards import Gather, Sum
+from model.shards import Pieces
 from tests import launch
 from tests.conftest import TINY_MODEL  # sets one thread a rank
 from tests.machines import two_machines
@@ -38,7 +38,7 @@ from training.config.train_config import load_run
 from training.parallel import tensor_shards
 from training.parallel.process_group import ALONE, RankGroup, start, stop
 from training.planning.throughput import exchange_bytes
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, read_metrics
 
 Networks = tuple[Literal["GPT-2", "Llama", "NanoChat"], ...]
 NETWORKS: Networks = ("GPT-2", "Llama", "NanoChat")
@@ -101,7 +101,7 @@ def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, s
             for done in ended:
                 if done.returncode:
                     raise BadInput(f"{run.name}: status {done.returncode}: {done.stderr[-2000:]}")
-            found.append([each["state_sha256"] for each in read_metrics(run) if "state_sha256" in each])
+            found.append([each[Metric.STATE_SHA256] for each in read_metrics(run) if Metric.STATE_SHA256 in each])
             print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
     verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
     return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
@@ -185,9 +185,8 @@ def compare_layers() -> str:
 
 
 def run_layer(network: Any, *pieces: Tensor) -> Any:
-    blocks = network.blocks[0].shards
-    whole = Gather.apply(network.exchange, *(block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True)))
-    return Sum.apply(network.exchange, *(block.mlp(x) for block, x in zip(blocks, whole, strict=True)))
+    block = network.blocks[0]
+    return block.mlp(block.mlp_norm(Pieces(pieces))).tensors
 
 
 def step(model: Any, *inputs: Tensor) -> Any:

@@ -28,6 +28,7 @@ from training.checkpoints.run_record import RESOLVED
 from training.config.train_config import load_run
 from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
+from training.telemetry.metrics_log import Metric
 
 LARGEST_MICROBATCH = 64  # more gains nothing where it fits
 HEADROOM = 0.05  # of a GPU's memory
@@ -137,7 +138,7 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
         seconds = bench.seconds_by_step(records, tokens)
         counted = [value for step, value in seconds.items() if step > WARM_UP]
         speed = tokens / statistics.median(counted)
-        peak = max(record["peak_memory_bytes"] for record in records if "train_loss" in record) / GIB
+        peak = max(record[Metric.PEAK_MEMORY_BYTES] for record in records if Metric.TRAIN_LOSS in record) / GIB
         _print_row("model", f"{size}, context {model.context_length}")
         _print_setup(record, kind, ranks)
         shape = f"{ranks} ranks x {layout.accumulation} x {layout.microbatch_size} sequences"

@@ -265,7 +265,13 @@ def _converter(unknown_keys: bool) -> "Converter":
         (attrs.has, dict, gen.make_dict_structure_fn),
     ):
         converter.register_structure_hook_factory(matches, partial(_container_hook, container, make))
+    converter.register_structure_hook_func(_reads_records, _checked(dict, lambda value, kind: kind.from_record(value)))
     return converter
+
+
+def _reads_records(kind: Any) -> bool:
+    """Tell whether a class reads the JSON objects of its records itself, such as those of earlier versions."""
+    return hasattr(kind, "from_record")
 
 
 def _container_hook(container: type, make: Callable[..., Hook], kind: Any, converter: "Converter") -> Hook:

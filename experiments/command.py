@@ -108,7 +108,7 @@ class SweepCommand(FileCommand):
         from training.hardware.usable_gpus import choose_device
 
         sweep, output = read_sweep(self.file), output_of(self.file, self.output)
-        check_results(output, "sweep" if sweep.mixture is None else "mixture")
+        check_results(output, "sweep")
         missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
         runs = variant_runs.runs_of(sweep, output, self.pool.ranks)
         if self.collect:

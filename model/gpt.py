@@ -2,6 +2,9 @@
 
 Pre-norm blocks with fused queries, keys and values. By default GPT-2 (Radford et al. 2019, OpenAI's released code); the
 options of ModelConfig choose other parts, once, at construction.
+`Block.forward` and `GPT.hidden` are the only description of what the network computes. Tensor shards (model/shards.py)
+run the same two functions on layers that exchange their results, so what they do with `x` has to work there, too: they
+call layers, and add and multiply what these return.
 B micro-batch, T tokens, C embedding width, H heads, K heads of keys and values, D head width (C = H * D), V vocabulary,
 S tokens seen so far.
 """
@@ -9,7 +12,7 @@ S tokens seen so far.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,7 @@ from model.axes import axes_of, unpadded
 from model.config import GATED, INITIAL_STD, ModelConfig
 
 Rotation = Float[Tensor, "2 T _"] | None  # cosines and sines of RoPE's angles, (2, T, D / 2)
-Recompute = Callable[[nn.Module, Tensor, Tensor | None], Tensor]  # a block, its input and rotation -> its output
+Recompute = Callable[..., Any]  # a block, its input and rotation -> its output
 
 INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
@@ -30,6 +33,34 @@ class HeadOptions(NamedTuple):
 
     vocabulary_size: int  # rows of its weight beyond are padding
     softcap: float | None = None  # c: logits are c tanh(z / c)
+
+
+class Pieces(NamedTuple):
+    """The residual stream in tensor shards (model/shards.py): a piece of each sequence for each shard of this process.
+
+    Pieces are added and multiplied as tensors are, so that `Block.forward` and `GPT.hidden` describe both. They are a
+    tuple because PyTorch looks into tuples for the tensors that a module takes and returns, as FSDP does for its hooks.
+    """
+
+    tensors: tuple[Float[Tensor, "B _ C"], ...]
+    first_seed: int = 0  # from which the dropout masks of this pass follow
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Pieces":
+        return Pieces(tuple(function(tensor) for tensor in self.tensors), self.first_seed)
+
+    def __add__(self, other: "Pieces") -> "Pieces":  # type: ignore[override]  # a tuple's own would append
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        return Pieces(tuple(piece + addend for piece, addend in pairs), self.first_seed)
+
+    def __mul__(self, factor: float | Tensor) -> "Pieces":  # type: ignore[override]
+        """Multiply by a number, or by a factor for each channel, (C,)."""
+        return self.map(lambda piece: piece * factor)
+
+    def __rmul__(self, factor: float) -> "Pieces":  # type: ignore[override]
+        return self * factor
+
+    def flatten(self, first: int, last: int) -> "Pieces":
+        return self.map(lambda piece: piece.flatten(first, last))
 
 
 class KeyValueCache:
@@ -95,6 +126,7 @@ class ScoringCache:
 
 
 Cache = KeyValueCache | CacheGroup | ScoringCache
+Stream = Float[Tensor, "B _ C"] | Pieces  # the residual stream, (B, T, C)
 
 
 class Attention(nn.Module):
@@ -172,15 +204,14 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = norm(config)
         self.attention = Attention(config, layer)
+        self.attention_dropout = nn.Dropout(config.drop_rate)
         self.mlp_norm = norm(config)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.drop_rate)
+        self.mlp_dropout = nn.Dropout(config.drop_rate)
 
-    def forward(
-        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: Cache | None = None
-    ) -> Float[Tensor, "B T C"]:
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+    def forward(self, x: Stream, rotation: Rotation = None, cache: Cache | None = None) -> Stream:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), rotation, cache))
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
 
 
 class GPT(nn.Module):
@@ -204,11 +235,12 @@ class GPT(nn.Module):
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
         """
-        return output_logits(self.hidden(tokens, cache), self.output_weight(), self.head_options)
+        hidden: Any = self.hidden(tokens, cache)
+        return output_logits(hidden, self.output_weight(), self.head_options)
 
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
-    ) -> Float[Tensor, "B _ C"]:
+    ) -> Stream:
         """Return the head's input (B, T, C), of the last token with a cache; `recompute`: how to run a block."""
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None

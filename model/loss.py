@@ -51,25 +51,41 @@ class NextTokenLoss(nn.Module):
         by_sequence: bool = False,
     ) -> Float[Tensor, "*B"]:
         """Return the mean loss over B * T targets, each times its weight; or by sequence, (B,), not for training."""
-        hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
-        weight, options = self.network.output_weight(), self.network.head_options
+        hidden: Any = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         if by_sequence:
-            rows = [None] * targets.shape[0] if token_weights is None else token_weights.chunk(self.chunks)
-            parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), rows, strict=False)
-            return torch.cat([self._sequence_losses(part, weight, wanted, options, own) for part, wanted, own in parts])
+            return self._loss_by_sequence(hidden, targets, token_weights)
         factors = None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.chunks == 1:
-            if factors is None:
-                return self._head_loss(hidden, weight, targets, options, "mean")
-            return (self._head_loss(hidden, weight, targets, options, "none") * factors).mean()
+        if self.chunks > 1:
+            return self._loss_in_chunks(hidden, targets, factors)
+        if factors is None:
+            return self._loss(hidden, targets, "mean")
+        return (self._loss(hidden, targets, "none") * factors).mean()
+
+    def _loss(self, hidden: Float[Tensor, "N C"], targets: Int[Tensor, "N"], reduction: str) -> Float[Tensor, "*N"]:
+        network = self.network
+        return self._head_loss(hidden, network.output_weight(), targets, network.head_options, reduction)
+
+    def _loss_in_chunks(
+        self, hidden: Float[Tensor, "N C"], targets: Int[Tensor, "N"], factors: Float[Tensor, "N"] | None
+    ) -> Float[Tensor, ""]:
+        """Return the mean loss; only one chunk's logits are in memory, and the backward pass computes them again."""
         total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self.chunks)
         chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self.chunks)
-        for part, wanted, own in zip(chunks, targets.chunk(self.chunks), chunks_of_factors, strict=True):
-            arguments = (part, weight, wanted, options, "sum" if own is None else "none")
-            loss = checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
-            total = total + (loss if own is None else (loss * own).sum())
+        for part, ids, weights in zip(chunks, targets.chunk(self.chunks), chunks_of_factors, strict=True):
+            arguments = (part, ids, "sum" if weights is None else "none")
+            loss = checkpoint(self._loss, *arguments, use_reentrant=False, preserve_rng_state=False)
+            total = total + (loss if weights is None else (loss * weights).sum())
         return total / targets.numel()
+
+    def _loss_by_sequence(
+        self, hidden: Float[Tensor, "B T C"], targets: Int[Tensor, "B T"], factors: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B"]:
+        """Return the mean loss of each sequence; only the logits of one chunk of the sequences are in memory."""
+        weight, options = self.network.output_weight(), self.network.head_options
+        rows = [None] * targets.shape[0] if factors is None else factors.chunk(self.chunks)
+        parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), rows, strict=False)
+        return torch.cat([self._sequence_losses(part, weight, ids, options, row) for part, ids, row in parts])
 
 
 def head_loss(

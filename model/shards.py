@@ -9,7 +9,6 @@ vocabulary, R = V / S with its padding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -17,17 +16,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from model.axes import axes_of, shard_cut
+from common.errors import BadInput
+from model.axes import TENSOR_AXES, axes_of, shard_cut
 from model.config import ModelConfig
-from model.gpt import GPT, Block, HeadOptions, Rotation, output_logits, rotation_at
-from model.loss import NextTokenLoss
-
-PADDING_LOGIT = -1e30  # of rows beyond the vocabulary: no probability, and no NaN where a shard has no others
-IGNORED = -100  # target that another shard has
-
-Pieces = tuple[Tensor, ...]  # of each shard of this process, (B, t, C)
+from model.gpt import GPT, Block, Pieces
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +36,7 @@ class ShardExchange:
         """Return all pieces of the sequence as one tensor."""
         return self.all_gather(_stacked(list(pieces))).transpose(0, 1).flatten(1, 2)
 
-    def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> Pieces:
+    def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> tuple[Tensor, ...]:
         """Return this process's pieces of the sum of all shards' tensors, in fp32."""
         parts = _stacked(partials).unflatten(2, (self.shards // len(self.own), len(self.own), -1))
         parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()  # (P, L, L, B, t, C): to each process, of each, for each
@@ -62,7 +55,7 @@ class Gather(torch.autograd.Function):
     """Pieces of a sequence -> the sequence, once for each shard: gradients of shards are added in order."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> Pieces:
+    def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange, ctx.dtype, kind = exchange, pieces[0].dtype, pieces[0].device.type
         dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else ctx.dtype
         whole = exchange.sequence(piece.to(dtype) for piece in pieces)
@@ -73,16 +66,11 @@ class Gather(torch.autograd.Function):
         return None, *(piece.to(ctx.dtype) for piece in ctx.exchange.summed(gradients))
 
 
-def gather(exchange: ShardExchange, pieces: Iterable[Tensor]) -> Pieces:
-    gathered: Pieces = Gather.apply(exchange, *pieces)
-    return gathered
-
-
 class Sum(torch.autograd.Function):
     """A tensor of each shard -> pieces of their sum, in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: ShardExchange, *partials: Tensor) -> Pieces:
+    def forward(ctx: Any, exchange: ShardExchange, *partials: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange, ctx.dtype = exchange, partials[0].dtype
         return exchange.summed(partials)
 
@@ -92,23 +80,6 @@ class Sum(torch.autograd.Function):
         return None, *(whole for _ in gradients)
 
 
-class JoinLosses(torch.autograd.Function):
-    """Log-sums of exponentials of each shard's logits, and logits of targets, (L, 2, N) -> losses (N,)."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: ShardExchange, own: Float[Tensor, "L 2 N"]) -> Float[Tensor, "N"]:
-        every = exchange.all_gather(own)  # (S, 2, N)
-        log_sums, top = every[:, 0], every[:, 0].amax(0)
-        log_sum = top + ordered_sum((log_sums - top).exp()).log()
-        ctx.save_for_backward((own[:, 0] - log_sum).exp())
-        return log_sum - ordered_sum(every[:, 1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Float[Tensor, "N"]) -> tuple[Any, ...]:
-        [shares] = ctx.saved_tensors  # of the probability, (L, N)
-        return None, torch.stack((shares * gradient, -gradient.expand_as(shares)), dim=1)
-
-
 class PartialLinear(nn.Linear):
     """Linear layer of one shard's inputs: its bias is added to the sum over shards."""
 
@@ -116,146 +87,209 @@ class PartialLinear(nn.Linear):
         return F.linear(x, self.weight)
 
 
-@attrs.frozen
-class ShardDropout:
-    """Dropout whose masks follow from a micro-batch's seed, a place in the network, and the shard alone."""
+class LayerOfShards(nn.Module):
+    """The same layer of each shard of this process: takes pieces and returns pieces."""
 
-    rate: float  # 0.0: none, as in validation
-    first_seed: int
-    shards: int
-
-    def seed(self, place: int, shard: int) -> None:
-        if self.rate > 0:
-            torch.manual_seed((self.first_seed + place * self.shards + shard) % (1 << 63))
-
-    def __call__(self, x: Tensor, place: int, shard: int) -> Tensor:
-        self.seed(place, shard)
-        return F.dropout(x, self.rate, self.rate > 0)
-
-
-class ShardedBlock(nn.Module):
-    """Transformer block in shards."""
-
-    def __init__(self, blocks: Iterable[Block], exchange: ShardExchange):
+    def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange):
         super().__init__()
-        self.shards: Any = nn.ModuleList(blocks)
-        self._exchange = exchange
+        self.shards: Any = nn.ModuleList(layers)
+        self.exchange = exchange
+
+
+class PieceLayer(LayerOfShards):
+    """A layer that treats each token alone, such as a norm: each shard applies its copy to its piece."""
+
+    def forward(self, pieces: Pieces) -> Pieces:
+        layers = zip(self.shards, pieces.tensors, strict=True)
+        return Pieces(tuple(layer(x) for layer, x in layers), pieces.first_seed)
+
+
+class GatheredLayer(PieceLayer):
+    """The same, followed by the exchange: returns the whole sequence (B, T, C), once for each shard."""
+
+    def forward(self, pieces: Pieces) -> Pieces:
+        normed = super().forward(pieces)
+        return Pieces(Gather.apply(self.exchange, *normed.tensors), normed.first_seed)
+
+
+class SummedLayer(LayerOfShards):
+    """A layer of which each shard has some heads or columns: takes whole sequences, returns pieces of the shards' sum.
+
+    The last matrix of each shard is a PartialLinear, whose bias is added once, to the sum.
+    `place`: of the layer's own dropout, as attention has.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float, place: int):
+        super().__init__(layers, exchange)
+        self.dropout = ShardDropout(rate, place, exchange)
+        last = [[part for part in layer.modules() if isinstance(part, PartialLinear)] for layer in self.shards]
+        assert all(len(parts) == 1 for parts in last), "the bias of a sum over shards belongs to one matrix"
+        self._biased = [part for [part] in last]
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what shards compute between exchanges: each shard is the same graph on any process."""
-        for block in self.shards:
-            block.attention.compile(*args, **options)
-            block.mlp.compile(*args, **options)
+        """Compile what a shard computes between exchanges: each shard is the same graph on any process."""
+        for layer in self.shards:
+            layer.compile(*args, **options)
 
-    def forward(self, pieces: Pieces, rotation: Rotation, dropout: ShardDropout, layer: int) -> Pieces:
-        blocks, own, partials = self.shards, self._exchange.own, []
-        whole = gather(self._exchange, (block.attention_norm(x) for block, x in zip(blocks, pieces, strict=True)))
-        for block, shard, x in zip(blocks, own, whole, strict=True):
-            dropout.seed(3 * layer + 1, shard)
-            partials.append(block.attention(x, rotation))
-        pieces = self._add(pieces, partials, [block.attention.output.bias for block in blocks], dropout, 3 * layer + 2)
-        whole = gather(self._exchange, (block.mlp_norm(x) for block, x in zip(blocks, pieces, strict=True)))
-        partials = [block.mlp(x) for block, x in zip(blocks, whole, strict=True)]
-        return self._add(pieces, partials, [block.mlp.down.bias for block in blocks], dropout, 3 * layer + 3)
-
-    def _add(
-        self, pieces: Pieces, partials: list[Tensor], biases: list[Tensor | None], dropout: ShardDropout, place: int
-    ) -> Pieces:
-        """Return the residual stream with a layer's output, summed over shards, added."""
-        totals = zip(Sum.apply(self._exchange, *partials), biases, strict=True)
-        outputs = [total if bias is None else total + bias for total, bias in totals]
-        added = zip(pieces, outputs, self._exchange.own, strict=True)
-        return tuple(piece + dropout(output, place, shard) for piece, output, shard in added)
+    def forward(self, whole: Pieces, *more: Any) -> Pieces:
+        partials = []
+        for shard, layer, x in zip(self.exchange.own, self.shards, whole.tensors, strict=True):
+            self.dropout.seed(whole.first_seed, shard)
+            partials.append(layer(x, *more))
+        totals = zip(Sum.apply(self.exchange, *partials), self._biased, strict=True)
+        return Pieces(
+            tuple(total if part.bias is None else total + part.bias for total, part in totals), whole.first_seed
+        )
 
 
-class ShardedGPT(nn.Module):
-    """A process's shards of a network. Names of parameters: SHARDS, the shard's place, the plain name."""
+class TokenEmbedding(LayerOfShards):
+    """Token embedding whose rows are divided: token ids (B, T) -> pieces of the shards' sum."""
+
+    def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float):
+        super().__init__(layers, exchange)
+        self._rate = rate
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Pieces:
+        first_seed = torch.initial_seed() if self.training and self._rate > 0 else 0
+        layers = zip(self.exchange.own, self.shards, strict=True)
+        embedded = [self._embed(layer, tokens, shard) for shard, layer in layers]
+        return Pieces(Sum.apply(self.exchange, *embedded), first_seed)
+
+    def _embed(self, layer: nn.Embedding, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
+        """Return the token embedding where this shard has it, else zeros."""
+        rows = len(layer.weight)
+        local = tokens - shard * rows  # ids
+        elsewhere = (local < 0) | (local >= rows)
+        return layer(local.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+
+
+class PositionEmbedding(LayerOfShards):
+    """Position embedding: each shard looks up the positions of its piece."""
+
+    def forward(self, positions: Int[Tensor, "T"]) -> Pieces:
+        chunks = positions.chunk(self.exchange.shards)
+        return Pieces(tuple(layer(chunks[shard]) for shard, layer in zip(self.exchange.own, self.shards, strict=True)))
+
+
+class ShardDropout(nn.Module):
+    """Dropout whose masks follow from a micro-batch's seed, a place in the network, and the shard alone."""
+
+    def __init__(self, rate: float, place: int, exchange: ShardExchange):
+        super().__init__()
+        self.rate, self.place, self.exchange = rate, place, exchange
+
+    def seed(self, first_seed: int, shard: int) -> None:
+        """Set the seed of a shard's next mask at this place; in validation, and without dropout, do nothing."""
+        if self.training and self.rate > 0:
+            torch.manual_seed((first_seed + self.place * self.exchange.shards + shard) % (1 << 63))
+
+    def forward(self, pieces: Pieces) -> Pieces:
+        if not self.training or self.rate == 0:
+            return pieces
+        outputs = []
+        for shard, x in zip(self.exchange.own, pieces.tensors, strict=True):
+            self.seed(pieces.first_seed, shard)
+            outputs.append(F.dropout(x, self.rate))
+        return Pieces(tuple(outputs), pieces.first_seed)
+
+
+class ShardedBlock(Block):
+    """Transformer block in shards: `Block.forward` on layers that exchange their results."""
+
+    attention: Any  # these layers take and return Pieces
+    attention_dropout: Any
+    mlp: Any
+    mlp_dropout: Any
+
+    def __init__(self, blocks: Sequence[Block], exchange: ShardExchange, config: ModelConfig, layer: int):
+        nn.Module.__init__(self)
+        layers = ShardedParts(blocks, f"blocks.{layer}", exchange)
+        # Places of dropout: 0 follows the embedding. Those inside MLPs, where no option has dropout yet, come last.
+        rate, place, place_in_mlp = config.drop_rate, 3 * layer + 1, 3 * config.n_layers + 1 + layer
+        self.attention_norm = GatheredLayer(layers.take("attention_norm"), exchange)
+        self.attention = SummedLayer(layers.take("attention"), exchange, rate, place)
+        self.attention_dropout = ShardDropout(layers.take_rate("attention_dropout"), place + 1, exchange)
+        self.mlp_norm = GatheredLayer(layers.take("mlp_norm"), exchange)
+        self.mlp = SummedLayer(layers.take("mlp"), exchange, rate, place_in_mlp)
+        self.mlp_dropout = ShardDropout(layers.take_rate("mlp_dropout"), place + 2, exchange)
+        layers.finish(self)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile what shards compute between exchanges."""
+        for layer in (self.attention, self.mlp):
+            layer.compile(*args, **options)
+
+
+class ShardedGPT(GPT):
+    """A process's shards of a network: `GPT.hidden` on layers that exchange their results.
+
+    Names of parameters: SHARDS, the shard's place in the process, the plain name. The head's weight is in `shards`
+    alone: each has some of its rows (ShardedLoss).
+    """
+
+    token_embedding: Any
+    position_embedding: Any
+    dropout: Any
 
     def __init__(self, config: ModelConfig, exchange: ShardExchange):
-        super().__init__()
-        self.config, self.exchange = config, exchange
+        nn.Module.__init__(self)
+        self.exchange = exchange
         self.shards: Any = nn.ModuleList(_network_of(config, exchange.shards, shard) for shard in exchange.own)
-        layers = zip(*(network.blocks for network in self.shards), strict=True)
-        self.blocks = nn.ModuleList(ShardedBlock(blocks, exchange) for blocks in layers)
+        layers = ShardedParts(self.shards, "the network", exchange)
+        self.token_embedding = TokenEmbedding(layers.take("token_embedding"), exchange, config.drop_rate)
+        self.embedding_norm = PieceLayer(layers.take("embedding_norm"), exchange)
+        self.position_embedding = None
+        if config.positions == "learned":
+            self.position_embedding = PositionEmbedding(layers.take("position_embedding"), exchange)
+        self.dropout = ShardDropout(layers.take_rate("dropout"), 0, exchange)
+        blocks_of_shards = enumerate(zip(*layers.take("blocks"), strict=True))
+        self.blocks = nn.ModuleList(ShardedBlock(blocks, exchange, config, layer) for layer, blocks in blocks_of_shards)
+        self.final_norm = GatheredLayer(layers.take("final_norm"), exchange)
+        self.head = None
+        layers.take("head")
+        layers.finish(self)
 
-    def hidden(self, tokens: Int[Tensor, "B T"], recompute: Callable[..., Any] | None = None) -> Pieces:
-        """Return the head's input, (B, T, C), once for each shard of this process."""
-        config, exchange, networks = self.config, self.exchange, self.shards
-        rate = config.drop_rate if self.training else 0.0
-        dropout = ShardDropout(rate, torch.initial_seed() if rate else 0, exchange.shards)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        embedded = [_embed(network, tokens, shard) for shard, network in zip(exchange.own, networks, strict=True)]
-        pieces: Any = []
-        for shard, network, total in zip(exchange.own, networks, Sum.apply(exchange, *embedded), strict=True):
-            x = network.embedding_norm(total)
-            if network.position_embedding is not None:
-                x = x + network.position_embedding(positions.chunk(exchange.shards)[shard])
-            pieces.append(dropout(x, 0, shard))
-        rotation = rotation_at(positions, config) if config.positions == "rope" else None
-        for layer, block in enumerate(self.blocks):
-            arguments = tuple(pieces), rotation, dropout, layer
-            pieces = block(*arguments) if recompute is None else recompute(block, *arguments)
-        return gather(exchange, (network.final_norm(x) for network, x in zip(networks, pieces, strict=True)))
+    def output_weight(self) -> Tensor:
+        raise TypeError("each tensor shard has rows of the head's weight: use those of `shards`")
 
 
-class ShardedLoss(NextTokenLoss):
-    """Network in shards, and loss, as one module; each process returns the loss of all shards."""
+class ShardedParts:
+    """The same plain module of each shard of this process. Its layers are taken one by one; none is forgotten."""
 
-    def __init__(self, network: ShardedGPT, *, recompute_blocks: bool = False, chunks: int = 1):
-        super().__init__(network, recompute_blocks=recompute_blocks, chunks=chunks)
-        self._head_loss = shard_losses
+    def __init__(self, modules: Iterable[Any], name: str, exchange: ShardExchange):
+        self._modules, self._name, self._exchange = list(modules), name, exchange
+        self._taken: set[str] = set()
 
-    def forward(
-        self, tokens: Tensor, targets: Tensor, token_weights: Tensor | None = None, *, by_sequence: bool = False
-    ) -> Float[Tensor, "*B"]:
-        """Return the loss of the same arguments as NextTokenLoss does."""
-        whole = self.network.hidden(tokens, recompute=self._recompute if self.training else None)
-        parts = zip(*(x.flatten(0, 1).chunk(self.chunks) for x in whole), strict=True)
-        wanted = targets.flatten().chunk(self.chunks)
-        run: Any = self._losses
-        if self.chunks > 1 and self.training:
-            run = partial(checkpoint, self._losses, use_reentrant=False, preserve_rng_state=False)
-        losses = torch.cat([run(ids, *part) for part, ids in zip(parts, wanted, strict=True)]).view(targets.shape)
-        losses = losses if token_weights is None else losses * token_weights
-        return losses.mean(dim=1) if by_sequence else losses.mean()
+    def take(self, name: str) -> list[Any]:
+        """Return this layer of each shard."""
+        self._taken.add(name)
+        return [getattr(module, name) for module in self._modules]
 
-    def _losses(self, targets: Int[Tensor, "N"], *hidden: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
-        network: Any = self.network
-        config, exchange, sums = network.config, network.exchange, []
-        rows = config.padded_vocab_size // exchange.shards
-        for shard, part, x in zip(exchange.own, network.shards, hidden, strict=True):
-            options = HeadOptions(min(max(config.vocab_size - shard * rows, 0), rows), config.logit_softcap)
-            sums.append(self._head_loss(x, part.output_weight(), targets - shard * rows, options))
-        losses: Tensor = JoinLosses.apply(exchange, torch.stack(sums))
-        return losses
+    def take_rate(self, name: str) -> float:
+        """Return the rate of this dropout layer."""
+        rate: float = self.take(name)[0].p
+        return rate
 
+    def finish(self, sharded: nn.Module) -> None:
+        """Copy the plain module's other attributes, such as flags that its `forward` reads, to the sharded one.
 
-def shard_losses(
-    hidden: Float[Tensor, "N C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "N"], options: HeadOptions
-) -> Float[Tensor, "2 N"]:
-    """Return the log-sum of exponentials of a shard's logits, and the logit of each target that it has, else 0.
-
-    Targets count from its first row; `options.vocabulary_size`: its rows that are not padding.
-    """
-    rows = len(weight)
-    logits = output_logits(hidden, weight, options._replace(vocabulary_size=rows)).float()
-    if options.vocabulary_size < rows:
-        padding = torch.arange(rows, device=logits.device) >= options.vocabulary_size
-        logits = logits.masked_fill(padding, PADDING_LOGIT)
-    local = torch.where((targets >= 0) & (targets < rows), targets, IGNORED)
-    return torch.stack((logits.logsumexp(1), -F.nll_loss(logits, local, reduction="none", ignore_index=IGNORED)))
+        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken: its forward pass
+        uses it, and nothing in this file says how shards compute it.
+        """
+        plain = vars(self._modules[0])
+        for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():
+            if value is not None and name not in self._taken:
+                raise BadInput(
+                    f"tensor_parallel: got {self._exchange.shards} shards of a network with {self._name}.{name}, which "
+                    "model/shards.py does not compute: set tensor_parallel to 1, or add the layer there"
+                )
+        for name, value in plain.items():
+            if not name.startswith("_") and name not in vars(sharded):
+                setattr(sharded, name, value)
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def _embed(network: GPT, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
-    """Return the token embedding where this shard has it, else zeros."""
-    rows = len(network.token_embedding.weight)
-    local = tokens - shard * rows  # ids
-    elsewhere = (local < 0) | (local >= rows)
-    return network.token_embedding(local.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
 
 
 def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:
@@ -265,11 +299,12 @@ def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:
         blocks: Any = network.blocks
         for block in blocks:
             block.attention.heads = tuple(max(1, heads // shards) for heads in config.qkv_heads)
-            for layer, name in ((block.attention, "output"), (block.mlp, "down")):
-                linear = getattr(layer, name)
-                setattr(layer, name, PartialLinear(linear.in_features, linear.out_features, linear.bias is not None))
         for name, _ in list(network.named_parameters()):
             path, _, kind = name.rpartition(".")
-            value = torch.empty(shard_cut(axes_of(name, config), shards, shard).shape)
-            setattr(network.get_submodule(path), kind, nn.Parameter(value))
+            axes = axes_of(name, config)
+            module: Any = network.get_submodule(path)
+            if axes.columns is not None and axes.columns.name in TENSOR_AXES:  # a sum over what shards divide
+                module = PartialLinear(module.in_features, module.out_features, module.bias is not None)
+                network.set_submodule(path, module)
+            setattr(module, kind, nn.Parameter(torch.empty(shard_cut(axes, shards, shard).shape)))
     return network

@@ -12,7 +12,7 @@ from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
 from training.reference import FEWEST, MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of
-from training.telemetry.metrics_log import REFERENCE
+from training.telemetry.metrics_log import REFERENCE, Metric
 
 DIGITS = 4
 UNRECORDED = "a machine that is not recorded"
@@ -31,7 +31,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
     rows, recipes = [], []
     for run in runs:
         history = read_history(run)
-        record, curve = history.record, history.curves.get("train_loss", NO_LOSS)
+        record, curve = history.record, history.curves.get(Metric.TRAIN_LOSS, NO_LOSS)
         content, prepared = (None, None) if record is None else tokens_of(record)
         found = tenths(curve, record.steps or 1) if record else curve.values
         if record is None or content is None or record.changes or len(found) < MARKS:
@@ -39,7 +39,7 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
             raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
-        rows.append((record.train["random_seed"], content, history.used.devices or (UNRECORDED,), found))
+        rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), found))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))

@@ -25,12 +25,12 @@ from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import checkpoints_by_step
 from training.config.train_config import KEYS, PLUMBING_KEYS
-from training.telemetry.metrics_log import EVALUATIONS
+from training.telemetry.metrics_log import EVALUATIONS, Metric
 from training.telemetry.progress_bar import duration
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
-EXPERIMENTS = ("sweep", "mixture", "trial", "ladder")  # whose results a directory may hold
+EXPERIMENTS = ("sweep", "trial", "ladder")  # whose results a directory may hold
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
 NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)  # of a damaged record
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
@@ -75,7 +75,7 @@ def headline(history: RunHistory) -> list[str]:
     """Return state, step, losses, tokens, time and dollars of a run."""
     steps = None if history.record is None else history.record.steps
     parts = [history.state, f"step {history.step:,}" + ("" if steps is None else f" of {steps:,}")]
-    for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
+    for name, text in ((Metric.VALIDATION_LOSS, "validation loss"), (Metric.TRAIN_LOSS, "training loss")):
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
     tokens = history.axes["tokens"].last if history.step else 0
@@ -88,7 +88,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
-    if history.train.get("require_stock_class"):
+    if history.train.require_stock_class:
         yield "class of transformers", stock_class(model, history.name).name
     if record is None:
         return
@@ -211,12 +211,8 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
-    stored = {"model": attrs.asdict(history.model), "train": history.train}
-    return {
-        f"{section}.{key}": stored[section].get(key, definition.default)
-        for section, known in KEYS.items()
-        for key, definition in known.items()
-    }
+    sections = {"model": attrs.asdict(history.model), "train": history.train.flat()}
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
 def _resolved(history: RunHistory) -> dict[str, Any]:

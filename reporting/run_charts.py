@@ -9,6 +9,7 @@ from common.line_chart import PALETTE, Line, LineChart, VerticalMark
 from reporting.run_history import AXES, RunHistory
 from training.config.train_config import recipe
 from training.telemetry.curves import TRAIN, VALIDATION, Curve, losses
+from training.telemetry.metrics_log import Metric
 
 GIB = 1 << 30
 MOST_COLUMNS = 500  # of a line
@@ -21,13 +22,13 @@ WEIGHTS = "thick: moving average; thin: as logged"
 PANEL_COLOUR = 2  # of a single run's curves that are no losses
 # Charts below the losses: key of the curve, title, factor of the values.
 PANELS = (
-    ("learning_rate", "learning rate", 1.0),
-    ("grad_norm", "gradient norm, before clipping", 1.0),
-    ("tokens_per_second", "tokens/s, whole job", 1.0),
-    ("mfu", "MFU, %", 100.0),
-    ("peak_memory_bytes", "peak memory of a rank, GiB", 1 / GIB),
+    (Metric.LEARNING_RATE, "learning rate", 1.0),
+    (Metric.GRAD_NORM, "gradient norm, before clipping", 1.0),
+    (Metric.TOKENS_PER_SECOND, "tokens/s, whole job", 1.0),
+    (Metric.MFU, "MFU, %", 100.0),
+    (Metric.PEAK_MEMORY_BYTES, "peak memory of a rank, GiB", 1 / GIB),
 )
-NOISY = ("train_loss", "grad_norm", "tokens_per_second", "mfu")  # drawn as moving averages
+NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
 EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the chart
 ORDINARY_SHARE = 0.98  # of the values; a higher one is a spike where it is far above them all
@@ -66,7 +67,7 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
     recipes: dict[str, list[int]] = {}
     last = [([curve.last for curve in losses(one.curves).values()][:2] or [np.nan])[-1] for one in histories]
     for at in np.argsort(last, kind="stable").tolist():
-        key = str(recipe(attrs.asdict(histories[at].model), histories[at].train))
+        key = str(recipe(histories[at].model, histories[at].train))
         recipes.setdefault(key, []).append(at)
     groups = [(histories[members[0]].name.partition("-seed-")[0], members) for members in recipes.values()]
     rest = [at for _, members in groups[len(PALETTE) - 1 :] for at in members]
@@ -123,19 +124,19 @@ class ChartedAxis:
             found = losses(self.histories[0].curves)
             lines = []
             for number, (name, curve) in enumerate(found.items()):
-                key = "train_loss" if name == TRAIN else "validation_loss"
+                key = Metric.TRAIN_LOSS if name == TRAIN else Metric.VALIDATION_LOSS
                 lines += self._lines(0, key, curve, name, number % len(PALETTE))
             yield self._line_chart("loss, nats per token", lines, common_top([*found.values()], losses=True))
         else:
-            yield from self._losses("train_loss", TRAIN)
-            yield from self._losses("validation_loss", VALIDATION)
+            yield from self._losses(Metric.TRAIN_LOSS, TRAIN)
+            yield from self._losses(Metric.VALIDATION_LOSS, VALIDATION)
         for key, title, factor in PANELS:
             known = {at: Curve(curve.steps, curve.values * factor) for at, curve in self._known(key).items()}
             tops = [float(curve.known.max()) for curve in known.values()]
             uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops)
             # A run without a positive value would have no place on a logarithmic axis.
             positive = bool(tops) and min(tops) > 0
-            yield self._chart(title, key, known, logarithmic=positive and (uneven or key == "grad_norm"))
+            yield self._chart(title, key, known, logarithmic=positive and (uneven or key == Metric.GRAD_NORM))
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
         """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
@@ -183,7 +184,7 @@ class ChartedAxis:
     def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
         """Return a run's curve as it is, and its moving average or both where it is noisy."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
-        line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == "validation_loss")
+        line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:
             return [line]
         average = attrs.evolve(line, y=curve.smoothed(), weight="bold" if len(self.histories) <= len(PALETTE) else "")

@@ -17,16 +17,18 @@ from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import ARCHIVE
 from training.checkpoints.run_record import RESOLVED, RunRecord, StreamRecord, manifest_of, read_record
-from training.config.train_config import load_run
+from training.config.train_config import TrainConfig, load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
 from training.telemetry.curves import Curve, curve_of, run_curves
 from training.telemetry.metrics_log import (
     METRICS,
-    NUMERICS_DRIFT,
     REFERENCE,
-    SETTINGS_CHANGED,
+    STATES,
+    Metric,
+    RunEvent,
     current_records,
+    event_of,
     is_price,
     last_price,
     priced_seconds,
@@ -36,17 +38,23 @@ from training.telemetry.metrics_log import (
 AXES = ("steps", "tokens", "hours", "dollars")
 # Events that are marked in the curves, and the words for them.
 MARKED = {
-    "start": "restart",
-    "spike-skipped": "update skipped",
-    "checkpoint-failed": "save failed",
-    "upload-failed": "upload failed",
-    NUMERICS_DRIFT: "numerics changed",
-    SETTINGS_CHANGED: "settings changed",
-    "stopped": "stopped",
-    "diverged": "diverged",
+    RunEvent.START: "restart",
+    RunEvent.SPIKE_SKIPPED: "update skipped",
+    RunEvent.CHECKPOINT_FAILED: "save failed",
+    RunEvent.UPLOAD_FAILED: "upload failed",
+    RunEvent.NUMERICS_DRIFT: "numerics changed",
+    RunEvent.SETTINGS_CHANGED: "settings changed",
+    RunEvent.STOPPED: "stopped",
+    RunEvent.DIVERGED: "diverged",
 }
 EVENT_DETAILS = ("problem", "reason", "who", "name")
-ENDS = {"start": "", "end": "complete", "pause": "paused", "stopped": "stopped", "diverged": "diverged"}
+ENDS = {  # words for each of STATES
+    RunEvent.START: "",
+    RunEvent.END: "complete",
+    RunEvent.PAUSE: "paused",
+    RunEvent.STOPPED: "stopped",
+    RunEvent.DIVERGED: "diverged",
+}
 
 
 @attrs.frozen
@@ -80,7 +88,7 @@ class RunHistory:
 
     name: str
     model: ModelConfig  # this and `train` as the run was trained; as they are now before the first job
-    train: dict[str, Any]  # keys of train.json, with their defaults
+    train: TrainConfig
     curves: dict[str, Curve]
     axes: dict[str, Curve]  # those of AXES that are known, as functions of the step
     marks: list[Mark]
@@ -126,10 +134,13 @@ def read_history(directory: Path) -> RunHistory:
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
     record, job, notes = read_resolved(directory)
-    model, train = (run.model, run.train.flat()) if record is None else (ModelConfig(**record.model), record.train)
-    batch = train["global_batch_size"] or train["microbatch_size"] if record is None else record.global_batch_size
+    model, train = (run.model, run.train) if record is None else (record.model, record.train)
+    batch = train.batch.global_batch_size or train.batch.microbatch_size if record is None else record.global_batch_size
     seconds, usd = clock(lines, job.price_per_hour)
-    ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
+    ledger = next((line for line in reversed(lines) if Metric.RUN_LEDGER in line), None)
+    ledger_usd = None
+    if usd is not None and ledger is not None:
+        ledger_usd = float(np.interp(ledger[Metric.ELAPSED_SECONDS], seconds, usd))
     return RunHistory(
         name=directory.resolve().name,
         model=model,
@@ -138,8 +149,8 @@ def read_history(directory: Path) -> RunHistory:
         axes=_axes(records, (seconds, usd), batch * model.context_length),
         marks=list(_marks(records, lines)),
         state=_state(directory, records),
-        ledger={} if ledger is None else ledger["run_ledger"],
-        ledger_usd=None if usd is None or ledger is None else float(np.interp(ledger["elapsed_seconds"], seconds, usd)),
+        ledger={} if ledger is None else ledger[Metric.RUN_LEDGER],
+        ledger_usd=ledger_usd,
         hours=float(seconds[-1]) / 3600,
         usd=None if usd is None else float(usd[-1]),
         record=record,
@@ -161,7 +172,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[Noti
     try:
         if (record := read_record(directory)) is None:
             return None, LastJob(), []
-        ModelConfig(**record.model)
+        record.network_config()  # a network that this version cannot build is refused here
         values = read_json(path)
         if isinstance(values.get("token_files"), str):
             values["token_files"] = [values["token_files"]]
@@ -194,8 +205,8 @@ def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[
 def _axes(
     records: Sequence[dict[str, Any]], spent: tuple[np.ndarray, np.ndarray | None], tokens_per_step: int
 ) -> dict[str, Curve]:
-    timed = [record for record in records if "elapsed_seconds" in record and "step" in record]
-    elapsed = curve_of(sorted(timed, key=lambda record: record["step"]), "elapsed_seconds")
+    timed = [record for record in records if Metric.ELAPSED_SECONDS in record and "step" in record]
+    elapsed = curve_of(sorted(timed, key=lambda record: record["step"]), Metric.ELAPSED_SECONDS)
     ends = np.array([0.0, max((record.get("step", 0) for record in records), default=0) or 1.0])
     axes = {"steps": Curve(ends, ends), "tokens": Curve(ends, ends * tokens_per_step)}
     if timed:
@@ -207,15 +218,15 @@ def _axes(
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
     """Yield the marks of a run's records; `lines`: of all jobs, of which the first one is no restart."""
-    first = next((record for record in lines if record.get("event") == "start"), None)
+    first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
-        event = record.get("event")
+        event = event_of(record)
         if event not in MARKED or record is first:
             continue
         details = [record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str)]
-        if event == "start":
+        if event == RunEvent.START:
             details = [f"world size {record.get('world_size', '?')}, commit {record.get('commit') or 'unknown'}"]
-        if event == SETTINGS_CHANGED:
+        if event == RunEvent.SETTINGS_CHANGED:
             details = [f"{record.get('key')} {json.dumps(record.get('old'))} -> {json.dumps(record.get('new'))}"]
         text = ", ".join([*details, str(record.get("time", ""))]).strip(", ")
         yield Mark(record.get("step", 0), MARKED[event], text)
@@ -223,15 +234,15 @@ def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -
 
 def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     """Return the state of a run: as its last job wrote when it ended, or running, or killed."""
-    last = next((record for record in reversed(records) if record.get("event") in ENDS), None)
+    last = next((record for record in reversed(records) if event_of(record) in STATES), None)
     ended = read_exit(directory)
     if is_locked(directory) and (ended is None or not ended.final):  # written before the job's last chart is drawn
         return "running"
     outcome = "killed" if ended is None else ended.outcome
-    if last is None or last["event"] == "start":
+    if last is None or event_of(last) == RunEvent.START:
         return "complete" if outcome == "done" else outcome
     problem = last.get("problem") or last.get("reason")
-    return ENDS[last["event"]] + (f": {problem}" if problem else "")
+    return ENDS[event_of(last)] + (f": {problem}" if problem else "")
 
 
 def _bits_per_nat(token_files: Sequence[str], record: RunRecord | None) -> float | None:

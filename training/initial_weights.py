@@ -128,10 +128,10 @@ def first_network(
 
     Raises BadInput where `initial` is not the model from whose weights the run began.
     """
-    wanted, began = ModelConfig(**record.model), record.initial_weights
+    wanted, began = record.network_config(), record.initial_weights
     values: Iterable[tuple[str, Tensor]]
     if initial is None and began is None:
-        values = initial_weights(meta_network(wanted), record.train["random_seed"])
+        values = initial_weights(meta_network(wanted), record.train.random_seed)
     elif initial is None:
         assert began is not None
         raise BadInput(f"the run began with the weights of {began.source}: pass --init-from {began.source}")

@@ -23,7 +23,7 @@ from training.run_checks import CheckedRun
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import NUMERICS_DRIFT, SETTINGS_CHANGED, MetricsLog, read_counted
+from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, read_counted
 from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
@@ -100,8 +100,8 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         loop.saving.finish_upload()
         with advisory("time ledger"):
             so_far = reporter.ledger.record(feed.waited_seconds)
-            del so_far["ledger"]  # this job's follows at its end
-            reporter.record(loop.state.position.step, **so_far)  # for the report, and lest a kill now loses it
+            del so_far[Metric.LEDGER]  # this job's follows at its end
+            reporter.record(loop.state.position.step, so_far)  # for the report, and lest a kill now loses it
         drawn = reporter.finish()
         with advisory("summary"):
             settled = loop.intervals.out_of_patience(loop.state.position)
@@ -110,7 +110,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
     finally:
         with advisory("time ledger"):
             ledger_record = reporter.ledger.record(feed.waited_seconds)
-            reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
+            reporter.record(loop.state.position.step, {**ledger_record, "time": utc_now()})
             summary += table(ledger_record)
         reporter.close(summary)
     return status
@@ -181,20 +181,22 @@ def _write_record(job: OpenJob, record: RunRecord) -> None:
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:
     step = loop.state.position.step
     if numerics_changes:
-        loop.reporter.event(step, NUMERICS_DRIFT, changes=numerics_changes)
+        loop.reporter.event(step, RunEvent.NUMERICS_DRIFT, changes=numerics_changes)
     loop.reporter.event(
         step,
-        "start",
+        RunEvent.START,
         world_size=job.ranks.world_size,
         data_parallel_size=job.ranks.data_parallel.size,
         devices=dict(Counter(gather(job.ranks, device_name(job.ranks.device)))),
         software=f"torch {torch.__version__}, Python {platform.python_version()}",
         commit=record.git_commit,
-        price_per_hour=job.ledger.price_per_hour,
-        elapsed_seconds=round(job.ledger.elapsed_seconds(), 3),
+        **{
+            Metric.PRICE_PER_HOUR: job.ledger.price_per_hour,
+            Metric.ELAPSED_SECONDS: round(job.ledger.elapsed_seconds(), 3),
+        },
     )
     if record.self_test is not None:
-        loop.reporter.event(step, "self-test", **record.self_test)
+        loop.reporter.event(step, RunEvent.SELF_TEST, **record.self_test)
     for change in record.changes:
         if change.step == step:
-            loop.reporter.event(step, SETTINGS_CHANGED, key=change.key, old=change.old, new=change.new)
+            loop.reporter.event(step, RunEvent.SETTINGS_CHANGED, key=change.key, old=change.old, new=change.new)

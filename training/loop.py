@@ -13,6 +13,7 @@ from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
 from training.step_intervals import Intervals, StopRequest
 from training.supervision.heartbeat import Heartbeat
+from training.telemetry.metrics_log import Metric, RunEvent
 from training.telemetry.reporter import Reporter
 from training.validation import Validation
 
@@ -55,7 +56,7 @@ class Loop:
         if settled:
             reporter.say(f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run")
         ended = settled or self.state.position.step == reporter.plan.steps
-        self._report_end("end" if ended else "pause", **({"reason": "patience"} if settled else {}))
+        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, **({"reason": "patience"} if settled else {}))
         return True
 
     def _count_step(self, step: int) -> None:
@@ -74,7 +75,7 @@ class Loop:
             self.reporter.log(step, result, self.intervals.remaining(step), self.heartbeat.beats.rank_seconds())
             self._check_token_files()
         if self.intervals.hash_due(step):
-            self.reporter.record(step, state_sha256=state_sha256(self.state, self.heartbeat.ranks))
+            self.reporter.record(step, {Metric.STATE_SHA256: state_sha256(self.state, self.heartbeat.ranks)})
         if saving:
             self.saving.settle()  # the previous save, on the disk long ago unless saves follow each other closely
         if validating:
@@ -95,7 +96,7 @@ class Loop:
         problem = self.state.guard.problem()
         if problem is not None:
             self.saving.settle()
-            self.reporter.event(self.state.position.step, "diverged", problem=problem)
+            self.reporter.event(self.state.position.step, RunEvent.DIVERGED, problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.saving.directory}")
 
     def _check_token_files(self, *, wait: bool = False) -> None:
@@ -122,8 +123,9 @@ class Loop:
             position = attrs.evolve(position, best_step=position.step, best_validation_loss=loss)
         self.state.position = position
         elapsed = round(self.reporter.ledger.elapsed_seconds(), 3)
-        several = {"validation_losses": losses} if len(losses) > 1 else {}
-        self.reporter.record(position.step, validation_loss=loss, **several, elapsed_seconds=elapsed)
+        several = {Metric.VALIDATION_LOSSES: losses} if len(losses) > 1 else {}
+        values = {Metric.VALIDATION_LOSS: loss, **several, Metric.ELAPSED_SECONDS: elapsed}
+        self.reporter.record(position.step, values)
         each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
         self.reporter.say(f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}")
 
@@ -137,7 +139,7 @@ class Loop:
             self.saving.settle()
             self._save()
         self.saving.settle(required=True)
-        self._report_end("stopped", reason=self.stop_request.cause)
+        self._report_end(RunEvent.STOPPED, reason=self.stop_request.cause)
 
     def _report_end(self, event: str, **details: str) -> None:
         """Record the end of this job's training, with the tokens read of each dataset."""

@@ -22,7 +22,7 @@ from common.json_files import read_json
 from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
-from training.telemetry.metrics_log import REFERENCE, MetricsLog, read_metrics
+from training.telemetry.metrics_log import REFERENCE, Metric, MetricsLog, read_metrics
 
 MARKS, TENTH = 40, 4  # M at equal distances, and those in a tenth of the run
 NAMED = 3  # differences
@@ -73,7 +73,7 @@ class ComparedLog(MetricsLog):
         """Append a record; at the first and at each mark, compare what this job and those before it have logged."""
         super().write(record)
         mark = record["step"] * MARKS // (self._compared.steps or 1)
-        if mark > self._mark and ("train_loss" in record or self._mark < 0):
+        if mark > self._mark and (Metric.TRAIN_LOSS in record or self._mark < 0):
             self._mark = mark
             compared = compare(self._directory, self._compared, run_curves(read_metrics(self._directory)))
             news = compared.side or str(compared.line)
@@ -108,7 +108,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
         problem = replace(error.problems[0], where="") if isinstance(error, BadInput) else error  # which names the file
         return BandComparison(note(f"{path}: the loss is not compared: {problem}"))
     steps = record.steps or 1
-    losses = tenths(curves.get("train_loss", NO_LOSS), steps)
+    losses = tenths(curves.get(Metric.TRAIN_LOSS, NO_LOSS), steps)
     if not len(losses):
         devices = ", ".join(reference.devices)
         return BandComparison(f"band         of {len(reference.losses)} runs on {devices}: {path}")
@@ -125,7 +125,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
 def recipe_of(record: RunRecord) -> dict[str, Any]:
     """Return the settings on which a run's training loss depends, but for seed and tokens."""
     sections, origin = recipe(record.model, record.train), record.initial_weights
-    keys = sections["model"] | sections["train"] | {"log_interval": record.train["log_interval"]}
+    keys = sections["model"] | sections["train"] | {"log_interval": record.train.log_interval}
     keys |= {"global_batch_size": record.global_batch_size, "initial_weights": origin and origin.sha256}
     return {key: value for key, value in keys.items() if key != "dataset" or not isinstance(value, str)}
 

@@ -18,10 +18,10 @@ from training.parallel.process_group import Ranks, from_coordinator
 from training.resume import ResumeRequest, begin, load_checkpoint
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 from training.telemetry.reporter import print_lines
 
-KEYS = ("train_loss", "grad_norm", "state_sha256")
+KEYS = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.STATE_SHA256)
 Numbers = dict[str, float | str | None]  # by one of KEYS
 
 

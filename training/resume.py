@@ -85,7 +85,7 @@ def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
     """Begin at step 0; return this job's record."""
     origin = None
     if request.initial is None:
-        start_random(state, request.record.train["random_seed"])
+        start_random(state, request.record.train.random_seed)
     else:
         origin = start_from(request.initial, state, request.directory / "model.json", request.tokenizer, ranks)
     return attrs.evolve(request.record, initial_weights=origin)
@@ -105,7 +105,7 @@ def load_checkpoint(
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, keep_attention
 
-        microbatch_size, config = request.record.train["microbatch_size"], state.parallel.network.config
+        microbatch_size, config = request.record.train.batch.microbatch_size, state.parallel.network.config
         shape = Shape(config, microbatch_size, numerics["precision"], ranks.device)
         numerics = keep_attention(shape, before.numerics, numerics, ranks)
     record = attrs.evolve(request.record, numerics=numerics, initial_weights=before.initial_weights)

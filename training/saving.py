@@ -9,6 +9,7 @@ from common.errors import BadInput, warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
+from training.telemetry.metrics_log import RunEvent
 from training.telemetry.reporter import Reporter
 
 AGAIN = "to be tried again at the next checkpoint:"
@@ -71,7 +72,7 @@ class Saving:
             self._report(self._outcome)
         if self._writer.uploader is not None:
             for uploaded in self._writer.uploader.ended():
-                event = "upload" if uploaded.problem is None else "upload-failed"
+                event = RunEvent.UPLOAD if uploaded.problem is None else RunEvent.UPLOAD_FAILED
                 said = f"on the disk, but NOT UPLOADED, {AGAIN}"
                 self._tell(step_of(uploaded.name), event, uploaded.problem, said, seconds=round(uploaded.seconds, 3))
 
@@ -116,8 +117,8 @@ class Saving:
         self._reported = step
         details = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
         said = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
-        problem = None if saved.problem is None else str(saved.problem)
-        self._tell(step, "checkpoint" if saved.durable else "checkpoint-failed", problem, said, **details)
+        event = RunEvent.CHECKPOINT if saved.durable else RunEvent.CHECKPOINT_FAILED
+        self._tell(step, event, None if saved.problem is None else str(saved.problem), said, **details)
 
     def _tell(self, step: int, event: str, problem: str | None, said: str, **details: float) -> None:
         """Record the outcome of a save or an upload; print a problem, after what is `said` of it."""

@@ -95,7 +95,7 @@ def _read(reference: str) -> Row:
         row,
         cost=cost_of(ModelLocation(home, home, home), state.position),
         validation_loss=state.position.validation_loss,
-        seed=state.config.train["random_seed"],
+        seed=state.config.train.random_seed,
         recipe=_recipe(state.config, _position(home, state), changes),
         changes=describe_changes(changes),
     )
@@ -243,7 +243,7 @@ def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingCha
     keys = recipe(config.model, config.train)
     for key in (*RESOLVED_KEYS, "precision"):  # whose resolved values are in the recipe instead
         del keys["train"][key]
-    precision = config.numerics.get("precision", config.train.get("precision"))
+    precision = config.numerics.get("precision", config.train.execution.precision)
     tokens = [  # while they are being written, their plan
         stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]
         for stream in config.train_streams

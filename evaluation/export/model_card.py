@@ -16,7 +16,7 @@ from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.optimization import describe_group_rates, describe_optimizer, describe_schedule, make_schedule
 from training.state import Position
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
@@ -58,9 +58,8 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         return
     state = read_state(place.path)
     config = state.config
-    train = config.train
     cost = cost_of(place, state.position)
-    length = config.model["context_length"]
+    length = config.model.context_length
     directories = [Path(stream.directory) for stream in config.train_streams]
     names = [hub_name(directory) or directory.resolve().name for directory in directories]
     if names:
@@ -69,7 +68,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     batch = config.global_batch_size
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state.position.step:,} of {config.steps:,}"
-    options = config.optimization
+    options = config.train.optimization
     betas = f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
     yield "optimizer", f"{describe_optimizer(options)}; {betas}"
     yield "learning rate", describe_schedule(make_schedule(options, config.steps or state.position.step))
@@ -83,15 +82,15 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         name = source.resolve().name if source.exists() else origin.source
         initial = f"`{name}`, sha256 of their values `{origin.sha256}`"
         if origin.vocab_size is not None:
-            initial += f", with rows for {config.model['vocab_size'] - origin.vocab_size:,} new ids"
+            initial += f", with rows for {config.model.vocab_size - origin.vocab_size:,} new ids"
     yield "initial weights", initial
-    yield "seed", str(train["random_seed"])
+    yield "seed", str(config.train.random_seed)
     yield from _losses(place, state.position)
     records = [] if place.run is None else read_metrics(place.run)
     used = trained_on(records, state.position.step, place.record | {"git_commit": config.git_commit})
     if used.machines:
         yield "machine", used.machines
-        yield "precision", str(config.numerics.get("precision", train["precision"]))
+        yield "precision", str(config.numerics.get("precision", config.train.execution.precision))
     yield from (("numerics", line) for line in describe_drift(records, state.position.step))
     if used.software:
         yield "software", used.software
@@ -104,7 +103,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
 
 def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
     records = [] if place.run is None else read_metrics(place.run)
-    losses = [one["train_loss"] for one in records if "train_loss" in one and one["step"] <= position.step]
+    losses = [one[Metric.TRAIN_LOSS] for one in records if Metric.TRAIN_LOSS in one and one["step"] <= position.step]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
     if (loss := position.validation_loss) is not None:

@@ -34,7 +34,7 @@ from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import TEMPLATES, Message
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 from training.supervision.training_process import JOB_LOG, TrainingProcess
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, read_metrics
 
 ROOT = Path(__file__).parents[2]
 ALPACA = TEMPLATES["alpaca"]
@@ -182,8 +182,8 @@ def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path]
 
 def _losses(run: Path) -> list[float]:
     """Return the validation losses of a run so far, the first of them before its first step."""
-    found = {record["step"]: record["validation_loss"] for record in read_metrics(run) if "validation_loss" in record}
-    return [*found.values()]
+    validated = [record for record in read_metrics(run) if Metric.VALIDATION_LOSS in record]
+    return [*{record["step"]: record[Metric.VALIDATION_LOSS] for record in validated}.values()]
 
 
 def _tell_losses(run: Path, first: int) -> int:

@@ -112,8 +112,8 @@ def _beside_validation(trained: Trained, state: SavedState, span: Range) -> str:
     """Return why a loss differs from the validation loss of training; "" where it need not."""
     if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
         return ""
-    train, length = state.config.train, state.config.model["context_length"]
-    begin, count = train["start_val_token"], train["validation_sequences"] * length
+    validation, length = state.config.train.validation, state.config.model.context_length
+    begin, count = validation.start_val_token, validation.validation_sequences * length
     streams = state.config.validation_streams
     of = f" of {printable(streams[0].directory)}" if len(streams) > 1 else ""  # the first dataset's loss is kept
     tokenizer = trained.known_tokenizer

@@ -177,13 +177,13 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
     last = 0 if whole.weighted else 1  # the target after a row, the first token of the next one, does not count
     for stream, source in zip(config.train_streams, config.sources or [], strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
-            begin = train["start_train_token"]
+            begin = train.data.start_train_token
             # Shuffled windows may lie anywhere.
-            everything = train["shuffle"] or source["epochs"] is None or source["epochs"] > 1
+            everything = train.data.shuffle or source["epochs"] is None or source["epochs"] > 1
             seen.append(("trained", begin, whole.length if everything else begin + source["tokens"] + last))
     if any(_is_same(held_out, "validation", directory, split) for held_out in config.validation_streams):
-        begin, windows = train["start_val_token"], train["validation_sequences"]
-        seen.append(("validated", begin, begin + windows * config.model["context_length"] + last))
+        begin, windows = train.validation.start_val_token, train.validation.validation_sequences
+        seen.append(("validated", begin, begin + windows * config.model.context_length + last))
     return seen
 
 

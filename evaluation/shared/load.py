@@ -213,7 +213,8 @@ def load_network(place: ModelLocation) -> GPT:
     """Load a model without its tokenizer, onto the CPU. Raises BadInput naming what is damaged."""
     if not place.is_own:
         return load_foreign(place.path, place.run)
-    config = ModelConfig(**read_state(place.path).config.model)
+    with refusing(place.path / STATE):
+        config = read_state(place.path).config.network_config()
     with refusing(place.path / WEIGHTS, kinds=(OSError, ValueError)):  # deleted a moment ago, for one
         return with_parameters(config, load_file(place.path / WEIGHTS))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from training.telemetry.metrics_log import NUMERICS_DRIFT
+from training.telemetry.metrics_log import RunEvent, event_of
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +25,7 @@ def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str
     `resolved.json`, which describes the last job alone; lines of earlier versions name no machine, so that it is the
     only source for them.
     """
-    starts = [line for line in records if line.get("event") == "start"]
+    starts = [line for line in records if event_of(line) == RunEvent.START]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
     environment = record.get("environment")
     last: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str
 
 def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
     """Return a line for each resume before a step that changed the numerics, such as another precision."""
-    drifts = [line for line in records if line.get("event") == NUMERICS_DRIFT and line.get("step", 0) < step]
+    drifts = [line for line in records if event_of(line) == RunEvent.NUMERICS_DRIFT and line.get("step", 0) < step]
     return [
         f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get('changes') or []))}" for line in drifts
     ]

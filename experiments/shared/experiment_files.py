@@ -22,14 +22,20 @@ RESULTS = {
     "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},
     "ladder": {"md": b"# Ladder for ", "json": b'"held_out": '},
     "trial": {"md": b"# Trial of ", "json": b'"candidate": '},
-    "mixture": {"md": b"# Mixture for ", "json": b'"domains": '},
 }
 
 
-def read_experiment(file: Path, known: Collection[str], advice: str) -> dict[str, Any]:
-    """Return the keys of an experiment's file. Raises BadInput for an unreadable one, and for an unknown key."""
+def read_experiment(
+    file: Path, known: Collection[str], advice: str, *, removed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the keys of an experiment's file. Raises BadInput for an unreadable one, and for an unknown key.
+
+    `removed`: keys that earlier versions had, with the reason for their removal and the advice that replaces them.
+    """
     values: dict[str, Any] = read_json(file, advice=advice)
     for key in values:
+        if removed and key in removed:
+            raise BadInput(f"{file}: {key}: {removed[key]}")
         if key not in known:
             raise BadInput(unknown_key(key, known, file))
     return values

@@ -19,9 +19,8 @@ from training.checkpoints.directory import checkpoints_of, linked_folders, step_
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import METRICS, STATES, Metric, RunEvent, event_of, read_metrics
 
-STATES = ("start", "pause", "stopped", "end", "diverged")  # events: the last one tells how the run stands
 TAIL_BYTES = 1 << 13  # of the metrics: some ten lines
 
 
@@ -48,7 +47,8 @@ class RunProgress:
 def read_progress(directory: Path) -> RunProgress:
     """Return a run's progress; step 0 where it has not begun."""
     records = read_metrics(directory)
-    last: dict[str, Any] = next((record for record in reversed(records) if record.get("event") in STATES), {})
+    validated = [record for record in records if Metric.VALIDATION_LOSS in record]
+    last: dict[str, Any] = next((record for record in reversed(records) if event_of(record) in STATES), {})
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
@@ -58,18 +58,18 @@ def read_progress(directory: Path) -> RunProgress:
         steps = [*checkpoints_by_step(checkpoints)]
     return RunProgress(
         steps=max(steps, default=0),
-        losses={record["step"]: record["validation_loss"] for record in records if "validation_loss" in record},
-        stopped_by=last.get("reason") if last.get("event") == "stopped" else None,
-        diverged=last["problem"] if last.get("event") == "diverged" else None,
-        ended=last.get("step") if last.get("event") == "end" else None,
+        losses={record["step"]: record[Metric.VALIDATION_LOSS] for record in validated},
+        stopped_by=last.get("reason") if event_of(last) == RunEvent.STOPPED else None,
+        diverged=last["problem"] if event_of(last) == RunEvent.DIVERGED else None,
+        ended=last.get("step") if event_of(last) == RunEvent.END else None,
     )
 
 
 def measured_speed(directory: Path) -> float | None:
     """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
     records = read_metrics(directory)
-    sources = next((record.get("sources", ()) for record in reversed(records) if record.get("event") == "end"), ())
-    seconds = next((record["elapsed_seconds"] for record in reversed(records) if "ledger" in record), 0)
+    sources = next((record.get("sources", ()) for record in reversed(records) if event_of(record) == RunEvent.END), ())
+    seconds = next((record[Metric.ELAPSED_SECONDS] for record in reversed(records) if Metric.LEDGER in record), 0)
     return sum(source["tokens"] for source in sources) / seconds or None if seconds > 0 else None
 
 

@@ -10,19 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import attrs
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from common.errors import BadInput, Notice, note, quoted
 from common.json_files import read_json
-from experiments.mixture.mixture_table import MixtureTable
 from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
     check_unchanged,
     counted,
-    show_results,
     write_run_directory,
 )
 from experiments.shared.run_comparison import (
@@ -145,7 +142,7 @@ def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Vari
 def _trained(run: VariantRun, device: str | None) -> str:
     """Return all that decides on a run's result except its seed, resolved: the same for two that train the same."""
     train, plan = run.variant.run.train, run.plan
-    keys = recipe(attrs.asdict(run.variant.run.model), train.flat())
+    keys = recipe(run.variant.run.model, train)
     for key in RESOLVED_KEYS:
         del keys["train"][key]
     if device is not None:
@@ -182,11 +179,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: s
     warnings = check_records(sweep, runs)
     bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
     losses = [final_losses(sweep, run, device) for run in bar]
-    if sweep.mixture is not None:
-        mixture = attrs.evolve(mixture_table(sweep, losses), warnings=warnings)
-        show_results(mixture.text, mixture.record, output, "mixture", str(sweep.base))
-    else:
-        SweepTable.of(sweep, results_of(sweep, runs, losses), warnings).show(output)
+    SweepTable.of(sweep, results_of(sweep, runs, losses), warnings).show(output)
 
 
 def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
@@ -217,20 +210,6 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
         means = {name: statistics.fmean(values) for name, values in losses.items()}
         stopped |= {name: steps[name] for name in sweep.halving.losers(means)}
     return stopped
-
-
-def mixture_table(sweep: Sweep, losses: Sequence[list[float] | None]) -> MixtureTable:
-    """Return the table of a mixture; `losses`: of `final_losses`, by run."""
-    assert sweep.mixture is not None and sweep.measure is not None
-    ranges = sweep.measure.ranges
-    known = [[math.nan] * len(ranges) if one is None or math.isinf(one[0]) else one for one in losses]
-    return MixtureTable(
-        mixture=sweep.mixture,
-        domains=[str(span.directory) for span in ranges],
-        shares=np.array(sweep.measure.shares),
-        unit=sweep.measure.unit,
-        losses=np.array(known).reshape(len(sweep.variants), len(sweep.seeds), len(ranges)).mean(1),
-    ).judged()
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
@@ -270,7 +249,7 @@ def describe_runs(
         f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
-        *([describe_power(sweep)] if sweep.mixture is None else []),
+        describe_power(sweep),
         *_describe_same_here(sweep, runs, device),
     ]
 

@@ -31,7 +31,7 @@ from training.checkpoints.run_record import RESOLVED
 from training.config.batch_plan import make_plan
 from training.config.train_config import PLUMBING_KEYS, load_run
 from training.data.locate_tokens import lengths_at_hand
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
 
 SHORT_STEPS = 16
 
@@ -167,9 +167,10 @@ def _same_state(trial: Trial, name: str, step: int) -> bool:
 def _side_run(target: Target) -> SideRun:
     """Return loss, time and memory of a run that has ended."""
     records = read_metrics(target.directory)
-    tokens = sum(source["tokens"] for record in records if record.get("event") == "end" for source in record["sources"])
-    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
-    peaks = [record["peak_memory_bytes"] for record in records if record.get("peak_memory_bytes")]
+    ends = [record for record in records if event_of(record) == RunEvent.END]
+    tokens = sum(source["tokens"] for record in ends for source in record["sources"])
+    speeds = [record[Metric.TOKENS_PER_SECOND] for record in records if record.get(Metric.TOKENS_PER_SECOND)]
+    peaks = [record[Metric.PEAK_MEMORY_BYTES] for record in records if record.get(Metric.PEAK_MEMORY_BYTES)]
     seconds = tokens / target.step / statistics.median(speeds) if speeds else None
     return read_progress(target.directory).loss_at(target.step), seconds, max(peaks, default=None)
 

@@ -41,7 +41,7 @@ from training.initial_weights import InitialWeights, first_network
 from training.launch import environment_rank
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 
 LISTED = 10  # sequences of a large batch in the terminal, those of the highest loss
 PRINTED_TOKENS = 1 << 12  # of a batch that is printed whole
@@ -72,7 +72,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
         raise BadInput(*([notice.text for notice in notes] or [absent]))
     check_overrides(run, record, command.overrides)
-    step, model = command.look or 0, ModelConfig(**record.model)
+    step, model = command.look or 0, record.model
     batch = read_batch(run, record, step, command.options.token_files)
     chosen = [one for one in batch if command.rank in (None, one.rank)]
     if not chosen:
@@ -118,13 +118,13 @@ def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> No
     compare: `load_run` ignores it with a NOTE.
     """
     values = {"model": attrs.asdict(run.model), "train": run.train.flat()}
-    recorded = {"model": record.model, "train": record.train}
+    recorded = {"model": attrs.asdict(record.model), "train": record.train.flat()}
     problems = []
     for text in overrides:
         section, key = resolve_spelling(text.partition("=")[0])
         if key not in KEYS[section]:
             continue
-        trained = recorded[section].get(key, KEYS[section][key].default)
+        trained = recorded[section][key]
         if key != "dataset" and json.dumps(values[section][key]) != json.dumps(trained):
             shown = f"it was trained with {json.dumps(trained)}"
             problems.append(
@@ -136,10 +136,9 @@ def check_overrides(run: Run, record: RunRecord, overrides: Sequence[str]) -> No
 
 def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> list[ReadSequence]:
     """Rebuild the batch of a step >= 1; `given`: other token files. Raises BadInput unless the run has read them."""
-    keys = {key: record.train[key] for key in run.train.flat() if key in record.train}
     # The dataset may have moved, validation tokens are not read.
-    keys |= {"dataset": run.train.data.dataset, "validation_interval": None}
-    run = attrs.evolve(run, model=ModelConfig(**record.model), train=run.train.replace(**keys))
+    keys = record.train.flat() | {"dataset": run.train.data.dataset, "validation_interval": None}
+    run = attrs.evolve(run, model=record.model, train=run.train.replace(**keys))
     tensor_size, length = run.train.execution.tensor_parallel, run.model.context_length
     world_size, cpu = record.world_size or tensor_size, torch.device("cpu")
     data, tensor = (RankGroup(rank=0, size=size) for size in (world_size // tensor_size, tensor_size))
@@ -153,7 +152,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     reading = make_reading(run.train, plan, token_set, run.model.vocab_size)
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
-    starts = [line for line in read_metrics(run.directory) if line.get("event") == "start" and line["step"] < step]
+    starts = [line for line in read_metrics(run.directory) if event_of(line) == RunEvent.START and line["step"] < step]
     sizes = [data.size, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))

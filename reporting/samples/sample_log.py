@@ -167,7 +167,7 @@ def _missing(run: Path, text: Range | None) -> list[str]:
 def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
     record, job, _ = read_resolved(run)  # its notes are those of the history
-    start, vocabulary = (0, 0) if record is None else (record.train["start_val_token"], record.model["vocab_size"])
+    start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
     problem = f"{run / RESOLVED}: names no token files"
     for directory in job.token_files:
         try:

@@ -21,9 +21,17 @@ from reporting.run_history import EVENT_DETAILS, check_begun, clock
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked
 from training.telemetry.curves import LOGGED
-from training.telemetry.metrics_log import METRICS, MOST_SECONDS, current_records, read_counted
+from training.telemetry.metrics_log import (
+    METRICS,
+    MOST_SECONDS,
+    Metric,
+    RunEvent,
+    current_records,
+    event_of,
+    read_counted,
+)
 
-NUMBERS = (*LOGGED, "validation_loss", "elapsed_seconds", "skipped_steps")
+NUMBERS = (*LOGGED, Metric.VALIDATION_LOSS, Metric.ELAPSED_SECONDS, Metric.SKIPPED_STEPS)
 IDENTITY_CHARACTERS = 16
 ROWS = 1000  # stored for good at a time
 
@@ -46,16 +54,16 @@ def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str,
     started = None  # Unix time at which the run had taken no seconds, by the last start
     for record in records:
         own = _unix_time(record.get("time"))
-        elapsed = record.get("elapsed_seconds")
-        if record.get("event") == "start" and own is not None and elapsed is not None:
+        elapsed = record.get(Metric.ELAPSED_SECONDS)
+        if event_of(record) == RunEvent.START and own is not None and elapsed is not None:
             started = own - elapsed
         if own is None and started is not None and elapsed is not None:
             own = started + elapsed
         step = record.get("step", 0)
-        if record.get("event") == "start" and rows:  # what the job before has left stays with its last row
+        if event_of(record) == RunEvent.START and rows:  # what the job before has left stays with its last row
             rows[max(rows)].events.extend(events)
             events = []
-        if "event" in record:
+        if event_of(record):
             events.append(_event(record))
             continue
         row = rows.get(step)
@@ -197,7 +205,7 @@ class TrackerSync:
             replace_file(self._state, json.dumps(attrs.asdict(self._progress)))
 
     def _describe(self, lines: Sequence[dict[str, Any]]) -> TrackedRun:
-        started = next((str(line.get("time")) for line in lines if line.get("event") == "start"), "")
+        started = next((str(line.get("time")) for line in lines if event_of(line) == RunEvent.START), "")
         name = self._directory.resolve().name
         digest = hashlib.sha256(f"{name} {started}".encode(errors="backslashreplace")).hexdigest()
         record, identity = self._directory / RESOLVED, digest[:IDENTITY_CHARACTERS]
@@ -230,18 +238,18 @@ def store_of(name: str) -> Callable[[TrackedRun], Store]:
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the measured values; unknown ones, null in the file, are left out."""
     found: dict[str, Any] = {name: record.get(name) for name in NUMBERS}
-    for dataset, loss in record.get("validation_losses", {}).items():
-        found[f"validation_loss/{printable(dataset)}"] = loss
-    epochs = record["epochs"] if isinstance(record.get("epochs"), list) else []
+    for dataset, loss in record.get(Metric.VALIDATION_LOSSES, {}).items():
+        found[f"{Metric.VALIDATION_LOSS}/{printable(dataset)}"] = loss
+    epochs = record[Metric.EPOCHS] if isinstance(record.get(Metric.EPOCHS), list) else []
     for number, value in enumerate(epochs):
-        found[f"epochs/{number}" if len(epochs) > 1 else "epochs"] = value
+        found[f"{Metric.EPOCHS}/{number}" if len(epochs) > 1 else Metric.EPOCHS] = value
     infinite = {name for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
     return {name: float(value) for name, value in found.items() if name in infinite or is_number(value)}
 
 
 def _event(record: Mapping[str, Any]) -> str:
     details = ", ".join(record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str))
-    text = f"step {record.get('step', 0):,}: {record['event']}" + (f": {details}" if details else "")
+    text = f"step {record.get('step', 0):,}: {event_of(record)}" + (f": {details}" if details else "")
     return printable(text)  # a lone surrogate is no text for a tracker
 
 

@@ -71,17 +71,22 @@ def kill(process: launch.Process, *, whole: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "moments"),
-    [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140)), ("mixture", (0, 1, 20, 40, 56))],
+    [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140)), ("measure", (0, 1, 20, 40, 56))],
 )
 def test_killed_five_times_an_experiment_has_the_results_of_an_undisturbed_one(
     make_sweep: MakeSweep, make_ladder: MakeLadder, token_files: Path, kind: str, moments: tuple[int, ...]
 ) -> None:
     file = make_ladder() if kind == "ladder" else make_sweep(set=SHORT)
-    if kind == "mixture":
+    if kind == "measure":
         shutil.copytree(token_files, other := file.with_name("other"))
         measure = {"dataset": str(token_files), "count": 2000}
-        mixture = {"sources": [str(token_files), str(other)], "runs": 8}
-        file = make_sweep(file.with_name("base"), levers=None, seeds=None, measure=measure, mixture=mixture)
+        weights = {"alone": [0, 1], "mostly": [1, 3], "equal": [1, 1]}
+        levers = {
+            name: {"train.dataset": [{"dataset": str(source), "weight": weight} for source, weight in parts if weight]}
+            for name, pair in weights.items()
+            for parts in [list(zip((token_files, other), pair, strict=True))]
+        }
+        file = make_sweep(file.with_name("base"), levers=levers, measure=measure, set=SHORT)
     undisturbed, disturbed = file.with_name("undisturbed"), file.with_name("disturbed")
     first = run(file, "--output", undisturbed)
     for number, moment in enumerate(moments):

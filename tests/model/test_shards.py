@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from common.errors import BadInput
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
 from model.config import ModelConfig, undivided
 from model.counts import meta_network
-from model.gpt import GPT
+from model.gpt import GPT, Block
 from model.loss import NextTokenLoss
-from model.shards import ShardedGPT, ShardedLoss, ShardExchange
+from model.sharded_loss import ShardedLoss
+from model.shards import ShardedGPT, ShardExchange
 from tests.model.architectures import CASES, MODERN
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
@@ -122,6 +124,105 @@ def test_each_dropout_of_each_shard_has_a_mask_of_its_own_which_repeats(
     assert not drawn & set(seeds)
     for one, again, differing in zip(first, recomputed, other, strict=True):
         assert torch.equal(one, again) and not torch.equal(one, differing)
+
+
+OTHER_VALUES: list[Any] = [
+    True,
+    False,
+    2,
+    8,
+    96,
+    0.25,
+    30.0,
+    500.0,
+    "gelu",
+    "relu2",
+    "swiglu",
+    "rmsnorm",
+    "rope",
+    "none",
+]
+
+
+def other_configurations() -> dict[str, ModelConfig]:
+    """Return configurations that differ from SMALL in one field, or from NanoChat's, for each value that it takes."""
+    starts, configurations = {"GPT-2": SMALL, "NanoChat": MODERN["NanoChat"]}, {}
+    options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # another test is on dropout
+    for (start, config), option, value in product(starts.items(), options, OTHER_VALUES):
+        try:
+            changed = attrs.evolve(config, **{option: value})
+        except ValueError:  # not a value of this option, or not together with the others
+            continue
+        if changed != config and not undivided(changed, 2):
+            configurations[f"{start}, {option} {value}"] = changed
+    return configurations
+
+
+def test_each_value_of_each_option_has_one_loss_in_one_shard_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what is done in fp32 in training
+    configurations = other_configurations()
+    changed_options = {name.split()[-2] for name in configurations}
+    assert attrs.fields_dict(ModelConfig).keys() - changed_options == {"drop_rate"}
+    for name, config in configurations.items():
+        whole = network(config).double()
+        inputs, targets = batch(config)
+        losses = [model(inputs, targets) for model in (NextTokenLoss(whole), in_shards(whole, 2))]
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0, msg=name)
+
+
+def parallel_forward(block: Block, x: Any, rotation: Any = None, cache: Any = None) -> Any:
+    """Compute a block whose attention and MLP read the same input, as in GPT-J: an option that somebody adds."""
+    attention = block.attention(block.attention_norm(x), rotation, cache)
+    return 0.5 * x + block.attention_dropout(attention) + block.mlp_dropout(block.mlp(block.mlp_norm(x)))
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "NanoChat"])
+def test_a_change_of_the_forward_pass_reaches_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    whole = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
+    models, (inputs, targets) = (NextTokenLoss(whole), in_shards(whole, 2)), batch(whole.config)
+    before = models[0](inputs, targets)
+    monkeypatch.setattr(Block, "forward", parallel_forward)
+    losses = [model(inputs, targets) for model in models]
+    assert abs(losses[0] - before) > 1e-3
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0)
+
+
+def test_a_flag_of_a_block_is_the_same_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Block.__init__
+
+    def flagged(block: Block, *arguments: Any) -> None:
+        plain(block, *arguments)
+        block.parallel = True  # type: ignore[assignment]
+
+    monkeypatch.setattr(Block, "__init__", flagged)
+    with torch.device("meta"):
+        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+    assert [block.parallel for block in sharded.blocks] == [True] * SMALL.n_layers
+
+
+@pytest.mark.parametrize("module", [Block, GPT])
+def test_a_layer_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    plain = module.__init__
+
+    def extended(network: Any, *arguments: Any) -> None:
+        plain(network, *arguments)
+        network.extra_norm = torch.nn.Identity()
+
+    monkeypatch.setattr(module, "__init__", extended)
+    where = {Block: "blocks.0.extra_norm", GPT: "the network.extra_norm"}[module]
+    with pytest.raises(BadInput, match=f"got 2 shards of a network with {where}, which .* does not compute"):
+        ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+
+
+def test_an_option_of_the_head_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, own=range(2)))
+    assert ShardedLoss(sharded).chunks == 1
+    monkeypatch.setattr("model.sharded_loss.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
+    assert ShardedLoss(sharded).chunks == 1  # no softcap
+    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, own=range(2)))
+    with pytest.raises(BadInput, match=r"head has softcap 2\.0, which shard_losses .* does not compute"):
+        ShardedLoss(softcapped)
 
 
 HEADS = st.sampled_from([(4, None), (4, 2), (4, 1), (8, 4), (8, 2), (6, 3), (6, 1), (2, 1)])

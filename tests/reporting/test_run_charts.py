@@ -76,7 +76,7 @@ def test_runs_of_one_recipe_share_a_colour_where_there_are_many_and_the_worst_re
 
     def history(rate: float, seed: int) -> RunHistory:
         curves = run.curves | {"validation_loss": attrs.evolve(curve, values=curve.values * (1 + rate))}
-        train = run.train | {"learning_rate": rate, "random_seed": seed}
+        train = run.train.replace(learning_rate=rate, random_seed=seed)
         return attrs.evolve(run, name=f"rate={rate}-seed-{seed}", train=train, curves=curves)
 
     nine = [history(rate, seed) for rate in (0.2, 0.1, 0.3) for seed in (1, 2, 3)]

@@ -42,7 +42,7 @@ def test_a_run_without_price_has_no_dollars(tmp_path: Path) -> None:
 def test_a_run_is_described_as_it_was_trained_whatever_its_files_say_now(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(), step(10)])
     present = read_history(run)
-    assert (present.model.emb_dim, present.train["learning_rate"], present.record) == (128, 0.004, None)
+    assert (present.model.emb_dim, present.train.optimization.learning_rate, present.record) == (128, 0.004, None)
     changed = {"model": {"emb_dim": 64, "context_length": 32}, "train": {"learning_rate": 0.5}, "global_batch_size": 3}
     history = read_history(write_resolved(run, **changed))
     assert history.model.emb_dim == 64 and ("train.learning_rate", "0.5") in recipe(history)

@@ -9,7 +9,7 @@ import attrs
 from common.errors import BadInput, Notice, note
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 from training.config.optimization import make_schedule
-from training.config.train_config import KEYS, recipe
+from training.config.train_config import recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
 
@@ -58,7 +58,7 @@ def changed_settings(before: RunRecord, now: RunRecord, step: int) -> list[Setti
     """Return the changes of settings that change results; a schedule that agrees up to the step does not."""
     old, new = (
         {key: value for section in recipe(record.model, record.train).values() for key, value in section.items()}
-        | {key: record.train.get(key) for key in _SLICE_KEYS}
+        | {key: getattr(record.train.validation, key) for key in _SLICE_KEYS}
         | {"steps": record.steps, "precision": record.numerics.get("precision")}  # as resolved
         for record in (before, now)
     )
@@ -83,7 +83,8 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
     """Tell whether validation losses of two jobs are comparable: of the same windows of the same tokens."""
     if not now.validation_streams:
         return True  # without a loss there is nothing to compare
-    if not before.validation_streams or any(before.train.get(key) != now.train.get(key) for key in _SLICE_KEYS):
+    options = (before.train.validation, now.train.validation)
+    if not before.validation_streams or any(len({getattr(one, key) for one in options}) > 1 for key in _SLICE_KEYS):
         return False
     old, new = before.validation_streams[0], now.validation_streams[0]  # the first one's loss tells the best
     return (old.plan is not None and old.plan == new.plan) or _has_same_beginning(old, new)
@@ -103,9 +104,13 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allow
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    pairs = [  # a version without the key meant the default
-        (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)
-        for section, old, new in (("model", before.model, now.model), ("train", before.train, now.train))
+    sections = {
+        "model.json": (attrs.asdict(before.model), attrs.asdict(now.model)),
+        "train.json": (before.train.flat(), now.train.flat()),
+    }
+    pairs = [
+        (file, key, old[key], value)
+        for file, (old, new) in sections.items()
         for key, value in new.items()
         if key not in ("global_batch_size", "tensor_shards")  # resolved: below; in the fingerprint
     ]
@@ -117,7 +122,8 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
 def _same_rates(before: RunRecord, now: RunRecord, step: int) -> bool:
     if before.steps is None or now.steps is None:
         return before.steps == now.steps
-    return agree(make_schedule(before.optimization, before.steps), make_schedule(now.optimization, now.steps), step)
+    old = make_schedule(before.train.optimization, before.steps)
+    return agree(old, make_schedule(now.train.optimization, now.steps), step)
 
 
 def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
@@ -130,7 +136,7 @@ def _reads_once_in_order(record: RunRecord, number: int) -> bool:
     """Tell whether a run reads nothing but the beginning of a dataset: then its windows do not depend on the end."""
     sources = record.sources or []
     epochs = sources[number]["epochs"] if number < len(sources) else None
-    return record.train.get("shuffle") is False and epochs is not None and epochs <= 1
+    return not record.train.data.shuffle and epochs is not None and epochs <= 1
 
 
 def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Path) -> str | None:

@@ -3,23 +3,22 @@
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from common.checks import integer, optional, structured
-from common.errors import refusing
+from common.errors import quoted, refusing
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from common.redaction import redacted_command
+from model.config import ModelConfig
 from tokens.format.manifest import RANKS_FILE, Manifest, read_manifest
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
-from training.config.key_groups import OptimizationOptions
-from training.config.train_config import Run, one_form
+from training.config.train_config import KEYS, Run, TrainConfig
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit
 from training.parallel.process_group import Ranks
@@ -64,9 +63,11 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    # keys of model.json and train.json in their one form
-    model: dict[str, Any] = attrs.field(converter=partial(one_form, "model"))  # type: ignore[misc]  # mypy knows functions
-    train: dict[str, Any] = attrs.field(converter=partial(one_form, "train"))  # type: ignore[misc]  # mypy knows functions
+    """The resolved configuration of a run. Keys that its version did not have yet have their defaults."""
+
+    model: ModelConfig
+    train: TrainConfig
+    unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)  # keys that this version lacks, by section of KEYS
     global_batch_size: int = attrs.field(validator=integer(1))
     accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))
     world_size: int | None = attrs.field(default=None, validator=optional(integer(1)))
@@ -86,15 +87,21 @@ class RunRecord:
         if not isinstance(value.get("determinism"), str):
             raise ValueError("numerics: determinism: missing")
 
-    @property
-    def optimization(self) -> OptimizationOptions:
-        """The optimizer's settings; keys that its version did not have with their defaults."""
-        keys = attrs.fields_dict(OptimizationOptions)
-        return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
+    def network_config(self) -> ModelConfig:
+        """Return the configuration of the network that was trained, to build it.
+
+        Raises ValueError if the record has a key of model.json that this version lacks: its network computes something
+        else.
+        """
+        for key in self.unknown.get("model", {}):
+            raise ValueError(f"model: unknown key {quoted(key)}, so another version of Lockstep trained this network")
+        return self.model
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
-        values = attrs.asdict(self)
+        settings = {"model": attrs.asdict(self.model), "train": self.train.flat()}
+        values: dict[str, Any] = {section: keys | self.unknown.get(section, {}) for section, keys in settings.items()}
+        values |= attrs.asdict(self, filter=lambda field, _: field.name not in (*settings, "unknown"))
         if (origin := values["initial_weights"]) is not None:  # older records lack its nulls
             values["initial_weights"] = {key: value for key, value in origin.items() if value is not None}
         for key in _STREAMS:
@@ -103,22 +110,28 @@ class RunRecord:
         return values
 
 
-def with_stream_list(values: Any) -> Any:
-    """Return a record's JSON with the fields of `RunRecord`: its streams always as lists."""
+def record_fields(values: Any) -> Any:
+    """Return a record's JSON with the fields of `RunRecord`: its streams always as lists, its unknown keys apart."""
     if not isinstance(values, dict):
         return values
+    sections = {section: values.get(section) for section in KEYS}
+    unknown = {
+        section: {key: value for key, value in keys.items() if key not in KEYS[section]}
+        for section, keys in sections.items()
+        if isinstance(keys, dict)
+    }
     lists = {}
     for key in _STREAMS:
         streams = values.get(key) or []
         lists[f"{key}s"] = streams if isinstance(streams, list) else [streams]
-    return values | lists
+    return values | lists | {"unknown": unknown}
 
 
 def read_record(directory: Path) -> RunRecord | None:
     """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
     file = directory / RESOLVED
     with refusing(f"{file}: damaged or edited", "copy it here again, or move it away"):
-        return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
+        return structured(record_fields(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
 
 
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
@@ -147,8 +160,8 @@ def describe_changes(changes: Sequence[SettingChange]) -> list[str]:
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
     """Return the record of a run that is about to start. `numerics`: the fingerprint that all ranks agree on."""
     return RunRecord(
-        model=attrs.asdict(run.model),
-        train=run.train.flat(),
+        model=run.model,
+        train=run.train,
         global_batch_size=plan.layout.global_batch_size,
         accumulation=plan.layout.accumulation,
         world_size=plan.layout.data_parallel_size * run.train.execution.tensor_parallel,

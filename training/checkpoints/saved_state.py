@@ -34,7 +34,7 @@ from training.checkpoints.directory import (
     step_of,
     steps_in,
 )
-from training.checkpoints.run_record import RunRecord, with_stream_list
+from training.checkpoints.run_record import RunRecord, record_fields
 from training.precision import SavedLossScale
 from training.state import Position
 
@@ -68,7 +68,7 @@ def parse_state(values: dict[str, Any]) -> SavedState:
         if key not in values and key != "position":
             raise ValueError(f"{key}: missing")
     position = checks.structured(values, Position, unknown_keys=True)
-    others = values | {"position": {}, "config": with_stream_list(values["config"])}
+    others = values | {"position": {}, "config": record_fields(values["config"])}
     state = attrs.evolve(checks.structured(others, SavedState, unknown_keys=True), position=position)
     for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", position.best_step)):
         if (count or 0) > position.step:

@@ -74,7 +74,7 @@ class CheckpointWriter:
             return False, error
         problem = None
         try:
-            best, keep = state.position.best_step, self._config.train["keep_checkpoints"]
+            best, keep = state.position.best_step, self._config.train.checkpoints.keep_checkpoints
             self._all(lambda: prune_checkpoints(self.directory, path.name, best, keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = error

@@ -84,6 +84,27 @@ class TrainConfig:
                 groups[field.name] = checked(field.type, own)
         return checked(cls, rest, **groups, file=file, given=tuple(values), overridden=tuple(overridden))
 
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":
+        """Return the settings that a run has recorded, flat, with any version of Lockstep.
+
+        A key that the version did not have gets its default, which is what that version did. A key that has been
+        removed since is left out. A value that is refused today is kept as it was recorded, because the run was trained
+        with it, and a resume or a comparison has to name it. Raises ValueError if a key without a default is missing or
+        wrong.
+        """
+        known = {key: value for key, value in values.items() if key in KEYS["train"]}
+        refused = {
+            key: value
+            for key, value in known.items()
+            if KEYS["train"][key].default is not attrs.NOTHING and _wrong_value("train", key, value) is not None
+        }
+        train = cls.from_keys({key: value for key, value in known.items() if key not in refused})
+        for group in (train, *(getattr(train, field.name) for field in attrs.fields(cls) if attrs.has(field.type))):
+            for key in refused.keys() & attrs.fields_dict(type(group)).keys():
+                object.__setattr__(group, key, refused[key])  # nothing else has seen the new object yet
+        return train
+
     def located(self, problem: Problem) -> Problem:
         """Return a problem with the place where the user has set its keys."""
         return located(problem, self.file, self.given, self.overridden)
@@ -125,12 +146,9 @@ def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return read | {key: value for key, value in values.items() if key not in read}
 
 
-def recipe(model: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys, in one form, that change results by more than rounding; not the seed, nor any without effect."""
-    found = {
-        section: {key: values.get(key, field.default) for key, field in KEYS[section].items()}
-        for section, values in (("model", model), ("train", train))
-    }
+def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return the keys that change results by more than rounding; not the seed, nor any without effect."""
+    found: dict[str, dict[str, Any]] = {"model": attrs.asdict(model), "train": train.flat()}
     for section, key in list(_without_effect(**found)):
         found[section][key] = KEYS[section][key].default
     not_recipe = PLUMBING_KEYS | {"random_seed"}
@@ -244,12 +262,18 @@ def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
             advice=f"wanted {', '.join(required)}",
             other_keys=tuple(missing[1:]),
         )
-    for key, field in KEYS[section].items():
-        if key in values:
-            try:
-                field.validator(None, field, field.converter(values[key]) if field.converter else values[key])
-            except ValueError as error:
-                yield replace(problem_of(error), key=key)
+    problems = (_wrong_value(section, key, values[key]) for key in KEYS[section] if key in values)
+    yield from (problem for problem in problems if problem is not None)
+
+
+def _wrong_value(section: str, key: str, value: Any) -> Problem | None:
+    """Return why a value of a known key is wrong by itself; None if it is right."""
+    field = KEYS[section][key]
+    try:
+        field.validator(None, field, field.converter(value) if field.converter else value)
+    except ValueError as error:
+        return replace(problem_of(error), key=key)
+    return None
 
 
 def _translate(

@@ -19,7 +19,8 @@ from model.axes import ShardCut, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
 from model.counts import meta_network
 from model.loss import NextTokenLoss
-from model.shards import ShardedGPT, ShardedLoss, ShardExchange, ordered_sum
+from model.sharded_loss import ShardedLoss
+from model.shards import ShardedGPT, ShardExchange, ordered_sum
 from training.parallel.mesh import Sharded, Spread, held_rows, local_tensor
 from training.parallel.process_group import RankGroup, Ranks, all_gather_single, own_group
 

@@ -133,10 +133,11 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    if not isinstance(model.network, GPT):
+    if type(model.network) is not GPT:  # but in tensor shards, whose module only those runs import
         from training.parallel.tensor_shards import tensor_shards
 
-        shards = tensor_shards(model.network, ranks, levels.inside if sharded else None)
+        network: Any = model.network
+        shards = tensor_shards(network, ranks, levels.inside if sharded else None)
     if not sharded:
         allocate(model, device)
     if numerics.determinism != "off":

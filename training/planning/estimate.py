@@ -24,7 +24,7 @@ from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, Preemptions, PriceList
 from training.planning.throughput import SAME_SPEED, Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import last_price, read_counted
+from training.telemetry.metrics_log import Metric, RunEvent, event_of, last_price, read_counted
 
 ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -145,12 +145,14 @@ def _last_job(
         record = read_record(run.directory)
     except BadInput:  # it is damaged, so that the job's settings are unknown
         return None
-    now = _speed_settings(attrs.asdict(run.model), run.train.flat())
-    if record is not None and _speed_settings(record.model, record.train) != now:
+    if record is not None and (
+        record.unknown.get("model")
+        or _speed_settings(record.model, record.train) != _speed_settings(run.model, run.train)
+    ):
         return None
     lines = read_counted(run.directory).records
-    start = max((number for number, line in enumerate(lines) if line.get("event") == "start"), default=len(lines))
-    speeds = [line["tokens_per_second"] for line in lines[start:] if line.get("tokens_per_second")]
+    start = max((number for number, line in enumerate(lines) if event_of(line) == RunEvent.START), default=len(lines))
+    speeds = [line[Metric.TOKENS_PER_SECOND] for line in lines[start:] if line.get(Metric.TOKENS_PER_SECOND)]
     ranks: Any = lines[start].get("world_size") if speeds else None
     with suppress(BadInput):
         if WORLD_SIZE.holds(ranks):
@@ -160,17 +162,18 @@ def _last_job(
     return None
 
 
-def _speed_settings(model: Mapping[str, Any], train: Mapping[str, Any]) -> list[Any]:
+def _speed_settings(model: ModelConfig, train: TrainConfig) -> list[Any]:
     """Return the settings on which a run's tokens/s depend: its network, batch, optimizer and execution."""
     groups = (BatchOptions, ExecutionOptions, MemoryOptions)
     keys = ["optimizer", *(key for group in groups for key in attrs.fields_dict(group))]
-    network = {key: value for key, value in model.items() if key not in SAME_SPEED}
-    return [network, {key: train.get(key) for key in keys}]
+    network = {key: value for key, value in attrs.asdict(model).items() if key not in SAME_SPEED}
+    settings = train.flat()
+    return [network, {key: settings[key] for key in keys}]
 
 
 def start_up_of(run_directory: Path) -> tuple[float, int]:
     """Return the seconds of start-up and compilation, the median of so many jobs of a run; an assumption for 0 jobs."""
-    ledgers = [record["ledger"] for record in read_counted(run_directory).records if "ledger" in record]
+    ledgers = [record[Metric.LEDGER] for record in read_counted(run_directory).records if Metric.LEDGER in record]
     if not ledgers:
         return ASSUMED_START_UP_SECONDS, 0
     return statistics.median(ledger.get("start-up", 0.0) + ledger["compile"] for ledger in ledgers), len(ledgers)

@@ -18,12 +18,12 @@ from common.checks import ValueCheck, integer, number, structured, text
 from common.errors import printable, quoted, refusing
 from common.json_files import read_json, read_json_lines
 from model.axes import TENSOR_AXES, axes_of, plain_name
-from model.config import shard_counts
+from model.config import ModelConfig, shard_counts
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.saved_state import find, read_state, weights_digest
 from training.command import TrainCommand
 from training.config.batch_plan import VALIDATION_SHARE, describe, make_plan
-from training.config.train_config import Run, one_form, recipe
+from training.config.train_config import Run, TrainConfig, recipe
 from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
 from training.data.verify_tokens import tokens_at_hand
@@ -166,7 +166,7 @@ class ForecastRecord:
 def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
     """Return the keys that determine the final loss, as JSON would give them back: a forecast is valid for these."""
     train = run.train.flat()
-    keys = recipe(attrs.asdict(run.model), train)
+    keys = recipe(run.model, run.train)
     keys["train"] |= {key: train[key] for key in WINDOWS}
     stored: dict[str, dict[str, Any]] = json.loads(json.dumps(keys))
     return stored
@@ -372,7 +372,8 @@ def _changes(estimate: RunEstimate) -> list[str]:
 
 def _changed_key(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
     """Return the first key that differs from the forecast's, where one that is absent has its default."""
-    before = recipe(one_form("model", recorded["model"]), one_form("train", {"microbatch_size": 1} | recorded["train"]))
+    model = structured(recorded["model"], ModelConfig, unknown_keys=True)
+    before = recipe(model, TrainConfig.from_record({"microbatch_size": 1} | recorded["train"]))
     before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
     for section, values in now.items():
         for key, value in values.items():

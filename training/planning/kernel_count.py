@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.counts import meta_network
-from model.gpt import GPT
 from model.shards import ShardedGPT, ShardExchange
 
 COLLECTIVE = "collective"
@@ -38,9 +37,9 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         kernels.cross(x, into_block=True)
         output = block(x, *more)
         kernels.cross(output, into_block=False)
-        for piece in tree_leaves(output):
+        for piece in tensors_in(output):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=True))
-        for piece in tree_leaves(x):
+        for piece in tensors_in(x):
             piece.register_hook(lambda gradient: kernels.cross(gradient, into_block=False))
         return output
 
@@ -50,14 +49,14 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
         all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
         all_to_all=lambda parts: exchanged(parts, *parts.shape),
     )
-    network: GPT | ShardedGPT = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
+    network = meta_network(config) if shards == 1 else ShardedGPT(config, exchange)
     kernels = Kernels(network, compiled)
     try:
         with torch.device("meta"), _AsOnAGpu(kernels), kernels:
             tokens = torch.zeros(1, config.context_length, dtype=torch.int64)
             kernels.cross(tokens, into_block=False)
-            hidden = tree_leaves(network.hidden(tokens, recompute=run_block))
-            heads = zip(hidden, [network] if isinstance(network, GPT) else network.shards, strict=True)
+            hidden = tensors_in(network.hidden(tokens, recompute=run_block))
+            heads = zip(hidden, network.shards if isinstance(network, ShardedGPT) else [network], strict=True)
             logits = [F.linear(x, each.output_weight()) for x, each in heads]
             kernels.backward = True
             gradients = [torch.empty_like(each) for each in logits]
@@ -120,7 +119,7 @@ class Kernels(TorchDispatchMode):
 
     def cross(self, tensors: Any, *, into_block: bool) -> None:
         """Take tensors over the edge of a block, where each is in memory."""
-        for tensor in tree_leaves(tensors):
+        for tensor in tensors_in(tensors):
             value = self.value(tensor)
             self._store(value)
             self._values[_address(tensor)] = _Value(
@@ -266,6 +265,11 @@ class _AsOnAGpu(TorchFunctionMode):
             )
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(queries, keys, values, drop_rate, is_causal=True, **options)[0]
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in what a layer takes or returns: a tensor, or the pieces of tensor shards."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:

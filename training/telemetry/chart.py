@@ -15,14 +15,14 @@ from common.errors import EXIT_ERROR, BadInput, printable, say, warning
 from common.files import check_replaceable, replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
 from training.launch import without_launcher
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
 
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # between drawings
 FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 ROOT = Path(__file__).parents[2]
-PANELS = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}  # below the losses
+PANELS = {Metric.LEARNING_RATE: "learning rate", Metric.GRAD_NORM: "gradient norm"}  # below the losses
 
 
 class BackgroundChart:
@@ -81,13 +81,13 @@ def draw_chart(directory: Path) -> Path:
             lines.append(attrs.evolve(line, weight="raw"))
             line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
         lines.append(line)
-    restarts = [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]
+    restarts = [record["step"] for record in records if event_of(record) == RunEvent.START and record["step"] > 0]
     marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
     for colour, (key, title) in enumerate(PANELS.items(), start=2):
         known = [curves[key]] if key in curves else []
         lines = [Line(name=key, x=curve.steps, y=curve.values, colour=colour) for curve in known]
-        axis, logarithmic = "step (optimizer updates)", key == "grad_norm"
+        axis, logarithmic = "step (optimizer updates)", key == Metric.GRAD_NORM
         charts.append(LineChart(title=title, axis=axis, lines=lines, marks=marks, logarithmic=logarithmic))
     last = int(max((curve.steps[-1] for curve in curves.values()), default=0))
     drawn = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))

@@ -6,7 +6,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
+from training.telemetry.metrics_log import Metric
+
+LOGGED = (
+    *(Metric.TRAIN_LOSS, Metric.LEARNING_RATE, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU),
+    Metric.PEAK_MEMORY_BYTES,
+)
 TRAIN, VALIDATION = "training loss", "validation loss"
 AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the known values
 
@@ -40,13 +45,15 @@ class Curve:
 
 
 def run_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the curves that have a value: those of LOGGED, "validation_loss", and those of further datasets."""
-    logged = [record for record in records if "train_loss" in record]
-    validated = [record for record in records if "validation_loss" in record]
+    """Return the curves that have a value: those of LOGGED, the validation loss, and those of further datasets."""
+    logged = [record for record in records if Metric.TRAIN_LOSS in record]
+    validated = [record for record in records if Metric.VALIDATION_LOSS in record]
     found = {name: curve_of(logged, name) for name in LOGGED}
-    found["validation_loss"] = curve_of(validated, "validation_loss")
-    for dataset in list(dict.fromkeys(key for record in validated for key in record.get("validation_losses", {})))[1:]:
-        measured = [{**record, **record.get("validation_losses", {})} for record in validated]
+    found[Metric.VALIDATION_LOSS] = curve_of(validated, Metric.VALIDATION_LOSS)
+    for dataset in list(dict.fromkeys(key for record in validated for key in record.get(Metric.VALIDATION_LOSSES, {})))[
+        1:
+    ]:
+        measured = [{**record, **record.get(Metric.VALIDATION_LOSSES, {})} for record in validated]
         found[dataset] = curve_of([record for record in measured if dataset in record], dataset)
     return {name: curve for name, curve in found.items() if len(curve.known)}
 
@@ -59,6 +66,6 @@ def curve_of(records: Sequence[Mapping[str, Any]], key: str) -> Curve:
 
 def losses(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     """Return the losses among curves by name, those of a mixture's further datasets last."""
-    names = {"train_loss": TRAIN, "validation_loss": VALIDATION}
+    names = {Metric.TRAIN_LOSS: TRAIN, Metric.VALIDATION_LOSS: VALIDATION}
     further = {name: name for name in curves if name not in (*LOGGED, *names)}
     return {name: curves[key] for key, name in (names | further).items() if key in curves}

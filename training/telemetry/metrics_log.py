@@ -6,14 +6,14 @@ logged beyond N, and how an earlier job that had also started at N began, becaus
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.checks import integer, number, optional
 from common.errors import Notice, say, warning
 from common.files import writing
-from common.json_files import JsonLines, JsonLog, is_number, read_json_lines
+from common.json_files import JsonLines, JsonLog, is_number, read_json_lines, utc_now
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
@@ -23,15 +23,63 @@ WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # what it draws
 REFERENCE = "reference.json"  # losses of other runs of the recipe
-SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
-NUMERICS_DRIFT = "numerics-drift"  # event: a job resumed the run with other numerics; the line before its "start"
-BEGINNING = ("start", NUMERICS_DRIFT, "self-test", SETTINGS_CHANGED)  # events of each job at the step where it begins
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
+
+class Metric:
+    """Keys of measured values; the table of lines in docs/run-directory.md has their meanings."""
+
+    TRAIN_LOSS = "train_loss"  # nats per token of the global batch, before the update
+    VALIDATION_LOSS = "validation_loss"  # of the first dataset
+    VALIDATION_LOSSES = "validation_losses"  # by dataset, where there are several
+    LEARNING_RATE = "learning_rate"
+    GRAD_NORM = "grad_norm"  # before clipping
+    EPOCHS = "epochs"  # of each dataset
+    TOKENS_PER_SECOND = "tokens_per_second"  # of the whole job
+    MFU = "mfu"
+    PEAK_MEMORY_BYTES = "peak_memory_bytes"
+    RANK_SECONDS = "rank_seconds"
+    STATE_SHA256 = "state_sha256"
+    ELAPSED_SECONDS = "elapsed_seconds"  # of the run
+    PRICE_PER_HOUR = "price_per_hour"  # USD, of a job's machine; with its start
+    LEDGER = "ledger"  # seconds of a job by part
+    RUN_LEDGER = "run_ledger"  # seconds of the whole run by part
+    USD = "usd"  # of the whole run
+    SKIPPED_STEPS = "skipped_steps"  # of earlier versions
+
+
+class RunEvent:
+    """Names of events, in the key `event` of a line."""
+
+    START = "start"  # of a job
+    END = "end"  # the run is complete
+    PAUSE = "pause"  # --max-steps
+    STOPPED = "stopped"  # early: a signal or a limit
+    DIVERGED = "diverged"
+    CHECKPOINT = "checkpoint"
+    CHECKPOINT_FAILED = "checkpoint-failed"
+    UPLOAD = "upload"
+    UPLOAD_FAILED = "upload-failed"
+    SELF_TEST = "self-test"
+    SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with another value of a key
+    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with other numerics; the line before its start
+    DROPPED = "dropped"  # output or advice that failed
+    SPIKE_SKIPPED = "spike-skipped"  # of earlier versions
+
+
+# Events of each job at the step where it begins
+BEGINNING = (RunEvent.START, RunEvent.NUMERICS_DRIFT, RunEvent.SELF_TEST, RunEvent.SETTINGS_CHANGED)
+# The last one of these events tells how a run stands
+STATES = (RunEvent.START, RunEvent.PAUSE, RunEvent.STOPPED, RunEvent.END, RunEvent.DIVERGED)
+
 MOST_SECONDS = 1e10
-_LOSSES = ("train_loss", "validation_loss")  # nan as well
-_NEEDED = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
-_DETAILS = {"diverged": ("problem",), "stopped": ("reason",)}  # texts that an event has
+_EVENT = "event"
+_LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)  # nan as well
+_NEEDED = {  # and what goes with them
+    Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
+    Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
+}
+_DETAILS = {RunEvent.DIVERGED: ("problem",), RunEvent.STOPPED: ("reason",)}  # texts that an event has
 
 
 class MetricsLog:
@@ -74,6 +122,16 @@ class MetricsLog:
         self._log.close()
 
 
+def event_record(step: int, event: str, **details: Any) -> dict[str, Any]:
+    """Return the record of an event that happens now."""
+    return {_EVENT: event, "step": step, **details, "time": utc_now()}
+
+
+def event_of(record: Mapping[str, Any]) -> str:
+    """Return the name of the event that a record describes, one of `RunEvent`; "" if it holds measurements."""
+    return str(record.get(_EVENT, ""))
+
+
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
     """Return the records that belong to the run as it stands, in order. Raises BadInput as `read_counted` does."""
     return current_records(read_counted(directory).records)
@@ -87,17 +145,17 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     records: list[dict[str, Any]] = []
     for record in lines:
-        if record.get("event") == "start":
+        if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            records = [one for one in records if one.get("step", 0) < step + (one.get("event") not in BEGINNING)]
+            records = [one for one in records if one.get("step", 0) < step + (event_of(one) not in BEGINNING)]
             records += [] if drift is None else [drift]
         records.append(record)
     return records
 
 
 def _is_drift(record: dict[str, Any], step: int) -> bool:
-    return record.get("event") == NUMERICS_DRIFT and record.get("step") == step
+    return event_of(record) == RunEvent.NUMERICS_DRIFT and record.get("step") == step
 
 
 def read_counted(directory: Path) -> JsonLines:
@@ -107,17 +165,17 @@ def read_counted(directory: Path) -> JsonLines:
 
 def read_starts(directory: Path) -> list[int]:
     """Return the step from which each job has started, in order. Raises BadInput as `read_counted` does."""
-    lines = read_json_lines(directory / METRICS, _sound, containing=b'"start"')
-    return [record["step"] for record in lines.records if record.get("event") == "start"]
+    lines = read_json_lines(directory / METRICS, _sound, containing=f'"{RunEvent.START}"'.encode())
+    return [record["step"] for record in lines.records if event_of(record) == RunEvent.START]
 
 
 def is_price(value: Any) -> bool:
-    return value is not None and _CHECKS["price_per_hour"](value)
+    return value is not None and _CHECKS[Metric.PRICE_PER_HOUR](value)
 
 
 def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
     """Return the price per hour of the last job that has one, else `otherwise`. `lines`: of all jobs."""
-    prices = [line.get("price_per_hour") for line in lines if line.get("event") == "start"]
+    prices = [line.get(Metric.PRICE_PER_HOUR) for line in lines if event_of(line) == RunEvent.START]
     return next((price for price in reversed(prices) if price is not None), otherwise)
 
 
@@ -125,16 +183,16 @@ def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> 
     """Yield the run's seconds up to each line, and their price per hour since the line before, or `otherwise`."""
     price, reached = otherwise, 0.0
     for line in lines:
-        if line.get("event") == "start":
-            price = otherwise if line.get("price_per_hour") is None else line["price_per_hour"]
-        reached = max(reached, line.get("elapsed_seconds", 0.0))
+        if event_of(line) == RunEvent.START:
+            price = otherwise if line.get(Metric.PRICE_PER_HOUR) is None else line[Metric.PRICE_PER_HOUR]
+        reached = max(reached, line.get(Metric.ELAPSED_SECONDS, 0.0))
         yield reached, price
 
 
 def _sound(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return a record that has the fields that its readers rely on, with their types, in their ranges; else None."""
-    event = record.get("event", "")
-    places = any(key in record for key in _LOSSES) or event in ("start", "end")
+    event = record.get(_EVENT, "")
+    places = any(key in record for key in _LOSSES) or event in (RunEvent.START, RunEvent.END)
     step = record.get("step", None if places else 0)
     if not integer(0).holds(step) or not isinstance(event, str):
         return None
@@ -168,13 +226,15 @@ def _are_devices(value: Any) -> bool:
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
-    **dict.fromkeys(("learning_rate", "skipped_steps"), number(0).holds),
-    **dict.fromkeys(("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes"), optional(number(0)).holds),
-    "elapsed_seconds": number(0, MOST_SECONDS).holds,
-    "price_per_hour": optional(number(0, 1e9)).holds,
+    **dict.fromkeys((Metric.LEARNING_RATE, Metric.SKIPPED_STEPS), number(0).holds),
+    **dict.fromkeys(
+        (Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU, Metric.PEAK_MEMORY_BYTES), optional(number(0)).holds
+    ),
+    Metric.ELAPSED_SECONDS: number(0, MOST_SECONDS).holds,
+    Metric.PRICE_PER_HOUR: optional(number(0, 1e9)).holds,
     **dict.fromkeys(_LOSSES, _is_loss),
-    **dict.fromkeys(("ledger", "run_ledger"), _is_ledger),
-    "validation_losses": lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
+    **dict.fromkeys((Metric.LEDGER, Metric.RUN_LEDGER), _is_ledger),
+    Metric.VALIDATION_LOSSES: lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
     "sources": _are_sources,
     "devices": _are_devices,
     "software": lambda value: isinstance(value, str),

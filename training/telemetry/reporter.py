@@ -6,7 +6,7 @@ Beside it: introduction and summary of a job, as lines for people.
 import math
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from tqdm import tqdm
 
 from common.errors import Notice, advisory, newly_dropped, printable, show, warning
-from common.json_files import utc_now
 from common.quantities import dollars
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
@@ -25,13 +24,16 @@ from training.precision import Numerics
 from training.state import Position
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
-from training.telemetry.metrics_log import MetricsLog
+from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, event_record
 from training.telemetry.progress_bar import ProgressBar, duration
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 SLOW_SHARE = 0.2  # of the median rank's own seconds
 # What the bar shows after a failure, by the event of the failure, and the event after which it shows that no longer
-FAILURES = {"checkpoint-failed": ("checkpoint", "NOT SAVED"), "upload-failed": ("upload", "NOT UPLOADED")}
+FAILURES = {
+    RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
+    RunEvent.UPLOAD_FAILED: (RunEvent.UPLOAD, "NOT UPLOADED"),
+}
 
 
 def print_lines(ranks: Ranks, lines: Iterable[str | Notice]) -> None:
@@ -58,17 +60,18 @@ class Reporter:
     _step: int = attrs.field(init=False, default=0)  # of the last record
 
     @advisory("metrics")
-    def record(self, step: int, **values: Any) -> None:
+    def record(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record values by their names in `Metric`."""
         self._write({"step": step, **values})
 
     @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event. Draw the chart after a checkpoint; show a failed one beside the bar until the next."""
-        self._write({"event": event, "step": step, **details, "time": utc_now()})
+        self._write(event_record(step, event, **details))
         for failure, (success, words) in FAILURES.items():
             if self.bar is not None and event in (failure, success):
                 self.bar.warn(success, f"step {step:,} {words}" if event == failure else None)
-        if self.chart is not None and event == "checkpoint":
+        if self.chart is not None and event == RunEvent.CHECKPOINT:
             self.chart.redraw()
 
     @advisory("log lines")
@@ -95,18 +98,21 @@ class Reporter:
             rates = self._rates(step)
         self.record(
             step,
-            train_loss=self.last_loss,
-            learning_rate=result.learning_rate,
-            grad_norm=grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
-            **rates,
+            {
+                Metric.TRAIN_LOSS: self.last_loss,
+                Metric.LEARNING_RATE: result.learning_rate,
+                # None: fp16 overflowed, so that the step was skipped
+                Metric.GRAD_NORM: grad_norm if math.isfinite(grad_norm) else None,
+                **rates,
+            },
         )
         if rank_seconds is not None:
-            self.record(step, rank_seconds=[round(seconds, 6) for seconds in rank_seconds])
+            self.record(step, {Metric.RANK_SECONDS: [round(seconds, 6) for seconds in rank_seconds]})
         with advisory("progress bar"):
             if rank_seconds is not None:
                 self.bar.warn("slowest rank", describe_slowest(rank_seconds))
-            numbers = [f"loss {self.last_loss:.4f}", f"{rates['tokens_per_second']:,.0f} tok/s"]
-            numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
+            numbers = [f"loss {self.last_loss:.4f}", f"{rates[Metric.TOKENS_PER_SECOND]:,.0f} tok/s"]
+            numbers += [] if rates[Metric.MFU] is None else [f"MFU {rates[Metric.MFU]:.1%}"]
             seconds = self.ledger.remaining_seconds(remaining) if remaining.steps else None
             self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
@@ -131,11 +137,11 @@ class Reporter:
         tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()
         mfu = None if self.peak_tokens is None else tokens_per_second / self.peak_tokens
         return {
-            "epochs": [read["epochs"] for read in self.plan.read_until(step)],
-            "tokens_per_second": round(tokens_per_second, 1),
-            "mfu": mfu,
-            "peak_memory_bytes": peak_memory_bytes(self.device),
-            "elapsed_seconds": round(self.ledger.elapsed_seconds(), 3),
+            Metric.EPOCHS: [read["epochs"] for read in self.plan.read_until(step)],
+            Metric.TOKENS_PER_SECOND: round(tokens_per_second, 1),
+            Metric.MFU: mfu,
+            Metric.PEAK_MEMORY_BYTES: peak_memory_bytes(self.device),
+            Metric.ELAPSED_SECONDS: round(self.ledger.elapsed_seconds(), 3),
         }
 
     def _outlook(self, remaining_seconds: float | None) -> list[str]:
@@ -155,8 +161,7 @@ class Reporter:
     def _record_dropped(self) -> None:
         assert self.metrics is not None
         for name, problem in newly_dropped():
-            event = {"event": "dropped", "step": self._step, "what": name, "problem": problem, "time": utc_now()}
-            self.metrics.write(event)
+            self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, problem=problem))
 
 
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str | Notice]:

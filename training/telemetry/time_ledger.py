@@ -11,7 +11,7 @@ import attrs
 
 from common.errors import printable
 from common.quantities import dollars
-from training.telemetry.metrics_log import priced_seconds, read_counted
+from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
@@ -146,10 +146,10 @@ class TimeLedger(Spending):
         run = {name: parts.get(name, 0.0) + self.earlier.parts.get(name, 0.0) for name in names}
         usd = self.usd()
         return {
-            "ledger": {name: round(seconds, 4) for name, seconds in parts.items()},
-            "run_ledger": {name: round(seconds, 4) for name, seconds in run.items()},
-            "elapsed_seconds": round(self.earlier.seconds + sum(parts.values()), 4),
-            "usd": None if usd is None else round(usd, 4),
+            Metric.LEDGER: {name: round(seconds, 4) for name, seconds in parts.items()},
+            Metric.RUN_LEDGER: {name: round(seconds, 4) for name, seconds in run.items()},
+            Metric.ELAPSED_SECONDS: round(self.earlier.seconds + sum(parts.values()), 4),
+            Metric.USD: None if usd is None else round(usd, 4),
         }
 
     def _typical_step_seconds(self) -> float:
@@ -173,31 +173,31 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
         unpriced += elapsed - reached if price is None else 0.0
         reached = elapsed
     seconds = max(reached, checkpoint_seconds)
-    ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
-    parts, told = ({}, 0.0) if ledger is None else (dict(ledger["run_ledger"]), ledger["elapsed_seconds"])
+    ledger = next((line for line in reversed(lines) if Metric.RUN_LEDGER in line), None)
+    parts, told = ({}, 0.0) if ledger is None else (dict(ledger[Metric.RUN_LEDGER]), ledger[Metric.ELAPSED_SECONDS])
     parts[LOST_TIME] = parts.get(LOST_TIME, 0.0) + (seconds - told)
     return Earlier(
         seconds=seconds,
         parts={name: value for name, value in parts.items() if value > 0},
         usd=usd,
         unpriced_seconds=unpriced + (seconds - reached),
-        compile_seconds=0.0 if ledger is None else ledger.get("ledger", ledger["run_ledger"])["compile"],
+        compile_seconds=0.0 if ledger is None else ledger.get(Metric.LEDGER, ledger[Metric.RUN_LEDGER])["compile"],
     )
 
 
 def table(record: dict[str, Any]) -> list[str]:
     """Return a table of time by part, of this job and of the whole run where it had other jobs, and the cost."""
-    columns = {"this job": record["ledger"]}
-    if sum(record["run_ledger"].values()) > sum(record["ledger"].values()) + 0.01:
-        columns["the run"] = record["run_ledger"]
+    columns = {"this job": record[Metric.LEDGER]}
+    if sum(record[Metric.RUN_LEDGER].values()) > sum(record[Metric.LEDGER].values()) + 0.01:
+        columns["the run"] = record[Metric.RUN_LEDGER]
     lines = ["time        " + "".join(f"{name:>20}" for name in columns)]
-    for part in [*record["run_ledger"], "in all"]:
+    for part in [*record[Metric.RUN_LEDGER], "in all"]:
         line = f"{printable(part):<12}"
         for parts in columns.values():
             total = sum(parts.values())
             seconds = total if part == "in all" else parts.get(part, 0.0)
             line += f"{seconds:>12,.1f} s{seconds / total:>6.0%}"
         lines.append(line)
-    if record["usd"] is not None:
-        lines.append(f"cost: {dollars(record['usd'])} for the run so far")
+    if record[Metric.USD] is not None:
+        lines.append(f"cost: {dollars(record[Metric.USD])} for the run so far")
     return lines

@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.hub_client import OUR_TAG, note_local
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.load import ModelLocation, Trained, given_tokenizer, home_of, load, locate
-from tests.conftest import TINY_MODEL, only_line
+from tests.conftest import TINY_MODEL, only_line, seal_again
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
@@ -196,3 +196,21 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
         with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
             GivenTokenizer.of({"given_tokenizer": damaged})
+
+
+def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another(copied: Path) -> None:
+    def change(section: str, **keys: Any) -> None:
+        file = copied / "checkpoints" / "step-00000008" / "state.json"
+        state = json.loads(file.read_text())
+        state["config"][section] |= keys
+        file.write_text(json.dumps(state))
+        seal_again(file.parent)
+
+    change("train", optimizer="lion", on_spike="skip")
+    place = locate(str(copied), "latest")
+    assert load(place, None, torch.device("cpu")).network.config.emb_dim == TINY_MODEL["emb_dim"]
+    change("model", parallel_block=True)
+    with pytest.raises(
+        BadInput, match=r"step-00000008/state.json: model: unknown key 'parallel_block', so another version"
+    ):
+        load(place, None, torch.device("cpu"))

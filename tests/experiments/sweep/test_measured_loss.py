@@ -105,27 +105,17 @@ def test_with_a_measure_data_are_levers_and_without_they_are_not(
         read_sweep(make_sweep(base, measure=entry(token_files), halving={"factor": 2, "rungs": [0.5]}))
 
 
-def test_a_mixture_draws_weights_and_wants_a_measure_alone(
+def test_weights_of_datasets_are_levers_of_a_measured_sweep(
     make_sweep: MakeSweep, make_run: MakeRun, token_files: Path, characters: Path
 ) -> None:
-    base, sources = make_run("base"), {"sources": [str(token_files), str(characters)], "runs": 9}
-    keys: dict[str, Any] = {"levers": None, "seeds": None, "measure": entry(token_files), "mixture": sources}
-    sweep = read_sweep(make_sweep(base, **keys))
-    assert [variant.name for variant in sweep.variants][:2] == ["equal-weights", "mixture-001"] and len(
-        sweep.seeds
-    ) == 1
-    assert sweep.mixture is not None and sweep.mixture.weights.sum(1).tolist() == pytest.approx([1.0] * 9)
-    alone = [[part.dataset for part in variant.run.train.data.parts] for variant in sweep.variants[1:3]]
-    assert alone == [[str(token_files)], [str(characters)]]
-    assert sweep.variants[0].run.train.data.parts[0].weights == sweep.variants[0].run.train.data.parts[1].weights
-    for change, problem in (
-        ({"measure": None}, "mixture: wanted 'measure'"),
-        ({"levers": {"train.learning_rate": [0.1]}}, "neither 'levers' nor 'halving'"),
-        ({"mixture": sources | {"runs": 6}}, "different ones, at least 8 runs"),
-        ({"mixture": sources | {"sources": [str(token_files)] * 2}}, "different ones, at least"),
-    ):
-        with pytest.raises(BadInput, match=problem):
-            read_sweep(make_sweep(base, **keys | change))
+    weights = [{"dataset": str(token_files), "weight": 3}, {"dataset": str(characters), "weight": 1}]
+    alone = [{"dataset": str(characters), "weight": 1}]
+    levers = {"mostly-code": {"train.dataset": weights}, "other-alone": {"train.dataset": alone}}
+    sweep = read_sweep(make_sweep(make_run("base"), levers=levers, measure=entry(token_files)))
+    parts = [variant.run.train.data.parts for variant in sweep.variants]
+    assert [variant.name for variant in sweep.variants] == ["base", "mostly-code", "other-alone"]
+    datasets = [[part.dataset for part in sources] for sources in parts]
+    assert datasets == [[str(token_files)], [str(token_files), str(characters)], [str(characters)]]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, los
     ("keys", "problem"),
     [
         ({"lever": {}}, "unknown key 'lever'; did you mean 'levers'?"),
+        ({"mixture": {"sources": ["a", "b"], "runs": 9}}, "mixture: the mixing law was removed: a seed's noise"),
+        ({"levers": None, "mixture": None}, "instead, compare the weights that interest you as levers, with 'measure'"),
         ({"levers": {"train.learning_rat": [1]}}, "unknown key 'train.learning_rat'; did you mean 'train.learning_rat"),
         ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are its key 'seeds'"),
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),

@@ -183,7 +183,7 @@ def test_keys_that_are_gone_are_ignored(copied: Path) -> None:
     record = read_record(copied)
     assert record is not None
     for text in ("on_spike=skip", "train.spike_window=9", "spike_zscore=3", "minibatch_size=4", "on_spike=null"):
-        trained = ["learning_rate=0.01", text.replace("=4", f"={record.train['microbatch_size']}")]
+        trained = ["learning_rate=0.01", text.replace("=4", f"={record.train.batch.microbatch_size}")]
         run = load_run(copied, trained)
         assert (
             any("is ignored" in notice or "is read as" in notice for notice in map(str, run.notices)) or "null" in text

@@ -7,10 +7,13 @@ import attrs
 import pytest
 
 from common.errors import BadInput
+from model.config import ModelConfig
 from tests.conftest import TINY_MODEL, TINY_TRAIN
 from training.checkpoints.compatibility import all_changes, changed_settings, differences, numerics_drift
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
+from training.config.train_config import TrainConfig
 
+KEYS = TINY_TRAIN | {"dataset": "d"}
 CHECKPOINT = Path("step-1")
 RUN = Path("run")
 
@@ -21,8 +24,13 @@ def stream(*digests: str, tokens: int | None = 100, plan: str | None = None) -> 
 
 
 def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
-    values: dict[str, Any] = {"model": {}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}
-    return RunRecord(**values | {"train_streams": list(streams)} | changes)
+    """Return a record with changes; those of `model` and `train` are of the tiny run's keys."""
+    settings = {
+        "model": ModelConfig(**TINY_MODEL | changes.pop("model", {})),
+        "train": TrainConfig.from_keys(KEYS | changes.pop("train", {})),
+    }
+    values: dict[str, Any] = {"global_batch_size": 8, "numerics": {"determinism": "run"}}
+    return RunRecord(**values | settings | {"train_streams": list(streams)} | changes)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +80,14 @@ def test_followed_tokens_are_those_of_the_finished_files() -> None:
         ({"train": {"optimizer": "muon"}}, r'train\.json: optimizer: got "muon", but step-1 was made with "adamw"'),
         (
             {"model": {"emb_dim": 8}},
-            r"model\.json: emb_dim: got 8, but step-1 was made with 4; set it back to resume, or "
+            r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to resume, or "
             r"start anew with --resume never \(a --set of this key counts",
         ),
     ],
 )
 def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        differences(RUN, record(model={"emb_dim": 4}), record(**{"model": {"emb_dim": 4}} | changes), CHECKPOINT)
+        differences(RUN, record(), record(**changes), CHECKPOINT)
 
 
 def test_other_changes_are_notes() -> None:
@@ -87,8 +95,6 @@ def test_other_changes_are_notes() -> None:
     assert [*map(str, lines)] == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
 
 
-KEYS = TINY_TRAIN | {"dataset": "d"}
-TRAINED: dict[str, Any] = {"model": TINY_MODEL, "train": KEYS, "steps": 100}
 STABLE = {"schedule_learning_rate": "warmup_stable_decay"}
 
 
@@ -112,8 +118,8 @@ def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, A
     records = []
     for keys in (old, new):
         train = {key: value for key, value in keys.items() if key not in ("drop_rate", "steps")}
-        model = TINY_MODEL | {key: keys[key] for key in ("drop_rate",) if key in keys}
-        values = TRAINED | {"model": model, "train": KEYS | train, "steps": keys.get("steps", 100)}
+        model = {key: keys[key] for key in ("drop_rate",) if key in keys}
+        values: dict[str, Any] = {"model": model, "train": train, "steps": keys.get("steps", 100)}
         records.append(record(stream("a"), validation_streams=[stream("b")], **values))
     assert [str(change) for change in changed_settings(records[0], records[1], 40)] == changes
 

@@ -1,6 +1,7 @@
 """The record of a run, resolved.json: what it must not hold."""
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,20 @@ import pytest
 import torch
 
 from common.errors import BadInput
+from model.config import ModelConfig
 from tokens.format.manifest import RANKS_FILE
-from training.checkpoints.run_record import RESOLVED, read_record, write_record
+from training.checkpoints.compatibility import differences
+from training.checkpoints.run_record import RESOLVED, RunRecord, read_record, write_record
+from training.config.train_config import TrainConfig
+
+# Of a version with fewer keys
+EARLIER: dict[str, Any] = {
+    "model": {"vocab_size": 257, "context_length": 32, "emb_dim": 16, "n_heads": 2, "n_layers": 2},
+    "train": {"dataset": "d", "microbatch_size": 2, "learning_rate": 0.01},
+    "global_batch_size": 8,
+    "numerics": {"determinism": "run"},
+    "steps": 9,
+}
 
 
 def write(run: Path, tokens: Any) -> None:
@@ -49,14 +62,64 @@ def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert (run / RANKS_FILE).read_text() == "other ranks, of tokens that were prepared again"
 
 
+def recorded(run: Path, **changes: Any) -> RunRecord:
+    """Return the record of an earlier version with changes; those of `model` and `train` are merged."""
+    merged = {key: EARLIER[key] | changes.pop(key) for key in ("model", "train") if key in changes}
+    (run / RESOLVED).write_text(json.dumps(EARLIER | merged | changes))
+    record = read_record(run)
+    assert record is not None
+    return record
+
+
+def test_a_record_of_an_earlier_version_is_read_typed(tmp_path: Path) -> None:
+    record = recorded(tmp_path, train={"on_spike": "skip", "learning_rate": 1}, model={"drop_rate": 0})
+    expected = TrainConfig.from_keys(EARLIER["train"] | {"learning_rate": 1.0})
+    assert record.train == expected and record.model == ModelConfig(**EARLIER["model"])
+    assert record.train.optimization.optimizer == "adamw" and record.model.activation == "gelu_tanh"  # not recorded
+    written = record.to_json()
+    assert written["train"] == expected.flat() | {"on_spike": "skip"}
+    assert json.dumps(written["train"]["learning_rate"]) == "1.0" and record.network_config() == record.model
+    assert pickle.loads(pickle.dumps(record)) == record  # ranks send it to each other
+
+
+def test_a_recorded_value_that_is_refused_today_is_kept(tmp_path: Path) -> None:
+    record = recorded(tmp_path, train={"optimizer": "lion", "log_interval": 0, "cpu_threads": "all"})
+    execution = record.train.execution
+    assert (record.train.optimization.optimizer, record.train.log_interval, execution.cpu_threads) == ("lion", 0, "all")
+    assert execution.precision == "auto" and record.to_json()["train"]["optimizer"] == "lion"
+    with pytest.raises(BadInput, match=r'train\.json: optimizer: got "adamw", but step-1 was made with "lion"'):
+        differences(tmp_path, record, recorded(tmp_path), Path("step-1"))
+
+
+def test_a_network_of_another_version_is_not_built(tmp_path: Path) -> None:
+    record = recorded(tmp_path, model={"parallel_block": True})
+    assert record.model == ModelConfig(**EARLIER["model"]) and record.to_json()["model"]["parallel_block"]
+    with pytest.raises(ValueError, match="model: unknown key 'parallel_block', so another version of Lockstep trained"):
+        record.network_config()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"train": []}, r"train: got \[\], wanted an object"),
+        ({"train": {"dataset": "d"}}, "train: key 'microbatch_size' is missing"),
+        ({"train": EARLIER["train"] | {"dataset": 3}}, "train: dataset: got 3, wanted a non-empty string"),
+        ({"model": {}}, "model.vocab_size: missing"),
+        ({"model": EARLIER["model"] | {"n_heads": True}}, "model.n_heads: got True, wanted an integer"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, wrong: dict[str, Any], problem: str) -> None:
+    (tmp_path / RESOLVED).write_text(json.dumps(EARLIER | wrong))
+    with pytest.raises(BadInput, match=rf"{RESOLVED}: damaged or edited: {problem}"):
+        read_record(tmp_path)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"global_batch_size": 0}, {"steps": -1}, {"world_size": 0}, {"accumulation": 1.5}, {"steps": True}]
 )
 def test_a_damaged_record_of_a_run_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    values = {"model": {}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}, "steps": 9}
-    (tmp_path / RESOLVED).write_text(json.dumps(values))
-    assert read_record(tmp_path) is not None
-    (tmp_path / RESOLVED).write_text(json.dumps(values | wrong))
+    assert recorded(tmp_path)
+    (tmp_path / RESOLVED).write_text(json.dumps(EARLIER | wrong))
     with pytest.raises(
         BadInput, match=rf"{RESOLVED}: damaged or edited: {next(iter(wrong))}: got .*; copy it here again"
     ):

@@ -11,19 +11,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from common.checks import structured
 from common.errors import BadInput
 from common.files import sha256
-from tests.conftest import complete, forge_manifest, one_line, train
+from model.config import ModelConfig
+from tests.conftest import TINY_MODEL, TINY_TRAIN, complete, forge_manifest, one_line, train
 from tests.training.checkpoints.conftest import FILES, flipped
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS, checkpoints_of
-from training.checkpoints.run_record import RunRecord, with_stream_list
+from training.checkpoints.run_record import RunRecord, record_fields
 from training.checkpoints.saved_state import fields_sha256, find, find_before, parse_state, read_state, verify
+from training.config.train_config import TrainConfig
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
-OLDEST = {"model": {"emb_dim": 8}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}
+SETTINGS = {  # with a key of an earlier version, which is gone
+    "model": attrs.asdict(ModelConfig(**TINY_MODEL)),
+    "train": TrainConfig.from_keys({"dataset": "d", **TINY_TRAIN}).flat() | {"on_spike": "skip"},
+}
+OLDEST = SETTINGS | {"global_batch_size": 8, "numerics": {"determinism": "run"}}
 FORGED: dict[str, list[Any]] = {
     "step": [7, "8", None, -1, True, 8.0, 10**30],
     "optimizer_steps": [7, 9, "8", None],
@@ -94,7 +101,7 @@ def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(co
 
 
 def read_record(values: dict[str, Any]) -> RunRecord:
-    return structured(with_stream_list(values), RunRecord, unknown_keys=True)
+    return structured(record_fields(values), RunRecord, unknown_keys=True)
 
 
 @pytest.mark.parametrize("streams", [STREAM, [STREAM, STREAM | {"tokens": None}]])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from model.config import GPT2_SIZES, ModelConfig
-from model.shards import ShardedGPT, ShardedLoss, ShardExchange
+from model.sharded_loss import ShardedLoss
+from model.shards import ShardedGPT, ShardExchange
 from tests.conftest import ROOT, TINY_MODEL
 from training.config.train_config import TrainConfig, load_run
 from training.hardware.gpus import known_gpus

@@ -1,5 +1,6 @@
 """Metrics log: damaged lines are left out and counted, lines that cannot be written are kept and reported."""
 
+import ast
 import json
 import os
 import resource
@@ -11,9 +12,18 @@ from typing import Any
 import pytest
 
 from common import json_files
-from tests.conftest import MakeRun, complete, train
+from tests.conftest import ROOT, MakeRun, complete, train
 from training.telemetry.chart import draw_chart
-from training.telemetry.metrics_log import METRICS, MetricsLog, current_records, read_counted, read_metrics
+from training.telemetry.metrics_log import (
+    METRICS,
+    Metric,
+    MetricsLog,
+    RunEvent,
+    current_records,
+    event_of,
+    read_counted,
+    read_metrics,
+)
 from training.telemetry.time_ledger import read_earlier
 
 NUMBERS = [None, "1", [], {}, True, 10**400, -1]
@@ -119,3 +129,66 @@ def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: MakeRu
     assert 'train.py", line' not in done.stderr
     assert not (run / "checkpoints").exists()
     assert "step 1" not in done.stderr
+
+
+# Names of earlier versions, whose lines are still read
+EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED}
+# Names that are ordinary words, or keys of other files as well
+COMMON_METRICS = {Metric.LEARNING_RATE, Metric.EPOCHS, Metric.USD, Metric.PRICE_PER_HOUR, Metric.STATE_SHA256}
+# Keys of other files, by the module that reads or writes them: measured machines, and results of evaluations
+OTHER_FILES = {
+    ("training/planning/throughput.py", Metric.TOKENS_PER_SECOND),
+    ("evaluation/instruct/instruct.py", Metric.VALIDATION_LOSS),
+}
+
+
+def names_of(kind: type) -> set[str]:
+    return {value for name, value in vars(kind).items() if name.isupper()}
+
+
+def literal_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the metrics and events that code names by a text or a keyword instead of their constant.
+
+    The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events.
+    """
+    names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name} | {"event"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in names:
+            yield node.value
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
+            if getattr(node.left.func, "id", "") == event_of.__name__:
+                yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("record", "event"):
+            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg in names)
+
+
+def test_metrics_and_events_have_constants_that_writers_and_readers_share() -> None:
+    rooms = ("training", "evaluation", "experiments", "reporting", "benchmarks")
+    files = [*ROOT.glob("*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
+    assert set(literal_names(trees.pop("training/telemetry/metrics_log.py"))) > EARLIER  # the constants themselves
+    literals = {(module, name) for module, tree in trees.items() for name in literal_names(tree)}
+    assert literals == OTHER_FILES
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "'train_loss' in record",
+        "event_of(record) == 'start'",
+        "event_of(record) in ('end', RunEvent.PAUSE)",
+        "record.get('event')",
+        "reporter.event(1, 'stopped')",
+        "reporter.record(1, {'mfu': 1})",
+        "reporter.record(1, grad_norm=2)",
+    ],
+)
+def test_a_literal_name_of_a_metric_or_event_is_noticed(code: str) -> None:
+    assert [*literal_names(ast.parse(code))]
+
+
+def test_the_page_of_a_run_directory_names_every_metric_and_event() -> None:
+    page = (ROOT / "docs" / "run-directory.md").read_text()
+    names = (names_of(Metric) | names_of(RunEvent)) - EARLIER
+    assert not [name for name in sorted(names) if f"`{name}`" not in page]

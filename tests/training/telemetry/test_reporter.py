@@ -12,7 +12,7 @@ import torch
 from common.errors import warning
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
-from training.telemetry.metrics_log import MetricsLog
+from training.telemetry.metrics_log import Metric, MetricsLog
 from training.telemetry.progress_bar import ProgressBar
 from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
@@ -69,7 +69,7 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     assert noted(reporter.bar.warn) == ["step 4 NOT SAVED", None, "step 5 NOT UPLOADED"]
     written = [(record["event"], record["step"]) for record in noted(reporter.metrics.write)]
     assert written == [("checkpoint-failed", 4), ("checkpoint", 5), ("upload-failed", 5)]
-    reporter.record(8, state_sha256="ab")
+    reporter.record(8, {Metric.STATE_SHA256: "ab"})
     assert noted(reporter.metrics.write)[-1] == {"step": 8, "state_sha256": "ab"}
     reporter.close()
     assert reporter.metrics.close.called and reporter.bar.close.called
@@ -85,7 +85,7 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     quiet.event(1, "checkpoint")
     quiet.step_done()
     quiet.say("of rank 0")
-    quiet.record(1, validation_loss=2.0)
+    quiet.record(1, {Metric.VALIDATION_LOSS: 2.0})
     assert quiet.finish() == "no chart" and math.isnan(quiet.last_loss)
     quiet.close()
     quiet.say_on_machine(warning("a file was touched"))
