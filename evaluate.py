@@ -57,4 +57,4 @@ def run(name: str, options: Any) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status("evaluate.py", main))

@@ -32,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status("experiment.py", main))

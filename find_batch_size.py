@@ -52,4 +52,4 @@ def find(command: "FindCommand") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status("find_batch_size.py", main))

@@ -59,4 +59,4 @@ def kept(command: "PrepareCommand | Lines") -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status("prepare_data.py", main))

@@ -26,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status("report.py", main))

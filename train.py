@@ -5,15 +5,25 @@ import faulthandler
 import os
 import sys
 import traceback
-from contextlib import redirect_stderr
 from functools import partial
-from io import StringIO
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
+from common.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    BadInput,
+    Diverged,
+    Reason,
+    UsageError,
+    printable,
+)
 from common.files import Locked, is_folder
 from common.installation import checked_status, keep_logs_only, prepare_process
 from training.launch import (
+    Failure,
     check_environment,
     check_launcher,
     environment_nodes,
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from training.config.train_config import Run
     from training.initial_weights import InitialWeights, OtherModel
 
+# Of a status that no error has caused; EXIT_ERROR is then of --preflight or --replay, for a problem or a difference
+REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
 
@@ -36,8 +48,7 @@ def main() -> int:
     hold_torchruns_signal()
     command = parse_command()
     supervision = supervise(command)
-    from training.command import describe_error  # torch takes seconds
-    from training.config.train_config import load_run
+    from training.config.train_config import load_run  # torch takes seconds
     from training.initial_weights import InitialWeights
     from training.job import run_job
     from training.run_checks import all_problems, check_run
@@ -61,22 +72,37 @@ def main() -> int:
         if status is None:
             status = run_job(check_run(run, command, initial), command.options, supervision)
         if status == EXIT_STOPPED:
-            tell_torchrun("stopped early with status 75; the same command continues", status)
-        follows = follows and status != EXIT_DONE
+            tell_torchrun("stopped early with status 75; the same command continues", status, "stopped")
+        follows, failure = follows and status != EXIT_DONE, Failure(status, REASON_OF_STATUS[status])
     except Exception as error:  # noqa: BLE001  # leave() prints nothing
-        status, line = EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR, describe_error(error, run)
-        on_all = isinstance(error, BadInput | Diverged) and not (isinstance(error, BadInput) and error.alone)
-        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        follows = follows and on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
-        if line is None:
-            tell_torchrun(traceback.format_exc(), status)
-            traceback.print_exc()
-        elif not follows:
-            say(line, status)
-    supervision.exit_record.write(status)
-    if status in {EXIT_STOPPED, EXIT_DIVERGED}:
+        failure, follows = report(error, run, supervision, follows=follows)
+    supervision.exit_record.write(*failure)
+    if failure.status in {EXIT_STOPPED, EXIT_DIVERGED}:
         supervision.end_torchrun()
-    return EXIT_DONE if follows and environment_nodes() == 1 else status  # torchrun's table is of rank 0 alone
+    return EXIT_DONE if follows and environment_nodes() == 1 else failure.status  # torchrun's table is of rank 0 alone
+
+
+def report(error: Exception, run: "Run | None", supervision: Supervision, *, follows: bool) -> tuple[Failure, bool]:
+    """Print an error that ends this rank, unless rank 0 prints the same; return it, and whether rank 0 does.
+
+    `follows`: this rank is not rank 0.
+    """
+    from training.command import describe_error
+
+    status = EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
+    reason, line = describe_error(error, run)
+    if line is None:
+        failure = Failure(status, reason, traceback.format_exception_only(error)[-1].strip())
+        behind = supervision.failure_behind(error)
+        tell_torchrun(traceback.format_exc(), status, reason if behind is None else "failed-rank")
+        traceback.print_exc()
+        return behind or failure, False
+    on_all = isinstance(error, BadInput | Diverged) and not (isinstance(error, BadInput) and error.alone)
+    # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
+    follows = follows and on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
+    if not follows:
+        say(line, status, reason)
+    return Failure(status, reason, line), follows
 
 
 def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
@@ -114,7 +140,6 @@ def load_model(source: str) -> "OtherModel":
 
 def parse_command() -> "TrainCommand":
     """Return the command line. Exits after --help, on a usage error and without a package that is needed."""
-    said = StringIO()
     try:
         prepare_process("train.py")
         from common.arguments import ScriptTexts, parse
@@ -126,17 +151,19 @@ def parse_command() -> "TrainCommand":
             print(key_table())
             sys.exit(EXIT_DONE)
         texts = ScriptTexts(epilog=TRAIN_EPILOG)
-        with redirect_stderr(said):
-            return parse("train.py", TrainCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
-    except SystemExit as end:
+        return parse("train.py", TrainCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
+    except UsageError as error:
+        ExitRecord(None).write(EXIT_USAGE, "usage-error", str(error))
+        if is_first_on_machine():  # the other ranks of this machine would say the same
+            say(str(error), EXIT_USAGE, "usage-error")
+            leave(checked_status(EXIT_USAGE))
+    except SystemExit as end:  # after --help or --keys, or because a package is missing
         if not end.code:
             leave(checked_status(EXIT_DONE))
-        ExitRecord(None).write(EXIT_USAGE)
-        if not is_first_on_machine():
-            leave(EXIT_DONE)  # the first rank of this machine says the same
-        if line := said.getvalue().strip():
-            say(line.removeprefix("train.py: "), EXIT_USAGE)
-        raise
+        ExitRecord(None).write(EXIT_USAGE, "usage-error", str(end.code))
+        if is_first_on_machine():
+            raise
+    return leave(EXIT_DONE)
 
 
 def supervise(command: "TrainCommand") -> Supervision:
@@ -150,23 +177,24 @@ def supervise(command: "TrainCommand") -> Supervision:
             check_launcher()  # before the lock, where tasks that would all train would wait for the first
         supervision = Supervision(command.run if locks else None)
     except BadInput as error:
-        say(str(error), EXIT_ERROR)
+        say(str(error), EXIT_ERROR, error.reason)
         if not isinstance(error, Locked):
-            ExitRecord(None).write(EXIT_ERROR)
+            ExitRecord(None).write(EXIT_ERROR, error.reason, str(error))
         leave(checked_status(EXIT_ERROR))
-    if supervision.earlier_status is not None:
-        line = f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again"
-        say(line, supervision.earlier_status)
-        supervision.exit_record.write(supervision.earlier_status)
-        leave(checked_status(supervision.earlier_status))
+    if (earlier := supervision.earlier_exit) is not None:
+        reason = earlier.reason or ("stopped" if earlier.status == EXIT_STOPPED else "non-finite")
+        line = f"this job ended with status {earlier.status}, and torchrun restarted it: ending again"
+        say(line, earlier.status, reason)
+        supervision.exit_record.write(earlier.status, reason, earlier.problem or "")
+        leave(checked_status(earlier.status))
     return supervision
 
 
-def say(problem: str, status: int) -> None:
+def say(problem: str, status: int, reason: Reason) -> None:
     """Print an error, each problem as one line; torchrun's table of failures has it, too."""
     lines = [printable(line) for line in problem.split("\n")]
     print(*(f"train.py: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
-    tell_torchrun("\n".join(lines), status)
+    tell_torchrun("\n".join(lines), status, reason)
 
 
 def leave(status: int) -> NoReturn:

@@ -115,7 +115,7 @@ def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
         results.append(EvaluationResult.of(record, subject="s", description="", measurements=[measured]))
         label = f"{recipe}.{seed}"
         rows.append(Row(label=label, title=label, home=Path(label), results=[], recipe=str(recipe), seed=seed))
-    lines = find_winners(HELD_OUT, rows, results, None)[0]
+    lines = [statement.text for statement in find_winners(HELD_OUT, rows, results, None)[0]]
     return [line.removeprefix(f"{HELD_OUT.name}: ") for line in lines if "are runs of one recipe" not in line]
 
 

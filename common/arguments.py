@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 from cyclopts import (
@@ -25,16 +25,12 @@ from cyclopts.argument import Argument
 from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import KeyRows, ValueCheck
-from common.errors import EXIT_DONE, EXIT_USAGE, either, printable, quoted
+from common.errors import EXIT_DONE, UsageError, either, printable, quoted
 from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
 HELP_WORDS = ("--help", "-h")
-
-
-class UsageError(Exception):
-    """Invalid combination of options, raised by the class of a command line. The message is one line."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +82,7 @@ def parse(
     A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and
     `option_rules`, which say what options go together. A command named "" is meant if the first word names no other
     one. `key_rows` returns the rows of the keys of run directories, by file: an error about an unknown option may name
-    one. Exits after --help, and with one line on a usage error.
+    one. Exits after --help. Raises UsageError.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
@@ -96,9 +92,9 @@ def parse(
         app.default(commands)
     else:
         if not words:
-            refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
+            raise usage_error(f"COMMAND is missing; known: {', '.join(commands)}")
         if words[0] not in commands and words[0] not in HELP_WORDS:
-            refuse(script, _unknown_command(script, words[0], commands))
+            raise usage_error(_unknown_command(script, words[0], commands))
         for name in [words[0]] if words[0] in commands else commands:  # to assemble a command takes milliseconds
             app.command(_app(name, commands[name].__doc__ or "", {}), name=name)
             app[name].default(commands[name])
@@ -112,9 +108,9 @@ def parse(
         command = "" if isinstance(commands, type) else words[0]
         options = commands if isinstance(commands, type) else commands[command]
         line = CommandLine(script, command, words, options, key_rows)
-        refuse(script, line.problem(error, siblings), command)
+        raise usage_error(line.problem(error, siblings), command) from error
     except UsageError as error:
-        refuse(script, str(error), "" if isinstance(commands, type) else words[0])
+        raise usage_error(str(error), "" if isinstance(commands, type) else words[0]) from error
     if value is None:  # the help was printed
         if isinstance(commands, type) or words[0].startswith("-"):
             print(texts.epilog, end="")
@@ -311,7 +307,6 @@ def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:
     return app
 
 
-def refuse(script: str, problem: str, command: str = "") -> NoReturn:
-    """Exit with EXIT_USAGE, and the problem as one line."""
-    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}; see --help", file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+def usage_error(problem: str, command: str = "") -> UsageError:
+    """Return the error of a command line that is wrong."""
+    return UsageError(f"{f'{command}: ' if command else ''}{printable(problem)}; see --help")

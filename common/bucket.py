@@ -168,7 +168,7 @@ class Bucket:
 
     def read_range(self, name: str, begin: int, end: int, e_tag: str | None = None) -> memoryview:
         """Return bytes begin .. end of an object. Raises Taken where its tag is another."""
-        from obstore.exceptions import GenericError, PreconditionError
+        from obstore.exceptions import PreconditionError
 
         options: GetOptions = {"range": (begin, end)}
         if e_tag is not None and not e_tag.startswith("W/"):  # a weak one never matches
@@ -182,7 +182,7 @@ class Bucket:
             except BadInput as error:
                 if isinstance(error.__cause__, PreconditionError):
                     raise Taken(f"{self._where(name)}: was replaced meanwhile; rerun the same command") from error
-                if not left or not (isinstance(error.__cause__, GenericError) and "body error" in str(error.__cause__)):
+                if not left or not _was_cut_off(error.__cause__):
                     raise
         raise AssertionError("the last attempt raises")
 
@@ -281,8 +281,18 @@ def _checksum_tag(path: Path) -> str:
     return f"{hashlib.md5(b''.join(each.digest() for each in digests)).hexdigest()}-{len(digests)}"
 
 
+def _was_cut_off(error: BaseException | None) -> bool:
+    """Tell whether an answer broke off in its middle. Only the words of obstore's error tell that, no field does."""
+    from obstore.exceptions import GenericError
+
+    return isinstance(error, GenericError) and "body error" in str(error)
+
+
 def _reason(error: Exception) -> str:
-    """Return the reason of a failed request: the server's own words where it has answered."""
+    """Return the reason of a failed request, for people: the server's own words where it has answered.
+
+    obstore's errors have their kind, the status and the answer of the server in their text alone.
+    """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
     if answer:

@@ -1,13 +1,14 @@
 """Rows and validators of configuration keys, checks of option texts, JSON values structured as typed attrs classes."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, either, integer_range, nearest, quoted
+from common.errors import LARGEST_INTEGER, InvalidValue, Problem, either, integer_range, nearest, problem_of, quoted
 from common.json_files import LARGEST, SIZES, is_number
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def key_of(field: "attrs.Attribute[Any]") -> str:
 
 @attrs.frozen
 class ValueCheck:
-    """A condition on a value. As a validator of an attrs field it raises ValueError, "KEY: got ..., wanted ...".
+    """A condition on a value. As a validator of an attrs field it raises InvalidValue, "KEY: got ..., wanted ...".
 
     The key is the name by which a user gives the field.
     """
@@ -41,21 +42,21 @@ class ValueCheck:
 
     def __call__(self, _: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if not self.holds(value):
-            raise ValueError(f"{key_of(attribute)}: {self._problem(value, value)}")
+            raise InvalidValue(self._problem(value, value, key_of(attribute)))
 
     def parse(self, text: str) -> Any:
-        """Return the value that an option's text means. Raises ValueError, "got ..., wanted ..."."""
+        """Return the value that an option's text means. Raises InvalidValue, "got ..., wanted ..."."""
         try:
             value = self.kind(text)
         except ValueError:
             value = text  # which no check of numbers accepts
         if not self.holds(value):
-            raise ValueError(self._problem(value, text))
+            raise InvalidValue(self._problem(value, text))
         return value
 
-    def _problem(self, value: Any, given: Any) -> str:
-        size = f": {SIZES}" if self.kind is float and type(value) in (int, float) and not is_number(value) else ""
-        return f"got {quoted(given)}, wanted {self.wanted}{size}"
+    def _problem(self, value: Any, given: Any, key: str = "") -> Problem:
+        size = SIZES if self.kind is float and type(value) in (int, float) and not is_number(value) else ""
+        return Problem(key=key, found=quoted(given), expected=self.wanted, cause=size)
 
 
 @attrs.frozen
@@ -189,47 +190,64 @@ def optional(check: ValueCheck) -> ValueCheck:
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
-    """Return JSON as `kind`, an attrs class. Raises ValueError for the first misfit; `unknown_keys`: ignore those."""
-    from cattrs import transform_error
-
+    """Return JSON as `kind`, an attrs class. Raises InvalidValue for the first misfit; `unknown_keys`: ignore those."""
     try:
         return _converter(unknown_keys).structure(value, kind)
-    except Exception as error:  # cattrs: groups of errors, one for each field
-        told = transform_error(error, "", lambda each, _: _in_words(each))
-        problem, _, field = told[0].rpartition(" @ ")
-        raise ValueError(f"{field.removeprefix('.')}: {problem}" if field else problem) from error
+    except Exception as error:
+        raise InvalidValue(_first_misfit(error)) from error
 
 
 def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
     """Return a JSON object as `kind`, an attrs class whose validators check the values; `given` fields are no keys.
 
-    Raises ValueError for an unknown or missing key, and as the validators do: "KEY: got ..., wanted ...".
+    Raises InvalidValue for an unknown or missing key, and as the validators do: "KEY: got ..., wanted ...".
     """
     if not isinstance(values, dict):
-        raise ValueError(f"got {quoted(values)}, wanted an object of keys and values")
+        raise InvalidValue(Problem(found=quoted(values), expected="an object of keys and values"))
     fields: Any = attrs.fields(kind)  # type: ignore[arg-type]  # kinds are attrs classes
     keys = {key_of(field): field for field in fields if field.name not in given}
     required = [key for key, field in keys.items() if field.default is attrs.NOTHING]
     for key in values:
         if key not in keys:
-            raise ValueError(f"unknown key {quoted(key)}{nearest(key, keys)}")
+            raise InvalidValue(unknown_key(key, keys))
     for key in required:
         if key not in values:
-            raise ValueError(f"key '{key}' is missing; wanted {', '.join(required)}")
+            raise InvalidValue(Problem(key=key, text=f"key '{key}' is missing", advice=f"wanted {', '.join(required)}"))
     return kind(**{keys[key].alias: value for key, value in values.items()}, **given)
 
 
-def _in_words(error: BaseException) -> str:
-    """Return an error of cattrs in our words; errors of our own hooks and validators are in them already."""
-    from cattrs.errors import ForbiddenExtraKeysError
+def unknown_key(key: str, known: Iterable[str], where: object = "") -> Problem:
+    """Return the problem of a key that does not exist, with the nearest one that does."""
+    return Problem(where=str(where), key=key, text=f"unknown key {quoted(key)}", advice=nearest(key, known))
 
+
+def _first_misfit(error: BaseException) -> Problem:
+    """Return the first of cattrs' errors in our words: they are nested groups, with a note of the field of each."""
+    from cattrs.errors import (
+        ClassValidationError,
+        ForbiddenExtraKeysError,
+        IterableValidationError,
+        IterableValidationNote,
+    )
+
+    path = ""
+    while isinstance(error, ClassValidationError | IterableValidationError):
+        in_fields, others = error.group_exceptions()
+        if not in_fields:
+            error = others[0]
+            continue
+        error, note = in_fields[0]
+        if isinstance(note, IterableValidationNote):
+            path += f"[{note.index!r}]"
+        else:
+            path += f".{note.name}" if path else note.name
     if isinstance(error, KeyError):
-        return "missing"
+        return Problem(key=path, text=f"{path}: missing")
     if isinstance(error, ForbiddenExtraKeysError):
         fields: Any = attrs.fields(error.cl)
-        key = min(error.extra_fields)
-        return f"unknown key {quoted(key)}{nearest(key, (field.alias for field in fields))}"
-    return str(error)
+        return unknown_key(min(error.extra_fields), (field.alias for field in fields), path)
+    problem = problem_of(error)
+    return problem.at(path) if problem.key or problem.text else replace(problem, key=path)
 
 
 @cache
@@ -266,7 +284,7 @@ def _checked(wanted: type, structure: Hook) -> Hook:
 
     def hook(value: Any, kind: Any) -> Any:
         if type(value) not in accepted:
-            raise ValueError(f"got {quoted(value)}, wanted {_WANTED[wanted]}")
+            raise InvalidValue(Problem(found=quoted(value), expected=_WANTED[wanted]))
         return structure(value, kind)
 
     return hook
@@ -280,12 +298,12 @@ def _is_literal(kind: Any) -> bool:
 def _literal(value: Any, kind: Any) -> Any:
     choices = get_args(kind)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise ValueError(f"got {quoted(value)}, wanted {either(json.dumps(choice) for choice in choices)}")
+        raise InvalidValue(Problem(found=quoted(value), expected=either(json.dumps(choice) for choice in choices)))
     return value
 
 
 def _scalar(value: Any, kind: Any) -> Any:
     """Return a scalar as it is: a whole number of a float field stays one in JSON. Refuse numbers beyond arithmetic."""
     if kind in (int, float) and not is_number(value):
-        raise ValueError(f"got {quoted(value)}, wanted {_WANTED[int] if kind is int else SIZES}")
+        raise InvalidValue(Problem(found=quoted(value), expected=_WANTED[int] if kind is int else SIZES))
     return value

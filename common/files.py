@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO
 from uuid import uuid4
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, note, reason_of_system_error, say
 from common.json_files import open_descriptor, open_regular, read_regular
 
 BLOCK_BYTES = 1 << 22
@@ -240,8 +240,7 @@ def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: floa
                 raise Locked(contention) from None
             time.sleep(LOCK_POLL_SECONDS)
         except OSError as error:  # a file system without locks
-            name = printable(str(path))
-            print(f"NOTE: {name}: cannot be locked ({error}); make sure that no other process uses it", flush=True)
+            say(note(f"{path}: cannot be locked ({error}); make sure that no other process uses it"))
             return
 
 
@@ -251,7 +250,9 @@ def write_problem(path: Path | str, error: OSError) -> str:
 
 
 def write_error(path: Path | str, error: OSError) -> BadInput:
-    return BadInput(f"{write_problem(path, error)}, then rerun the same command")
+    """Return the user error of a file that cannot be written."""
+    problem = f"{write_problem(path, error)}, then rerun the same command"
+    return BadInput(problem, reason=reason_of_system_error(error))
 
 
 def is_folder(path: Path) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import QUOTED_CHARACTERS, BadInput, in_brackets, say
+from common.errors import QUOTED_CHARACTERS, BadInput, in_brackets, note, say
 from common.files import HUB, is_folder
 from common.transports import bounded
 
@@ -71,7 +71,7 @@ def note_local(reference: str, what: str, other: str = "") -> None:
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
         kind = what.rpartition(" ")[0]
         other = other or f"write {HUB}{reference}"
-        say(f"NOTE: {reference}: reads the local path of this name; for a {kind} of the hub {other}")
+        say(note(f"{reference}: reads the local path of this name; for a {kind} of the hub {other}"))
 
 
 def is_own_export(directory: Path) -> bool:
@@ -196,6 +196,7 @@ def explained(error: BaseException, wanted: str = "write to", advice: str = "") 
         name = "check the name, or " if wanted == "read" else ""
         login = f"run `hf auth login` with a token that may {wanted} it"
         return f"access is refused, status {status}; {name}{login}{advice}{said}"
+    # The configurations are in the text of the error alone.
     if listed := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
         names = listed[1].replace("'", "")[:DETAIL_CHARACTERS]
         return f"wanted one of its configurations, as {HUB}OWNER/NAME:CONFIG: {names}{advice}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, drop
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, BadInput, UsageError, drop
 
 # What training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
@@ -103,11 +103,14 @@ def keep_logs_only() -> None:
             stream.output.patience_seconds = READER_SECONDS
 
 
-def exit_status(main: Callable[[], int]) -> int:
-    """Run a script's main function; return its exit status, as `checked_status`."""
+def exit_status(script: str, main: Callable[[], int]) -> int:
+    """Run a script's main function; return its exit status, as `checked_status`, after a line about a usage error."""
     guard_outputs()
     try:
         status = main()
+    except UsageError as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        status = EXIT_USAGE
     except SystemExit as end:
         if end.code != EXIT_DONE:
             raise
@@ -158,7 +161,7 @@ def run_command(
         if not isinstance(error, BadInput):
             raise
         if error.alone or not follows:
-            print(*(f"{script}: {problem}" for problem in error.problems), sep="\n", file=sys.stderr, flush=True)
+            print(*(f"{script}: {line}" for line in error.lines), sep="\n", file=sys.stderr, flush=True)
         return EXIT_ERROR
     finally:
         if ours:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from common.errors import BadInput, quoted, refusing, say
+from common.errors import BadInput, InvalidValue, Notice, Problem, note, quoted, refusing, say
 
 DEPTH = 100  # most levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
     if decoded.count("[") + decoded.count("{") > DEPTH and _deeper_than(value, DEPTH):
         raise ValueError(f"nested deeper than {DEPTH}")
     if kind is not None and not isinstance(value, kind):
-        raise ValueError(f"got {quoted(value)}, wanted {_KINDS[kind]}")
+        raise InvalidValue(Problem(found=quoted(value), expected=_KINDS[kind]))
     return value
 
 
@@ -46,7 +46,8 @@ def check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadInput(f"{where}: got half a surrogate pair at character {error.start:,}; write it in UTF-8") from error
+        found = f"half a surrogate pair at character {error.start:,}"
+        raise BadInput(Problem(where=where, found=found, advice="write it in UTF-8")) from error
 
 
 def utc_now() -> str:
@@ -103,16 +104,16 @@ class JsonLines(NamedTuple):
     ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
     ends_damaged: bool = False  # the last line is damaged
 
-    def notes(self, *, growing: bool = False) -> list[str]:
-        """Return a line on the lines left out, if there are any; `growing`: the last one may be unfinished."""
+    def notes(self, *, growing: bool = False) -> list[Notice]:
+        """Return a note on the lines left out, if there are any; `growing`: the last one may be unfinished."""
         damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
         count = "1 line" if len(damaged) == 1 else f"{len(damaged):,} lines"
-        return [f"NOTE: {self.path}: left out as damaged: {count}, from line {damaged[0]:,} on"] if damaged else []
+        return [note(f"{self.path}: left out as damaged: {count}, from line {damaged[0]:,} on")] if damaged else []
 
     def noted(self) -> list[Any]:
         """Return the records, after notes on stderr."""
-        for note in self.notes():
-            say(note)
+        for notice in self.notes():
+            say(notice)
         return self.records
 
 
@@ -224,7 +225,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"key {quoted(next(key for key in counts if counts[key] > 1))} is given twice")
+        key = next(key for key in counts if counts[key] > 1)
+        raise InvalidValue(Problem(key=key, text=f"key {quoted(key)} is given twice"))
     return values
 
 

@@ -9,7 +9,7 @@ import attrs
 
 from common.arguments import option
 from common.checks import integer
-from common.errors import EXIT_STOPPED, BadInput, printable, printable_lines
+from common.errors import EXIT_STOPPED, BadInput, Notice, printable_lines, show, warning
 from common.option_rules import OptionRules
 from common.quantities import dollars
 from experiments.shared.training_jobs import PoolOptions, describe_jobs
@@ -42,7 +42,7 @@ class ExperimentCommand:
     def execute(
         self,
         output: Path,
-        plan: Sequence[str],
+        plan: Sequence[str | Notice],
         missing: str | None,
         train: "Callable[[RunPool], Callable[[], int | None]]",
     ) -> int | None:
@@ -51,8 +51,7 @@ class ExperimentCommand:
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         if self.dry_run:
-            notes = [f"WARNING: {missing}"] if missing else []
-            print("\n".join(map(printable, [*plan, *describe_jobs(self.pool), *notes])))
+            show([*plan, *describe_jobs(self.pool), *([warning(missing)] if missing else [])])
             return None
         if missing is not None:
             raise BadInput(missing)
@@ -60,11 +59,11 @@ class ExperimentCommand:
             output.mkdir(parents=True, exist_ok=True)
         try:
             with RunPool(output, self.pool) as pool:
-                show = train(pool)
+                show_results = train(pool)
         except PoolStopped as stopped:
             print(printable_lines(f"\nexperiment.py: {stopped}"))
             return EXIT_STOPPED
-        return show()  # now Ctrl-C interrupts
+        return show_results()  # now Ctrl-C interrupts
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ import attrs
 
 from common import checks
 from common.checks import ValueCheck, key_field
+from common.errors import InvalidValue, Problem
 
 # Stock classes, by their `model_type`.
 GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT = "gpt2", "llama", "arcee", "qwen3", "nanochat"
@@ -297,18 +298,15 @@ class ModelConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.emb_dim % self.n_heads:
-            raise ValueError(f"emb_dim: got {self.emb_dim}, wanted a multiple of n_heads, {self.n_heads}")
+            raise _contradiction("emb_dim", self.emb_dim, f"a multiple of n_heads, {self.n_heads}", "n_heads")
         if self.n_heads % self.kv_heads:
-            raise ValueError(f"n_kv_heads: got {self.n_kv_heads}, wanted a divisor of n_heads, {self.n_heads}")
+            raise _contradiction("n_kv_heads", self.n_kv_heads, f"a divisor of n_heads, {self.n_heads}", "n_heads")
         if self.positions == "rope" and self.head_width % 2:
-            raise ValueError(
-                f'positions: got "rope" with heads of width {self.head_width}, wanted an even emb_dim / n_heads: it '
-                "rotates pairs"
-            )
+            found, wanted = f'"rope" with heads of width {self.head_width}', "an even emb_dim / n_heads"
+            raise _contradiction("positions", found, wanted, "emb_dim", "n_heads", cause="it rotates pairs")
         if self.zero_init_head and self.tie_weights:
-            raise ValueError(
-                "zero_init_head: got true, wanted false, because tie_weights is true: the head is the token embedding"
-            )
+            wanted, cause = "false, because tie_weights is true", "the head is the token embedding"
+            raise _contradiction("zero_init_head", "true", wanted, "tie_weights", cause=cause)
         checks.set_one_form(self, n_kv_heads=self.n_heads, mlp_width=4 * self.emb_dim)
 
     @property
@@ -371,6 +369,10 @@ def undivided(config: ModelConfig, shards: int) -> dict[str, int]:
     # Heads of keys and values, where they are fewer, lie on several shards each.
     fewer = "kv_heads" if shards % config.kv_heads == 0 else None
     return {name: getattr(config, name) for name in names if getattr(config, name) % shards and name != fewer}
+
+
+def _contradiction(key: str, found: object, expected: str, *other_keys: str, cause: str = "") -> InvalidValue:
+    return InvalidValue(Problem(key=key, found=str(found), expected=expected, cause=cause, other_keys=other_keys))
 
 
 def _normalized(config: ModelConfig, stock: str) -> str:

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 import attrs
 
-from common.arguments import UsageError, option
+from common.arguments import option
 from common.checks import number
-from common.errors import BadInput, printable
+from common.errors import BadInput, UsageError, note, printable, show
 from common.files import check_replaceable, replace_file, writing
 from common.installation import keep_logs_only
 from common.option_rules import OptionRules
@@ -82,7 +82,7 @@ class ReportCommand:
         if self.reference is not None:
             from reporting.reference_runs import write_reference
 
-            print(*map(printable, write_reference(self._found(), self.reference)), sep="\n")
+            show(write_reference(self._found(), self.reference))
             return
         check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:
@@ -142,9 +142,9 @@ class ReportCommand:
             page = report_page(runs, histories, results | sections)
             with writing(self._file):
                 replace_file(self._file, page)
-        notes = [note for history in histories for note in history.notes] + notes
-        notes += [f"NOTE: left out: {problem}" for problem in problems if isinstance(problem, NotBegun)]
-        print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
+        notes = [*(notice for history in histories for notice in history.notes), *notes]
+        notes += [note(f"left out: {problem}") for problem in problems if isinstance(problem, NotBegun)]
+        show([*notes, f"report {self._file}"])
         if damaged := [problem for problem in problems if not isinstance(problem, NotBegun)]:
             raise BadInput(*(f"left out of the page: {problem}" for problem in damaged))
 

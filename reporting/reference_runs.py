@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from common.errors import BadInput
+from common.errors import BadInput, Notice, note
 from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
@@ -18,7 +18,7 @@ DIGITS = 4
 UNRECORDED = "a machine that is not recorded"
 
 
-def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
+def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]:
     """Write the reference of finished runs into a run directory; return lines about it.
 
     An earlier reference is replaced, and a line says so; any other file of that name is refused.
@@ -55,5 +55,5 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str]:
     )
     with writing(path):
         replace_file(path, json.dumps(attrs.asdict(reference)) + "\n")
-    replaced = [f"NOTE: {path}: replaces the reference that was there ({size:,} bytes)"] if size else []
+    replaced = [note(f"{path}: replaces the reference that was there ({size:,} bytes)")] if size else []
     return [*replaced, f"reference {path}"]

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from common.checks import structured
-from common.errors import BadInput
+from common.errors import BadInput, Notice, note
 from common.json_files import is_number, read_json
 from evaluation.shared.machines import TrainedOn, trained_on
 from model.config import ModelConfig
@@ -101,7 +101,7 @@ class RunHistory:
     job: LastJob
     used: TrainedOn  # by all jobs
     bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
-    notes: list[str]  # on lines and files that are left out
+    notes: list[Notice]  # on lines and files that are left out
     compared: str | None = None  # the training loss with those of the recipe, in words
 
     @property
@@ -158,7 +158,7 @@ def read_history(directory: Path) -> RunHistory:
         used=trained_on(records, records[-1].get("step", 0) + 1, _last_job(record, job)),
         bits_per_nat=_bits_per_nat(job.token_files, record),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
-        compared=compare(directory, record, curves) if record and (directory / REFERENCE).exists() else None,
+        compared=str(compare(directory, record, curves).line) if record and (directory / REFERENCE).exists() else None,
     )
 
 
@@ -166,7 +166,7 @@ def _last_job(record: RunRecord | None, job: LastJob) -> dict[str, Any]:
     return {"environment": attrs.asdict(job.environment), "git_commit": None if record is None else record.git_commit}
 
 
-def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]]:
+def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[Notice]]:
     """Return a run's `resolved.json`; a damaged one is unknown, and a note says so."""
     path = directory / RESOLVED
     try:
@@ -182,7 +182,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[str]
         if not all(is_number(source["tokens"]) and is_number(source["epochs"] or 0) for source in record.sources or []):
             raise ValueError("sources: wanted numbers")
     except (BadInput, ValueError, TypeError, LookupError) as error:
-        return None, LastJob(), [f"NOTE: {path}: damaged or edited, and left out: {error}"]
+        return None, LastJob(), [note(f"{path}: damaged or edited, and left out: {error}")]
     return record, job, []
 
 

@@ -29,7 +29,7 @@ from tests.reporting.written_runs import start, step, training, write_run
 from training.config.train_config import load_run
 from training.planning.estimate import start_up_of
 from training.planning.estimate_table import FORECAST, describe_forecast_file
-from training.supervision.run_lock import final_status
+from training.supervision.run_lock import final_exit
 from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, current_records, read_counted
@@ -70,7 +70,7 @@ def read_all(run: Path) -> None:
     tracked_rows(lines, current_records(lines))
     page = report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
     replace_file(run / "report.html", page)
-    read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_status(run)
+    read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_exit(run)
     seconds_by_price(lines, 5.0, None)
 
 
@@ -95,7 +95,7 @@ def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
     read_all(run)
     for form in odd_forms({"status": 0, "outcome": "done", "final": True}):
         (run / "exit.json").write_text(json.dumps(form))
-        assert read_history(run).step > 0 and final_status(run) is None
+        assert read_history(run).step > 0 and final_exit(run) is None
 
 
 def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, MakeRun, complete, one_line, train
+from training.supervision.run_lock import read_exit
 
 LONG_NAME = "n" * 5000
 
@@ -32,6 +33,8 @@ def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, opt
     run = make_run()
     assert message in one_line(train(run, *options, ranks=ranks))
     assert sorted(path.name for path in run.iterdir()) == [".lock", "exit.json", "model.json", "train.json"]
+    ended = read_exit(run)
+    assert ended is not None and ended.reason == "user-error" and message in str(ended.problem)
 
 
 def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRun) -> None:
@@ -61,8 +64,11 @@ def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: P
         "import runpy, shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=1 << 60)\n"
         f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
     )
-    line = one_line(train(make_run(), "--set", "model.emb_dim=262144", script=script))
+    run = make_run()
+    line = one_line(train(run, "--set", "model.emb_dim=262144", script=script))
     assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
+    ended = read_exit(run)
+    assert ended is not None and ended.reason == "out-of-memory" and ended.problem == line.removeprefix("train.py: ")
 
 
 def test_names_that_cannot_be_are_one_line(make_run: MakeRun, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from common.arguments import ScriptTexts, option, parse, refuse
+from common.arguments import ScriptTexts, option, parse, usage_error
 from common.checks import KeyRows, integer
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
@@ -121,7 +121,7 @@ def parse_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = d
     reads_only = bool(words) and words[0] in COMMANDS and words[0] != "tokenizer"
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
         advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
-        refuse(script, f"'{words[0]}' is a command, which takes no --output; {advice}")
+        raise usage_error(f"'{words[0]}' is a command, which takes no --output; {advice}")
     texts = ScriptTexts(epilog=EPILOG)
     command = parse(script, {"": PrepareCommand, **COMMANDS}, words, texts=texts, key_rows=key_rows)
     if isinstance(command, TokenizerCommand):

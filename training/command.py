@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option
+from common.arguments import option
 from common.checks import KeyRows, integer, number
-from common.errors import BadInput, Diverged
+from common.errors import BadInput, Diverged, Reason, UsageError, reason_of_system_error
 from common.files import system_error
 from common.option_rules import OptionRules
 from training.launch import environment_rank, environment_world_size, job_seconds
@@ -263,15 +263,22 @@ class FindCommand:
     probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
 
 
-def describe_error(error: Exception, run: "Run | None") -> str | None:
-    """Return an error that the user can do something about, as one line; None for any other."""
+def describe_error(error: Exception, run: "Run | None") -> tuple[Reason, str | None]:
+    """Return why an error ends this command, and its lines if the user can do something about it; None for any other.
+
+    What the ranks around it do is not considered: `collective_failed`.
+    """
     from training.hardware.usable_gpus import describe_memory_error, is_memory_error
 
-    if isinstance(error, BadInput | Diverged):
-        return str(error)
-    if run is not None and is_memory_error(error):
+    if isinstance(error, BadInput):
+        return error.reason, str(error)
+    if isinstance(error, Diverged):
+        return "non-finite", str(error)
+    if is_memory_error(error):
+        if run is None:
+            return "out-of-memory", None
         problem = describe_memory_error(error, run.train, run.directory, environment_world_size())
-        return f"rank {environment_rank()}: {problem}"
+        return "out-of-memory", f"rank {environment_rank()}: {problem}"
     if isinstance(error, OSError) and error.filename is not None:
-        return system_error(error)  # a file or folder that cannot be read, for one
-    return None
+        return reason_of_system_error(error), system_error(error)  # a file or folder that cannot be read, for one
+    return "crash", None

@@ -7,7 +7,7 @@ from contextlib import closing
 import attrs
 import torch
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Notice, advisory, note, warning
 from common.json_files import utc_now
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
@@ -44,7 +44,7 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = EXIT_DONE if loop is None else run_loop(loop, job)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     if options.then is not None:
-        supervision.exit_record.write(status)
+        supervision.exit_record.write(status, "finished")  # where nothing was left to train; otherwise it is written
         run_then(options.then, run.directory, status, uploaded=job.uploader is None or not job.uploader.failed)
     return status
 
@@ -62,13 +62,13 @@ def resume_job(job: OpenJob) -> Loop | None:
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
     if job.intervals.is_done(position):
         settled = job.intervals.out_of_patience(position)
-        lines = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
+        lines: list[Notice | str] = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
         lines += changes_now(begun, position, "no step is left to train with it: not recorded")
         print_lines(job.ranks, lines)
         if job.uploader is not None:
             job.uploader.finish(None)
             problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
-            print_lines(job.ranks, [f"WARNING: its last checkpoint is NOT UPLOADED: {line}" for line in problems])
+            print_lines(job.ranks, [warning(f"its last checkpoint is NOT UPLOADED: {line}") for line in problems])
         return None
     print_lines(job.ranks, changes_now(begun, position, FRESH))
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
@@ -81,10 +81,10 @@ def resume_job(job: OpenJob) -> Loop | None:
     return loop
 
 
-def changes_now(record: RunRecord, position: Position, consequence: str) -> list[str]:
-    """Return a NOTE of the settings that this job changes, and what follows from it."""
+def changes_now(record: RunRecord, position: Position, consequence: str) -> list[Notice]:
+    """Return a note of the settings that this job changes, and what follows from it."""
     changes = [change for change in record.changes if change.step == position.step]
-    return [f"NOTE: {line}; {consequence}" for line in describe_changes(changes)]
+    return [note(f"{line}; {consequence}") for line in describe_changes(changes)]
 
 
 def run_loop(loop: Loop, job: OpenJob) -> int:
@@ -94,7 +94,9 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         with closing(feed), reporter.ledger.measure("training"):
             finished = loop.run_steps()
         status = EXIT_DONE if finished else EXIT_STOPPED
-        job.supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
+        job.supervision.exit_record.write(
+            status, "finished" if finished else loop.stop_request.reason
+        )  # before the chart, which may take longer than torchrun waits
         loop.saving.finish_upload()
         with advisory("time ledger"):
             so_far = reporter.ledger.record(feed.waited_seconds)
@@ -168,7 +170,7 @@ def _write_record(job: OpenJob, record: RunRecord) -> None:
     """Write resolved.json; open the metrics, which might be damaged: a line says so. Raises BadInput on every rank."""
     directory, price, ranks = job.run.directory, job.ledger.price_per_hour, job.ranks
 
-    def write() -> list[str]:
+    def write() -> list[Notice]:
         write_record(directory, record, job.token_set, ranks, price)
         MetricsLog(directory).close()
         return read_counted(directory).notes()

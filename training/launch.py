@@ -7,8 +7,9 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from common.errors import EXIT_DONE, EXIT_STOPPED, BadInput, integer_range, quoted
+from common.errors import EXIT_DONE, EXIT_STOPPED, REASONS, BadInput, Reason, integer_range, quoted
 from common.files import replace_file
 from common.json_files import parse_json
 from common.redaction import redacted
@@ -22,7 +23,10 @@ TASK_COUNTS = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
 )
+OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # reasons of a rank whose cause is another one
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
+SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"  # where the user of the job gives keys: on the command line, unless it is set
+SETTINGS_OF_EXPERIMENT = "experiment"  # in the file of an experiment
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COUNTS, SIZES, PORTS = range(1 << 20), range(1, 1 << 20), range(1, 1 << 16)
 NUMBERS = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), COUNTS)
@@ -45,8 +49,19 @@ def check_environment() -> None:
 
 def without_launcher() -> dict[str, str]:
     """Return the environment without the variables of a rank, for a job or a process of its own."""
-    ranks, prefixes = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE}, ("TORCHELASTIC_", "ROLE_")
+    ranks, prefixes = (
+        {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE, SETTINGS_VARIABLE},
+        ("TORCHELASTIC_", "ROLE_"),
+    )
     return {name: text for name, text in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
+
+
+def setting(**keys: Any) -> str:
+    """Return keys of train.json as whoever has started this job gives them: with --set, or in an experiment's file."""
+    if os.environ.get(SETTINGS_VARIABLE) == SETTINGS_OF_EXPERIMENT:
+        return f'"set": {json.dumps({f"train.{key}": value for key, value in keys.items()})}'
+    texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in keys.items())
+    return " ".join(f"--set {key}={text}" for key, text in texts)
 
 
 def environment_world_size() -> int:
@@ -121,27 +136,39 @@ def torchrun_process() -> int | None:
     return os.getppid() if named and torchrun_job() is not None else None
 
 
-def tell_torchrun(message: str, status: int) -> None:
+class Failure(NamedTuple):
+    """Why a rank ends; of another rank of this machine, as it has told torchrun."""
+
+    status: int
+    reason: Reason
+    problem: str = ""
+
+
+def tell_torchrun(message: str, status: int, reason: Reason) -> None:
     """Write why this rank ends for torchrun's table of failed ranks, and for the other ranks: `failure_of_another`."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        record = {"message": redacted(message), "timestamp": int(time.time()), "status": status}
+        record = {"message": redacted(message), "timestamp": int(time.time()), "status": status, "reason": reason}
         with suppress(OSError):
             replace_file(Path(path), json.dumps(record))
 
 
-def failure_of_another() -> int | None:
-    """Return the status of another rank of this machine that has told torchrun why it failed; None if none has.
+def failure_of_another() -> Failure | None:
+    """Return the failure of another rank of this machine that has told torchrun why it failed; None if none has.
 
     torchrun gives each rank of a group a folder next to the others' for this. A rank writes its reason before it ends,
-    so it is there before torchrun asks the other ranks to stop.
+    so it is there before torchrun asks the other ranks to stop. A rank that failed by itself comes before those that
+    failed because of it.
     """
-    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)
+    path, failures = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull), list[Failure]()
     for file in sorted(path.parent.parent.glob(f"*/{path.name}")):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            status = int(parse_json(file.read_bytes())["status"])
-            if file != path and status not in (EXIT_DONE, EXIT_STOPPED):
-                return status
-    return None
+            record = parse_json(file.read_bytes())
+            message = str(record["message"]).strip()
+            problem = message.rpartition("\n")[2] if record["reason"] == "crash" else message  # a traceback's last line
+            failure = Failure(int(record["status"]), record["reason"], problem)
+            if file != path and failure.status not in (EXIT_DONE, EXIT_STOPPED) and failure.reason in REASONS:
+                failures.append(failure)
+    return min(failures, key=lambda failure: failure.reason in OF_ANOTHER_RANK, default=None)
 
 
 def torchrun_identity() -> str | None:

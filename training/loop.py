@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from common.errors import Diverged
+from common.errors import Diverged, warning
 from training.checkpoints.tensor_files import state_sha256
 from training.prefetch import Feed
 from training.saving import Saving
@@ -103,8 +103,8 @@ class Loop:
         """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
         if self.heartbeat.ranks.node.rank == 0:
             for path in self.feed.watch.check(wait=wait):
-                line = f"WARNING: {path}: was touched while the run reads it; its content is as it was"
-                self.reporter.say_on_machine(line)
+                line = f"{path}: was touched while the run reads it; its content is as it was"
+                self.reporter.say_on_machine(warning(line))
 
     def _validate(self) -> None:
         """Measure the loss on each dataset, unless asked to stop meanwhile. Call it on every rank."""

@@ -8,14 +8,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import attrs
 import numpy as np
 
 from common.checks import ValueCheck, integer, number, structured
-from common.errors import BadInput
+from common.errors import BadInput, Notice, note
 from common.files import HUB
 from common.json_files import read_json
 from training.checkpoints.run_record import RunRecord, manifest_of
@@ -64,9 +65,9 @@ class Reference:
 class ComparedLog(MetricsLog):
     """Metrics log of a run with a reference: tells when the training loss leaves or enters the band, and at the end."""
 
-    def __init__(self, directory: Path, say: Callable[[str], None], compared: RunRecord):
+    def __init__(self, directory: Path, say: Callable[[str | Notice], None], compared: RunRecord):
         super().__init__(directory, say)
-        self._directory, self._compared, self._mark, self._said = directory, compared, -1, ""
+        self._directory, self._compared, self._mark, self._news = directory, compared, -1, ""
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; at the first and at each mark, compare what this job and those before it have logged."""
@@ -74,15 +75,22 @@ class ComparedLog(MetricsLog):
         mark = record["step"] * MARKS // (self._compared.steps or 1)
         if mark > self._mark and (Metric.TRAIN_LOSS in record or self._mark < 0):
             self._mark = mark
-            words = compare(self._directory, self._compared, run_curves(read_metrics(self._directory)))
-            side, inside, _ = words.partition(" the band of ")
-            if side != self._said or (inside and mark == MARKS):
-                self._said = side
-                self._say(f"step {record['step']:,}: {words}" if inside else words)
+            compared = compare(self._directory, self._compared, run_curves(read_metrics(self._directory)))
+            news = compared.side or str(compared.line)
+            if news != self._news or (compared.side and mark == MARKS):
+                self._news = news
+                self._say(f"step {record['step']:,}: {compared.line}" if compared.side else compared.line)
 
 
-def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> str:
-    """Return where a run's training loss is beside its reference and since which step, or why it is not compared."""
+class BandComparison(NamedTuple):
+    """Where a run's training loss is, next to the band of its reference."""
+
+    line: str | Notice  # with the step since when, or why it is not compared
+    side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
+
+
+def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> BandComparison:
+    """Compare a run's training loss with the band of its reference."""
     path, now = directory / REFERENCE, recipe_of(record)
     try:
         reference = structured(read_json(path), Reference, unknown_keys=True)
@@ -97,17 +105,21 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
             more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
             raise ValueError("; ".join(problems[:NAMED] + more))
     except (BadInput, ValueError) as error:
-        return f"NOTE: {path}: the loss is not compared: {str(error).removeprefix(f'{path}: ')}"
+        problem = replace(error.problems[0], where="") if isinstance(error, BadInput) else error  # which names the file
+        return BandComparison(note(f"{path}: the loss is not compared: {problem}"))
     steps = record.steps or 1
     losses = tenths(curves.get(Metric.TRAIN_LOSS, NO_LOSS), steps)
     if not len(losses):
-        return f"band         of {len(reference.losses)} runs on {', '.join(reference.devices)}: {path}"
+        devices = ", ".join(reference.devices)
+        return BandComparison(f"band         of {len(reference.losses)} runs on {devices}: {path}")
     low, high = np.array(reference.band)[:, : len(losses)]
     sides = (losses > high) * 1 - (losses < low)
     first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1  # mark
     since = f" since step {-(-(first + 1) * steps // MARKS):,}" if first else ""
-    side = ("inside", "above", "below")[sides[-1]]
-    return f"training loss {side} the band of {len(reference.losses)} runs of this recipe{since}"
+    names: tuple[Literal["inside", "above", "below"], ...] = ("inside", "above", "below")
+    side = names[sides[-1]]  # 0, 1 or -1
+    words = f"training loss {side} the band of {len(reference.losses)} runs of this recipe{since}"
+    return BandComparison(words, side)
 
 
 def recipe_of(record: RunRecord) -> dict[str, Any]:

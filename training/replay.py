@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, note
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import describe_changes, read_record
@@ -87,7 +87,7 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
     if found is not None:
         _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
         changed = [change for change in record.changes if change.step == state.position.step]
-        print_lines(ranks, [f"NOTE: {line}; replayed so, and not recorded" for line in describe_changes(changed)])
+        print_lines(ranks, [note(f"{line}; replayed so, and not recorded") for line in describe_changes(changed)])
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)

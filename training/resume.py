@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from common.errors import note, warning
 from common.files import is_folder
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, misplaced, name_of
@@ -69,7 +70,7 @@ def resume(
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     best = state.position.best_step
     if best is not None and not is_folder(found.with_name(name_of(best))):
-        print_lines(ranks, [f"NOTE: the best checkpoint of the run, {name_of(best)}, is not on this disk"])
+        print_lines(ranks, [note(f"the best checkpoint of the run, {name_of(best)}, is not on this disk")])
     print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])
     return beginning
 
@@ -110,11 +111,11 @@ def load_checkpoint(
         numerics = keep_attention(shape, before.numerics, numerics, ranks)
     record = attrs.evolve(request.record, numerics=numerics, initial_weights=before.initial_weights)
     changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
-    print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
+    print_lines(ranks, [warning(f"numerics changed since {found.name}: {change}") for change in changes])
     load(found, state)
     changed = compatibility.changed_settings(before, record, state.position.step)
     if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
-            print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
+            print_lines(ranks, [note("other validation windows than before: the best checkpoint is found anew")])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     return changes, attrs.evolve(record, changes=compatibility.all_changes(before.changes, changed))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, check_all
+from common.errors import BadInput, check_all, joined
 from common.files import is_folder
 from training.checkpoints.directory import check_wanted
 from training.checkpoints.retention import disk_need
@@ -82,6 +82,6 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
             raise
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
         try:
-            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error.problems)
+            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
         except BadInput as all_of_them:
-            raise BadInput(*all_of_them.problems, alone=error.alone) from error
+            raise joined([all_of_them], alone=error.alone) from error

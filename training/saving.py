@@ -5,7 +5,7 @@ import time
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
@@ -21,7 +21,7 @@ class Saved:
 
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
-    problem: str | None  # one line; of a durable one: links or deletions that failed
+    problem: BadInput | None  # of a durable one: links or deletions that failed
     stall_seconds: float  # that training stood still
     write_seconds: float  # from the copy to the disk
 
@@ -105,7 +105,8 @@ class Saving:
         if required and not saved.durable:
             raise BadInput(
                 f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: fix this, then "
-                "rerun the same command"
+                "rerun the same command",
+                reason="user-error" if saved.problem is None else saved.problem.reason,
             )
 
     def _report(self, saved: Saved) -> None:
@@ -117,11 +118,12 @@ class Saving:
         details = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
         consequence = "saved, but" if saved.durable else f"NOT SAVED, {AGAIN}"
         event = RunEvent.CHECKPOINT if saved.durable else RunEvent.CHECKPOINT_FAILED
-        self._record(step, event, saved.problem, consequence, **details)
+        problem = None if saved.problem is None else str(saved.problem)
+        self._record(step, event, problem, consequence, **details)
 
     def _record(self, step: int, event: str, problem: str | None, consequence: str, **details: float) -> None:
         """Record the outcome of a save or an upload as an event; print a problem, after its consequence."""
         fields = details if problem is None else details | {"problem": problem}
         self._reporter.event(step, event, name=name_of(step), **fields)
         if problem is not None:
-            self._reporter.say(f"WARNING: step {step:,}: {consequence} {problem}")
+            self._reporter.say(warning(f"step {step:,}: {consequence} {problem}"))

@@ -12,9 +12,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from common.errors import Notice, warning
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.grad_norm import global_grad_norm
+from training.launch import setting
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics
@@ -49,7 +51,7 @@ def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTe
     return SelfTest(held=not ordered, differing=ordered, tensors=len(first))
 
 
-def describe(outcome: SelfTest, numerics: Numerics) -> str:
+def describe(outcome: SelfTest, numerics: Numerics) -> str | Notice:
     level = f"determinism {numerics.determinism}"
     if outcome.held:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
@@ -59,11 +61,11 @@ def describe(outcome: SelfTest, numerics: Numerics) -> str:
             f"self-test: the gradients of one step repeat to the bit ({how}), as {level} needs; only this was compared"
         )
     first, count, tensors = outcome.differing[0], len(outcome.differing), outcome.tensors
-    advice = "try --set compile=false; " if numerics.compiled else ""
-    return (
-        f"WARNING: self-test: gradients of the same step differ between two runs (first: {first}; {count} of {tensors} "
-        f"tensors): {level} does not hold here, this run repeats to rounding only; {advice}--set determinism=off "
-        "promises no more and is faster"
+    advice = f"try {setting(compile=False)}; " if numerics.compiled else ""
+    return warning(
+        f"self-test: gradients of the same step differ between two runs (first: {first}; {count} of {tensors} "
+        f"tensors): {level} does not hold here, this run repeats to rounding only; {advice}"
+        f"{setting(determinism='off')} promises no more and is faster"
     )
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from common.errors import advisory
+from common.errors import Reason, advisory
 from training.config.batch_plan import count_due
 from training.parallel.process_group import Ranks
 from training.saving import Saving
@@ -92,6 +92,11 @@ class StopRequest:
         """The cause of the stop: "signal", or the option of the limit."""
         left = None if self._signalled else self.budget.seconds_left(self.ledger)
         return "signal" if left is None else left[1]
+
+    @property
+    def reason(self) -> Reason:
+        """The cause of the stop, as exit.json has it."""
+        return "stopped" if self.cause == "signal" else "out-of-budget"
 
     def limit_reached(self) -> bool:
         """Tell whether the budget might not hold another step, with the validation and the save that follow it."""

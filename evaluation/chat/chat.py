@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, printable, refusing, say
+from common.errors import BadInput, nearest, note, printable, refusing, say
 from common.files import writing
 from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
@@ -101,7 +101,7 @@ def run(command: ChatCommand) -> None:
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
     if conversation.trained.template is None:
-        say("NOTE: the model has no conversation template: it continues the text")
+        say(note("the model has no conversation template: it continues the text"))
     if not typed:
         show(conversation.answer(message, sampling_of(command, 0)))
         return
@@ -135,11 +135,11 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         with closing(conversation.answer(message, sampling)) as parts:
             show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if not conversation.left:
-                say(f"NOTE: the answer is cut at {conversation.longest:,} tokens, or where the context ends")
+                say(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
         if len(conversation.turns) == before:
-            say("NOTE: no answer; the message is forgotten")
+            say(note("no answer; the message is forgotten"))
         if conversation.unseen > unseen == 0:
-            say(f"NOTE: {forgotten(conversation.context)}")
+            say(note(f"{forgotten(conversation.context)}"))
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:
@@ -149,7 +149,7 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
         conversation.turns, conversation.unseen, conversation.cut = [], 0, 0
         return "The conversation is forgotten."
     if name != "/save":
-        raise BadInput(f"{name}: unknown command{nearest(name, (usage.split()[0] for usage in HELP))}")
+        raise BadInput(f"{name}: unknown command; {nearest(name, (usage.split()[0] for usage in HELP))}")
     with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # ~ of an unknown user
         path = Path(value).expanduser()
     if path.suffix != ".jsonl" or not conversation.turns:
@@ -162,7 +162,8 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     if not conversation.cut:
         return saved
     answers = "1 answer in it was" if conversation.cut == 1 else f"{conversation.cut:,} answers in it were"
-    return f"{saved}\nNOTE: {answers} cut; a model trained on that line learns to end there, so edit or remove it"
+    cut = note(f"{answers} cut; a model trained on that line learns to end there, so edit or remove it")
+    return f"{saved}\n{cut}"
 
 
 def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ from common.quantities import small_number
 from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows
-from evaluation.comparison.winners import NO_WINNER, find_winners
+from evaluation.comparison.winners import find_winners
 from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
 
@@ -101,15 +101,15 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     columns = [column for column in columns if any(cell.text for cell in column.cells)]
     on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
     published, sources = _published_rows(columns, on_shared_data)
-    scope = [SCOPE, BRACKETS] if any("[" in line for line in statements) else [SCOPE]
+    scope = [SCOPE, BRACKETS] if any(statement.has_bounds for statement in statements) else [SCOPE]
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]  # each makes it another recipe
     weights = [note for row in rows for note in row.notes] + _equal_weights(rows)
-    advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
+    advice = [ADVICE] if any(statement.needs_seeds for statement in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
-        statements=list(map(printable, statements)),
+        statements=[printable(statement.text) for statement in statements],
         notes=[printable(note) for note in (*notes, *weights, *changes, *sources, *scope, *noises, *advice)],
     )
 

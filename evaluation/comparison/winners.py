@@ -21,7 +21,6 @@ from evaluation.shared.significance import (
 )
 
 NAMED = 3  # models listed by name in a statement
-NO_WINNER = "no winner: the seed noise is unknown"
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +43,15 @@ class Group:
     def values(self, measure: Measure) -> Runs:
         found = {seed: result.measurement(measure) for seed, result in self.results.items()}
         return {seed: one.value for seed, one in found.items() if one is not None}
+
+
+@attrs.frozen
+class Statement:
+    """What a comparison says about two recipes, and what a reader has to know to understand it."""
+
+    text: str
+    has_bounds: bool = False  # it shows an interval
+    needs_seeds: bool = False  # it names no winner, because the seed noise is unknown
 
 
 @attrs.frozen(kw_only=True)
@@ -74,9 +82,9 @@ class Pair:
 
 def find_winners(
     measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Statement], list[str]]:
     """Return statements about a measure, and notes on its seed noise. `results`: the result shown for each row."""
-    statements, notes = [], []
+    statements, notes = list[Statement](), list[str]()
     for known in group_by_recipe(rows, results):
         groups = [group for group in known if group.values(measure)]
         notes += seed_note(measure, groups)
@@ -89,8 +97,8 @@ def find_winners(
         ]
         found = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
         seeds = [group.name for group in groups if len(group.labels) > 1]
-        found += [f"{name} are runs of one recipe: their difference is noise" for name in seeds]
-        statements += [f"{measure.name}: {line}" for line in found]
+        found += [Statement(f"{name} are runs of one recipe: their difference is noise") for name in seeds]
+        statements += [attrs.evolve(one, text=f"{measure.name}: {one.text}") for one in found]
     return statements, notes
 
 
@@ -141,20 +149,23 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
         left = still
 
 
-def verdict(pair: Pair, found: Interval) -> str:
+def verdict(pair: Pair, found: Interval) -> Statement:
     """Return the statement about a pair: one is better only where the interval covers seed noise and excludes zero."""
     measure, (one, other) = pair.measure, pair.groups
     shown = found if found.value > 0 or not found.apart or not pair.ranks_models else -found
-    size = f"{shown.text(measure.digits)} {measure.unit}"
+    size, names = f"{shown.text(measure.digits)} {measure.unit}", f"{one.name} and {other.name}"
+    has_bounds = found.low is not None and found.high is not None
     if found.low is None:
-        return f"{one.name} and {other.name}: cannot tell, for too little was measured to test the difference: {size}"
-    if not pair.ranks_models:
-        return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {size}"
-    if not found.apart:
-        return f"{one.name} and {other.name} do not differ significantly: {size}"
-    if pair.noise is None:
+        text = f"{names}: cannot tell, for too little was measured to test the difference: {size}"
+    elif not pair.ranks_models:
+        text = f"{names} cannot be ranked with one fine-tuning each: {size}"
+    elif not found.apart:
+        text = f"{names} do not differ significantly: {size}"
+    elif pair.noise is None:
         side = "above" if found.value > 0 else "below"
-        return f"{one.name} {one.verb} {side} {other.name} by {size}; {NO_WINNER}"
-    if (found.value > 0) != measure.higher_is_better:
-        one, other = other, one
-    return f"{one.name} {one.verb} better than {other.name} by {size}"
+        text = f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is unknown"
+        return Statement(text, has_bounds, needs_seeds=True)
+    else:
+        better, worse = (one, other) if (found.value > 0) == measure.higher_is_better else (other, one)
+        text = f"{better.name} {better.verb} better than {worse.name} by {size}"
+    return Statement(text, has_bounds)

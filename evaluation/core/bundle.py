@@ -129,7 +129,7 @@ def check_tasks(path: Path | None, wanted: str | None) -> None:
 
 def _check_label(label: str, known: Collection[str]) -> None:
     if label not in known:
-        raise BadInput(f"--tasks: got {quoted(label)}{nearest(label, known)}")
+        raise BadInput(f"--tasks: got {quoted(label)}; {nearest(label, known)}")
 
 
 def _content(path: Path, name: str) -> bytes:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from common.errors import BadInput, printable, refusing, say
+from common.errors import BadInput, note, printable, refusing, say
 from common.files import PARTIAL, partial_directory, partial_of, publish_folder, replace_file, writing
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
@@ -66,7 +66,7 @@ def export(
     stock_class(trained.network.config, str(trained.place.path))
     directory = directory.resolve()
     for left in _other_partials(directory):
-        say(f"NOTE: {left}: left by an export that was killed, unless one still writes it; delete it to free the disk")
+        say(note(f"{left}: left by an export that was killed, unless one still writes it; delete it to free the disk"))
     contention = f"{directory}: another export writes it; wait for it, or pass another folder"
     with (
         refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),

@@ -137,16 +137,16 @@ def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
     process = TrainingProcess(run, command, {"PYTHONPATH": os.pathsep.join([str(ROOT), os.getenv("PYTHONPATH", "")])})
     told = 1
     try:
-        while (status := process.status()) is None:
+        while (end := process.end()) is None:
             told = _tell_losses(run, told)
             time.sleep(POLL_SECONDS)
     finally:  # Ctrl-C, for one
         process.ask_to_stop()
-        while process.status() is None:
+        while process.end() is None:
             time.sleep(POLL_SECONDS)
     _tell_losses(run, told)
-    if status != EXIT_DONE:
-        raise BadInput(f"{process.last_words()} ({run / JOB_LOG})")
+    if end.status != EXIT_DONE:
+        raise BadInput(f"{end.problem} ({run / JOB_LOG})")
     losses = _losses(run)
     return FineTuned(losses=losses, best_epoch=losses.index(min(losses)))
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import EXIT_DONE, BadInput, printable, say
+from common.errors import EXIT_DONE, BadInput, note, printable, say
 from common.files import replace_file, sha256, writing
 from common.json_files import read_json
 from evaluation.command_line import FineTuneSettings, InstructCommand
@@ -245,7 +245,7 @@ def _write(file: Path, answers: Answers) -> None:
         kept = new_archive(file.parent) / file.name
         with writing(kept):
             file.rename(kept)
-        say(f"NOTE: {file}: held the answers of other weights, settings or data; they are now {kept}")
+        say(note(f"{file}: held the answers of other weights, settings or data; they are now {kept}"))
     write_answers(file, answers)
 
 

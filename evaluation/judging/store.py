@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from common.checks import integer, structured
-from common.errors import BadInput, nearest, printable
+from common.errors import BadInput, nearest, show
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
 from evaluation.judging.prompt import Judge, read_grades
@@ -110,8 +110,7 @@ class VerdictStore:
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)
-        for note in lines.notes():
-            print(printable(note))
+        show(lines.notes())
 
     def append(self, line: StoreLine) -> None:
         """Store a line, synced to the disk. Raises BadInput if the disk is full, say."""
@@ -188,7 +187,7 @@ def read_price(path: Path, model: str) -> Price:
             return structured({**defaults, **row, "date": table["date"]}, Price, unknown_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
-    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices{nearest(model, models)}")
+    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
 
 
 def money(usd: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, note, printable, say, show
 from common.files import sha256
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
@@ -71,8 +71,7 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
     for place in places:
         check_unseen(place, span)
     print(printable(str(span)))
-    for note in describe_missing_first(span.directory, open_split(span.directory, span.split).files):
-        print(printable(note))
+    show(describe_missing_first(span.directory, open_split(span.directory, span.split).files))
     return span, span.identity()
 
 
@@ -113,7 +112,7 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
-                print(printable(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
+                say(note(f"{place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
             seen = f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it"
             raise BadInput(f"{seen}; pass another --from, --count or --split")

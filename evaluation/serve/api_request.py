@@ -1,8 +1,8 @@
 """Requests of OpenAI's API: JSON bodies, checked, as prompts of token ids and the options of their answers."""
 
-import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.checks import ValueCheck, boolean, checked, integer, is_absent, number, one_of, optional, text
-from common.errors import LARGEST_INTEGER, BadInput, quoted
+from common.errors import LARGEST_INTEGER, BadInput, InvalidValue, Problem, quoted
 from common.json_files import check_text, is_number, parse_json
 from evaluation.command_line import LEAST_TEMPERATURE
 from evaluation.shared.generation import TooLong, latest_turns
@@ -164,13 +164,24 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
             raise ApiError(404, problem, param="model", code="model_not_found")
         return _chat_answers(wanted, served) if isinstance(wanted, ChatBody) else _text_answers(wanted, served)
     except (ValueError, BadInput) as error:
-        found = re.match(r"(?:(?:unknown )?key '(\w+)'|(\w+)(?:\[\d+\])?:)", str(error))
-        raise ApiError(400, str(error), param=found and (found[1] or found[2])) from error
+        param = error.problem.key if isinstance(error, InvalidValue) else ""
+        raise ApiError(400, str(error), param=param or None) from error
+
+
+@contextmanager
+def _about(param: str) -> Iterator[None]:
+    """Raise errors of a parameter's content, which do not name the parameter, as errors of it."""
+    try:
+        yield
+    except InvalidValue:
+        raise
+    except (ValueError, BadInput) as error:
+        raise InvalidValue(Problem(key=param, text=str(error))) from error
 
 
 def _chat_answers(wanted: ChatBody, served: ServedModel) -> list[AnswerRequest]:
     if wanted.top_logprobs and not wanted.logprobs:
-        raise ValueError("top_logprobs: got a number, wanted logprobs to be true as well")
+        raise InvalidValue(Problem(key="top_logprobs", found="a number", expected="logprobs to be true as well"))
     left_out, prompt = _chat_prompt(wanted, served)
     return [attrs.evolve(_answer_request(wanted, served, prompt, None), left_out=left_out)]
 
@@ -178,11 +189,13 @@ def _chat_answers(wanted: ChatBody, served: ServedModel) -> list[AnswerRequest]:
 def _text_answers(wanted: CompletionBody, served: ServedModel) -> list[AnswerRequest]:
     """Return the answers to each prompt, one prompt after the other."""
     if not wanted.max_tokens and not wanted.echo:
-        raise ValueError("max_tokens: got 0, wanted at least 1, or echo to be true: the answer would be empty")
+        expected = "at least 1, or echo to be true"
+        raise InvalidValue(Problem(key="max_tokens", found="0", expected=expected, cause="the answer would be empty"))
     prompts = _prompts_of(wanted)
     if (answers := len(prompts) * wanted.n) > served.most_answers:
-        problem = f"prompt: {len(prompts):,} prompts with n = {wanted.n} are {answers:,} answers; this server draws at "
-        raise ValueError(f"{problem}most {served.most_answers:,} for one request, by its options --slots and --queue")
+        problem = f"prompt: {len(prompts):,} prompts with n = {wanted.n} are {answers:,} answers"
+        most = f"this server draws at most {served.most_answers:,} for one request, by its options --slots and --queue"
+        raise InvalidValue(Problem(key="prompt", text=problem, advice=most))
     requests: list[AnswerRequest] = []
     for where, given in prompts.items():
         if wanted.echo and wanted.logprobs is not None:
@@ -208,7 +221,8 @@ def _answer_request(
         problem = f"{has} {len(prompt):,} tokens; {both} at most {served.context:,} tokens"
         raise _too_long(problem, where and "prompt")
     if wanted.stream_options and not wanted.stream:
-        raise ValueError("stream_options: got it without a stream, wanted stream to be true as well")
+        found, expected = "it without a stream", "stream to be true as well"
+        raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
     if isinstance(wanted, ChatBody):
         alternatives = wanted.top_logprobs if wanted.logprobs else None
     else:
@@ -232,8 +246,8 @@ def _longest_answer(wanted: ChatBody | CompletionBody, served: ServedModel) -> i
     given = wanted.max_tokens
     if isinstance(wanted, ChatBody) and wanted.max_completion_tokens is not None:
         if given not in (None, wanted.max_completion_tokens):
-            problem = f"got {given} and max_completion_tokens {wanted.max_completion_tokens}, wanted one of them"
-            raise ValueError(f"max_tokens: {problem}")
+            found = f"{given} and max_completion_tokens {wanted.max_completion_tokens}"
+            raise InvalidValue(Problem(key="max_tokens", found=found, expected="one of them"))
         given = wanted.max_completion_tokens
     return served.longest_answer if given is None else min(given, served.longest_answer)
 
@@ -259,19 +273,21 @@ def _plain_prompt(where: str, given: Any, wanted: CompletionBody, served: Served
     """Return how many of the earlier texts are left out, None if all have to fit, and the ids of a prompt."""
     if isinstance(given, str):
         texts = [*wanted.earlier, given]
-        for text in texts:
-            check_text(text, where)
+        with _about("prompt"):
+            for text in texts:
+                check_text(text, where)
         turns = [Message((USER, ASSISTANT)[number % 2], text) for number, text in enumerate(texts)]
         return _prompt_of(
             [], turns, lambda turns: served.trained.encode("".join(said for _, said in turns)), wanted, served
         )
     if wanted.earlier:
-        raise ValueError(f"earlier: got texts before token ids, wanted {where} to be a string")
+        raise InvalidValue(Problem(key="earlier", found="texts before token ids", expected=f"{where} to be a string"))
     ids = integer(0, served.trained.network.config.vocab_size - 1)
     if isinstance(given, list) and given and all(map(ids.holds, given)):
         return None, given
     problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.wanted}"
-    raise ValueError(problem if where != "prompt" else f"{problem}; or a list of such prompts")
+    advice = "" if where != "prompt" else "or a list of such prompts"
+    raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 
 
 def _check_scored(where: str, given: Any, served: ServedModel) -> None:
@@ -282,7 +298,8 @@ def _check_scored(where: str, given: Any, served: ServedModel) -> None:
     special = served.trained.tokenizer.special_tokens
     if isinstance(given, str) and (name := next((name for name in special if name in given), None)):
         problem = f"{where}: got {quoted(name)} in a text whose tokens are scored; in a text it is ordinary characters"
-        raise ValueError(f"{problem}; send token ids instead, with {special[name]} for it")
+        advice = f"send token ids instead, with {special[name]} for it"
+        raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 
 
 def _prompt_of(
@@ -304,14 +321,17 @@ def _prompt_of(
 def _chat_prompt(wanted: ChatBody, served: ServedModel) -> tuple[int | None, list[int]]:
     trained = served.trained
     if trained.template is None:
-        raise ValueError("messages: the model has no conversation template: it continues text; use /v1/completions")
+        problem = "messages: the model has no conversation template: it continues text"
+        raise InvalidValue(Problem(key="messages", text=problem, advice="use /v1/completions"))
     if (count := len(wanted.messages)) > served.context:  # of at least a token each
-        raise ValueError(f"messages: got {count:,}, wanted at most {served.context:,}, as the context has tokens")
-    messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
-    system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
-    return _prompt_of(
-        system, messages[len(system) :], partial(trained.template.prompt, trained.tokenizer), wanted, served
-    )
+        expected = f"at most {served.context:,}, as the context has tokens"
+        raise InvalidValue(Problem(key="messages", found=f"{count:,}", expected=expected))
+    with _about("messages"):
+        messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
+        system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
+        return _prompt_of(
+            system, messages[len(system) :], partial(trained.template.prompt, trained.tokenizer), wanted, served
+        )
 
 
 def _message(where: str, given: Any) -> Message:

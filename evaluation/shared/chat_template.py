@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import is_absent
-from common.errors import BadInput, quoted, refusing, say
+from common.errors import BadInput, note, quoted, refusing, say
 from common.json_files import read_json, read_regular
 from tokens.tokenizer.hugging_face_files import CHAT_TEMPLATE, SETTINGS, SPECIAL
 from tokens.tokenizer.rendering import TEMPLATE_CHARACTERS
@@ -26,7 +26,7 @@ def read_template(directory: Path) -> Template | None:
         with refusing(path, kinds=(OSError, ValueError)):
             separate = read_regular(path, 4 * TEMPLATE_CHARACTERS).decode()
         if isinstance(text, str) and text != separate:
-            say(f"NOTE: {path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers")
+            say(note(f"{path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers"))
         text = separate
     if not isinstance(text, str) and not is_absent(text):
         raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")

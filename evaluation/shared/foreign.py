@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadInput, quoted, refusing, say
+from common.errors import BadInput, note, quoted, refusing, say
 from common.json_files import read_json
 from evaluation.shared.model_files import (
     CONFIG_FILES,
@@ -55,7 +55,7 @@ ACTIVATION_KEYS = {
     "activation": {name: name for name in UNGATED},
 }
 NANOGPT_NOTE = (
-    "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
+    "{path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     "nanoGPT before May 2023 or by build-nanogpt, write {setting} into {config}"
 )
 CONVERSION = (
@@ -109,7 +109,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         network = with_parameters(config, plain)
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
         setting = json.dumps({KEYS["activation"]: STOCK_ACTIVATIONS["gelu_tanh"]})
-        say(NANOGPT_NOTE.format(path=path, setting=setting, config=path / CONFIG_FILES[0]))
+        say(note(NANOGPT_NOTE.format(path=path, setting=setting, config=path / CONFIG_FILES[0])))
     return network
 
 

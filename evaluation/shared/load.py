@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.checks import structured
-from common.errors import BadInput, refusing, say
+from common.errors import BadInput, note, refusing, say
 from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
 from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
@@ -260,8 +260,11 @@ def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelCon
     given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
     if own is not None and environment_rank() == 0:
         say(
-            f"NOTE: {place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
-            "model reads other ids than it was trained on; stored results name that tokenizer and are compared apart"
+            note(
+                f"{place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
+                "model reads other ids than it was trained on; stored results name that tokenizer and are compared "
+                "apart"
+            )
         )
     return given
 
@@ -310,5 +313,5 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
     if environment_rank() == 0:
-        say(f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's")
+        say(note(f"{place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"))
     return load_tokenizer("gpt2")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from common.errors import BadInput, accepted, printable, printable_lines
+from common.errors import BadInput, Problem, accepted, printable, printable_lines
 from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result
@@ -34,7 +34,7 @@ def measure_each(
     """
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
-    def make() -> tuple[list[ModelLocation], Prepared, list[str]]:
+    def make() -> tuple[list[ModelLocation], Prepared, list[Problem]]:
         places, problems = accepted(options.models, partial(locate, name=options.checkpoint))
         if not places:
             raise BadInput(*problems)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, quoted, say
+from common.errors import BadInput, note, quoted, say
 from common.json_files import read_json
 from model.config import GPT2, OUR_ACTIVATIONS, ModelConfig, rows
 from training.checkpoints.directory import WEIGHTS
@@ -51,7 +51,7 @@ def check_model_files(path: Path, run: Path | None) -> None:
     others = sorted({file.name for pattern in OTHER_WEIGHTS for file in path.glob(pattern)} - read)
     if others and read and environment_rank() == 0:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        say(f"NOTE: {path}: reads {min(read)}; other weights next to it are not read: {others[0]}{more}")
+        say(note(f"{path}: reads {min(read)}; other weights next to it are not read: {others[0]}{more}"))
 
 
 def weight_files(path: Path) -> list[str]:

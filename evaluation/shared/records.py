@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.checks import is_absent, structured
-from common.errors import BadInput, refusing, say
+from common.errors import BadInput, note, refusing, say
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
 from evaluation.shared.weights import WeightsIdentity
@@ -153,7 +153,7 @@ def _note_unread(path: Path, unread: Counter[str]) -> None:
     named = ", ".join(f"'{name}' of {count:,}" for name, count in unread.most_common(NAMED_FIELDS))
     if named:
         more = f" and {len(unread) - NAMED_FIELDS:,} others" if len(unread) > NAMED_FIELDS else ""
-        say(f"NOTE: {path}: these fields of records are not read: {named}{more}")
+        say(note(f"{path}: these fields of records are not read: {named}{more}"))
 
 
 def _rows(path: Path) -> list[Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, accepted, say
+from common.errors import BadInput, Problem, accepted, note, say
 from common.json_files import check_text
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
@@ -65,14 +65,17 @@ def run(command: SmokeCommand) -> None:
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
         if (new := new_tokens(trained, command.tokens)) < REPEATED_TOKENS and ranks.coordinates:
             say(
-                f"NOTE: {trained.place.path}: continuations of {new} tokens are checked for empty output alone: a "
-                f"repetition is found in {REPEATED_TOKENS} tokens or more; pass --tokens {REPEATED_TOKENS} or more"
+                note(
+                    f"{trained.place.path}: continuations of {new} tokens are checked for empty output alone: a "
+                    f"repetition is found in {REPEATED_TOKENS} tokens or more; pass --tokens {REPEATED_TOKENS} or more"
+                )
             )
         return values, "".join(f"\n{one}" for one in said)
 
     _, refused = accepted([command], lambda _: measure_each(command, "smoke", lambda _: None, measure))
     if problems:
-        refused.append(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        refused.append(Problem(text=problems[0] + more))
     if refused:
         raise BadInput(*refused)
 

@@ -104,7 +104,7 @@ def _sizes(file: Path, target: Path, settings: Changes, values: Any) -> tuple[Mo
         )
     for key in (key for changes in values for key in changes):
         if key not in SHAPE_KEYS:
-            raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
+            raise BadInput(f"{file}: sizes: {quoted(key)}; {nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
     found = [
         changed_run(f"{file}: sizes: {quoted(size)}", target, {f"model.{key}": size[key] for key in size} | settings)
         for size in values

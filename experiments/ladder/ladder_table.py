@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, printable, warning
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
@@ -53,7 +53,7 @@ class LadderTable:
         law = self.forecast.lines()
         if self.refused is not None:
             check = f"check        {self.forecast.held_out.text()}"
-            law = [check, f"no forecast  {self.refused.removeprefix('no forecast: ')}"]
+            law = [check, f"no forecast  {self.refused}"]
         fence = ["```"] if form == "github" else []
         words = [*fence, *law, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
@@ -69,7 +69,7 @@ class LadderTable:
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
-        subject, warning = "ladder" if self.refused else "forecast", f"WARNING: {target.file}:"
+        subject, where = "ladder" if self.refused else "forecast", warning(f"{target.file}:")
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
@@ -77,10 +77,10 @@ class LadderTable:
             f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
         if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
-            lines.append(f"{warning} learning_rate is {rounded_rate(own):g}: the {subject} is for the rule's {rate:g}")
+            lines.append(f"{where} learning_rate is {rounded_rate(own):g}: the {subject} is for the rule's {rate:g}")
         if target.optimization.decay != SCHEDULE:
             named = target.optimization.decay or "constant"
-            lines.append(f'{warning} schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"')
+            lines.append(f'{where} schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"')
         return [*lines, *self.warnings]
 
     def _rate_table(self, form: str) -> str:
@@ -117,7 +117,7 @@ class LadderTable:
             ],
             **self.forecast.record(),
             **(dict.fromkeys(("target", "law", "noise")) if self.refused else {}),
-            "refused": self.refused,
+            "refused": None if self.refused is None else f"no forecast: {self.refused}",
             "notes": self.notes(),
         }
 
@@ -138,7 +138,7 @@ def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[
     target, table = ladder.target.directory, attrs.evolve(conclude(ladder, rates, trunks, usd), warnings=warnings)
     table.show()
     if table.refused is not None:
-        raise BadInput(f"{ladder.file}: {table.refused}; all results are in {ladder.output}")
+        raise BadInput(f"{ladder.file}: no forecast: {table.refused}; all results are in {ladder.output}")
     print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
 
 

@@ -155,11 +155,11 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
         if fit.laws.edge_share() <= MOST_AT_EDGE:
             return None
         return (
-            f"no forecast: the loss falls so slowly that exponents of {fit.law.alpha:.2g} of size and "
+            f"the loss falls so slowly that exponents of {fit.law.alpha:.2g} of size and "
             f"{fit.law.beta:.2g} of tokens lie at the edge of the tested ones; add larger sizes and longer horizons"
         )
     return (
-        f"no forecast: the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
+        f"the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
         f"within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or leave out the smallest size and add a "
         "larger one"
     )

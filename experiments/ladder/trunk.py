@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, refusing
+from common.errors import BadInput, InvalidValue, refusing
 from common.files import replace_file, writing
 from experiments.ladder.forecast import target_tokens
 from experiments.ladder.ladder_file import LadderFile, rounded_rate, scaled_batch, scaled_rate, size_name, stated
@@ -263,7 +263,7 @@ def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Pla
     with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size.context_length, size.tie_weights, train):
-            raise ValueError(problem)  # train.py would refuse it, with the trunk paid for
+            raise InvalidValue(problem)  # train.py would refuse it, with the trunk paid for
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train))
 
 

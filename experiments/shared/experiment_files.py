@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import LARGEST_INTEGER, BadInput, nearest, printable_lines, quoted, say
+from common.checks import unknown_key
+from common.errors import LARGEST_INTEGER, BadInput, Problem, note, printable_lines, quoted, say
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from training.checkpoints.directory import CHECKPOINTS
-from training.config.train_config import Run, TrainConfig, load_run, one_form
+from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import METRICS
 
@@ -35,7 +37,7 @@ def read_experiment(
         if removed and key in removed:
             raise BadInput(f"{file}: {key}: {removed[key]}")
         if key not in known:
-            raise BadInput(f"{file}: unknown key {quoted(key)}{nearest(key, known)}")
+            raise BadInput(unknown_key(key, known, file))
     return values
 
 
@@ -114,10 +116,14 @@ Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as 
 
 def changed_run(where: str, base: Path, changes: Changes) -> Run:
     """Return a run directory with these changes. Raises BadInput that begins with `where` for an invalid value."""
+
+    def placed(problem: Problem) -> Problem:
+        return replace(problem, where=where) if problem.where == SET_OPTION else problem.at(where)
+
     try:
         return load_run(base, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     except BadInput as error:
-        raise BadInput(*(f"{where}: {problem.removeprefix('--set: ')}" for problem in error.problems)) from error
+        raise BadInput(*map(placed, error.problems)) from error
 
 
 def write_run_directory(directory: Path, sections: Sections) -> None:
@@ -130,7 +136,7 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
         if not path.exists() or read_json(path) != values:
             if path.exists():  # of a run that has not begun
                 size = f"{path.stat().st_size:,} bytes"
-                say(f"NOTE: {path}: replaced ({size}): the experiment now has other values")
+                say(note(f"{path}: replaced ({size}): the experiment now has other values"))
             with writing(path):
                 replace_file(path, json.dumps(values, indent=4) + "\n", durable=True)
 

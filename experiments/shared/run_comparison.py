@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, quoted, refusing, warning
 from common.json_files import read_json
 from experiments.shared.experiment_files import FIXED, counted
 from tokens.format.manifest import identity_of
@@ -78,7 +78,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
     names = ", ".join(missing[:NAMED_RUNS]) + (" and others" if len(missing) > NAMED_RUNS else "")
     verb = "has" if len(missing) == 1 else "have"
     runs = counted(len(missing), "run")
-    return recorded, [f"WARNING: {runs} {verb} no {RESOLVED}, so what was measured there is not known: {names}."]
+    return recorded, [str(warning(f"{runs} {verb} no {RESOLVED}, so what was measured there is not known: {names}."))]
 
 
 def check_same_tokens(runs: Sequence[RecordedRun]) -> None:
@@ -105,7 +105,7 @@ def describe_conditions(runs: Sequence[RecordedRun], intended: Collection[str] =
         values = {str(run.conditions[name]): run.directory.name for run in runs}
         if len(values) > 1:
             shown = ", ".join(f"{value} in {directory}" for value, directory in [*values.items()][:NAMED_RUNS])
-            yield f"WARNING: the runs differ in {name}: {shown}."
+            yield str(warning(f"the runs differ in {name}: {shown}."))
 
 
 def _different(one: RecordedRun, other: RecordedRun, name: str, before: Any, now: Any) -> BadInput:

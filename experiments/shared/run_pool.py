@@ -1,6 +1,5 @@
 """Pool of training jobs: an experiment's runs side by side, each resumed after any kill, under one budget."""
 
-import re
 import signal
 import sys
 import time
@@ -13,14 +12,16 @@ from typing import Any
 import attrs
 from tqdm import tqdm
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, printable
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from common.files import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
 from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
+from training.launch import SETTINGS_OF_EXPERIMENT, SETTINGS_VARIABLE
 from training.supervision.run_lock import lock_is_held
-from training.supervision.training_process import TrainingProcess
+from training.supervision.training_process import JobEnd, TrainingProcess
+from training.telemetry.budget import LIMITS
 from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier
 
@@ -186,34 +187,46 @@ class RunPool:
         until = target.step if target.step < target.last_step else None
         command = train_command(target.directory, self._options, until_step=until, hours=hours, code=target.code)
         self.account.beat()  # before it: a call after a kill counts this one
-        return TrainingProcess(target.directory, command, self._devices.environment(devices))
+        environment = self._devices.environment(devices) | {SETTINGS_VARIABLE: SETTINGS_OF_EXPERIMENT}
+        return TrainingProcess(target.directory, command, environment)
 
     def _judge(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
         """Take a job that has ended out of the list, and judge its end."""
-        if (status := job.process.status()) is None:
+        if (end := job.process.end()) is None:
             return
         self._jobs.remove(job)
         target, progress = job.target, read_progress(job.target.directory)
-        if target.end(progress) is not None and status in (EXIT_DONE, EXIT_DIVERGED):
+        over_budget = self._ended_over_budget(end, progress)
+        if target.end(progress) is not None and end.status in (EXIT_DONE, EXIT_DIVERGED):
             self._finish(target, progress, display)
-        elif status == EXIT_STOPPED or self._stopping:
-            limit = progress.stopped_by or ""
-            self._over_budget |= limit.startswith("--max") and self._signal is None and self._problem is None
+        elif end.status == EXIT_STOPPED or self._stopping:
+            self._over_budget |= over_budget and self._signal is None and self._problem is None
             if not self._stopping:
                 self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
         elif lock_is_held(target.directory):
             waiting.insert(0, target)
-        elif job.process.last_words().startswith("train.py: --max-hours"):
+        elif over_budget:
             self._over_budget = True
-        elif status == EXIT_DONE:
+        elif end.status == EXIT_DONE:
             self._problem = (
                 f"{target.name}: has no validation loss at step {target.step:,}: it was trained beyond by hand; move "
                 f"{target.directory} away to train it again"
             )
         else:
-            words = job.process.last_words().removeprefix("train.py: ")
-            words = re.sub(r"--set (\w+)=(\w+)", r'"set": {"train.\1": \2}', words)  # as the file has it
-            self._problem = f"{target.name}: training failed: {words}; its output: {job.process.log}"
+            self._problem = f"{target.name}: training failed: {end.problem}; its output: {job.process.log}"
+
+    def _ended_over_budget(self, end: JobEnd, progress: RunProgress) -> bool:
+        """Tell whether a job has ended because of the budget.
+
+        A train.py of an earlier version, which a trial may run, gives no reason. If such a job was stopped, its metrics
+        name the limit; if it has failed, what is left of the budget decides: it is refused if too little is.
+        """
+        if end.reason is not None:
+            return end.reason == "out-of-budget"
+        if end.status == EXIT_STOPPED:
+            return progress.stopped_by in LIMITS
+        left = self.account.seconds_left()
+        return end.status == EXIT_ERROR and left is not None and left < START_SECONDS + TABLE_SECONDS
 
     def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
         """Note that a target has ended, and how."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Problem
 from common.json_files import open_regular
 from common.quantities import dollars
 from experiments.shared.experiment_files import counted
@@ -110,7 +110,8 @@ class Target:
         """Return the target of a run, None: its end. Raises BadInput where it could not be trained."""
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
-            raise BadInput(run.train.located("patience: wanted null: runs of an experiment are compared at one step"))
+            cause = "runs of an experiment are compared at one step"
+            raise BadInput(run.train.located(Problem(key="patience", expected="null", cause=cause)))
         plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train))
         step = plan.steps if until_step is None else min(until_step, plan.steps)
         return cls(directory, plan.steps, step, plan.validation_sequences > 0)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import integer
-from common.errors import BadInput, either
+from common.errors import BadInput, Notice, either, note
 from common.quantities import dollars
 from training.command import WORLD_SIZE, Device
 from training.telemetry.budget import MOST_HOURS, USD, Budget
@@ -65,16 +65,16 @@ class PoolDevices:
         return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.gpus else {"OMP_NUM_THREADS": "1"}
 
 
-def describe_jobs(options: PoolOptions) -> list[str]:
+def describe_jobs(options: PoolOptions) -> list[str | Notice]:
     """Return how this machine would train the runs, for --dry-run: side by side, and within which limits."""
-    lines, budget = [], options.budget
+    lines, budget = list[str | Notice](), options.budget
     try:
         devices = PoolDevices.of(options)
         ranks = f"{devices.ranks} rank{'s' * (devices.ranks > 1)}"
         where = f"{len(devices.gpus)} GPU{'s' * (len(devices.gpus) > 1)}" if devices.gpus else "the CPU"
         lines.append(f"at most {devices.at_once} at a time, each with {ranks}, on {where} of this machine")
     except BadInput as error:
-        lines.append(f"NOTE: {error}")
+        lines.append(note(str(error)))
     limits = [] if budget.max_hours is None else [f"{budget.max_hours:g} hours"]
     limits += [] if budget.max_usd is None else [dollars(budget.max_usd)]
     if limits:

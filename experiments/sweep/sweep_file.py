@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, nearest, quoted
+from common.checks import unknown_key
+from common.errors import BadInput, quoted
 from evaluation.shared.significance import default_seeds
 from experiments.shared.experiment_files import BUCKET, FIXED, Changes, changed_run, read_experiment, read_seeds
 from experiments.sweep.measured_loss import SharedMeasure, read_measure
@@ -68,7 +69,7 @@ def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | N
     changes = {".".join(resolve_key(name)): value for name, value in values.items()}
     for key in changes:
         if key not in known:
-            raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
+            raise BadInput(unknown_key(key, known, f"{file}: {where}"))
         reason = REFUSED.get(key) or (NO_LEVER if key in (fixed or ()) else None)
         if reason is not None:
             raise BadInput(f"{file}: {where}: {key}: {reason}")

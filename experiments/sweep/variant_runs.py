@@ -13,7 +13,7 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.errors import BadInput, quoted
+from common.errors import BadInput, Notice, note, quoted
 from common.json_files import read_json
 from experiments.shared.experiment_files import (
     BUCKET,
@@ -237,7 +237,7 @@ def results_of(sweep: Sweep, runs: Sequence[VariantRun], final: Sequence[list[fl
 
 def describe_runs(
     sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None, device: str | None
-) -> list[str]:
+) -> list[str | Notice]:
     """Return the runs, their tokens, time and cost where known, and the difference that their number can find.
 
     `device`: that this machine would train on; None where it cannot be used.
@@ -254,12 +254,12 @@ def describe_runs(
     ]
 
 
-def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> list[str]:
+def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> list[Notice]:
     """Return a note on variants that this machine would not tell apart, as `check_variants` says it."""
     try:
         check_variants(sweep, runs, device)
     except BadInput as error:
-        return [f"NOTE: {error}"]
+        return [note(str(error))]
     return []
 
 

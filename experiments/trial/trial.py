@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted, say
+from common.errors import BadInput, quoted, say, warning
 from common.json_files import read_json
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
 from experiments.shared.training_jobs import ROOT
@@ -97,7 +97,8 @@ class Trial:
             notes.append(f"{', '.join(requirements)} differ: both sides ran with the packages that are installed.")
         if measures := [path for path in files if path.startswith(MEASURE)]:
             count = counted(len(measures), "file")
-            notes.append(f"WARNING: {count} that the loss is measured with differ: {', '.join(measures[:3])}.")
+            differ = f"{count} that the loss is measured with differ: {', '.join(measures[:3])}."
+            notes.append(str(warning(differ)))
         return notes
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from common.checks import ValueCheck, integer, number, one_of, optional, structured, text
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json_lines, utc_now
 from evaluation.shared.significance import ERROR
@@ -77,8 +77,8 @@ class TrialLog:
 def read_trials(folder: Path) -> TrialLog:
     """Return the log of a folder, with a note on damaged lines. Raises BadInput where it cannot be read."""
     found = read_json_lines(folder / TRIALS, partial(structured, kind=TrialLine, unknown_keys=True))
-    for note in found.notes():
-        say(f"{note}; each counts as a trial")
+    for notice in found.notes():
+        say(note(f"{notice.text}; each counts as a trial"))
     return TrialLog(found.records, len(found.damaged))
 
 

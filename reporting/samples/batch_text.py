@@ -70,7 +70,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     record, job, notes = read_resolved(run.directory)
     if record is None:
         absent = f"{run.directory / RESOLVED}: not there: the run has not begun; train it"
-        raise BadInput(*[note.removeprefix("NOTE: ") for note in notes] or [absent])
+        raise BadInput(*([notice.text for notice in notes] or [absent]))
     check_overrides(run, record, command.overrides)
     step, model = command.look or 0, record.model
     batch = read_batch(run, record, step, command.options.token_files)

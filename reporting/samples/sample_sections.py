@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
+from common.errors import Notice
 from common.web_page import HEAT_LEGEND, HEAT_NATS, render
 from reporting.run_history import run_names
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, record_samples, spaced
@@ -26,9 +27,9 @@ Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # with its label
 Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicted, or not finite
 
 
-def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str]]:
+def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str | Notice]]:
     """Return sections by title, and notes; first `record` what is missing. Raises BadInput for an unreadable log."""
-    notes = [note for run in runs for note in record_samples(run)] if record else []
+    notes: list[str | Notice] = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
     for name, run in zip(run_names(runs), runs, strict=True):
         found, lines = read_samples(run)

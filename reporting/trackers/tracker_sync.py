@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from common.checks import integer, structured
-from common.errors import BadInput, printable, say
+from common.errors import BadInput, note, printable, say
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
 from common.redaction import redacted_command
@@ -147,7 +147,7 @@ class TrackerSync:
             if self._state.is_file():
                 self._progress = structured(read_json(self._state), Progress)
         except (BadInput, ValueError) as error:
-            say(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}")
+            say(note(f"{self._state}: damaged, so the data is sent anew: {error}"))
 
     def advance(self) -> tuple[int, int]:
         """Send new rows; return how many, and the total. Raises NotBegun without metrics, BadInput for the tracker."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from common.errors import BadInput, refusing, say
+from common.errors import BadInput, note, refusing, say
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
@@ -39,7 +39,7 @@ class WandbRun(Store):
             has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # without asking for one
         self._offline = not has_key
         if self._offline:
-            say(f"NOTE: no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it")
+            say(note(f"no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"))
 
     @property
     def grows(self) -> bool:
@@ -106,7 +106,7 @@ class WandbRun(Store):
             try:
                 return int(api.run(f"{self._run.project}/{self._id}").lastHistoryStep)
             except Exception as error:
-                if "could not find run" in str(error).lower():
+                if _is_unknown_run(error):
                     return -1
                 raise
 
@@ -139,3 +139,8 @@ class WandbRun(Store):
                 )
             WandbRun._count_open += 1
         return self._open
+
+
+def _is_unknown_run(error: Exception) -> bool:
+    """Tell whether the server has no run of this name. W&B's error has no field that says so, only its words do."""
+    return "could not find run" in str(error).lower()

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import attrs
 import pytest
 
-from common.arguments import ScriptTexts, UsageError, arguments_of, option, option_names, options_of, parse
+from common.arguments import ScriptTexts, arguments_of, option, option_names, options_of, parse
 from common.checks import integer
-from common.errors import EXIT_USAGE
+from common.errors import EXIT_USAGE, UsageError
+from common.installation import exit_status
 from common.option_rules import given_options, repeated_problem
 from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
 from experiments.command import LadderCommand, SweepCommand, TrialCommand
@@ -43,9 +44,7 @@ def parsed(*words: str) -> Example:
 
 def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: Any = Example) -> str:
     """Return the one line about a wrong command line."""
-    with pytest.raises(SystemExit) as ended:
-        parse("example.py", commands, words)
-    assert ended.value.code == EXIT_USAGE
+    assert exit_status("example.py", lambda: parse("example.py", commands, words)) == EXIT_USAGE
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
     assert shown.out == "" and line.isprintable()
@@ -155,11 +154,10 @@ def parsed_by(script: str, words: Sequence[str]) -> Any:
 
 def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line about a wrong command line of one of our scripts, in our words."""
-    with pytest.raises(SystemExit) as ended:
-        parsed_by(script, words)
+    status = exit_status(script, lambda: parsed_by(script, words))
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
-    assert (ended.value.code, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
+    assert (status, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
     assert line.endswith("; see --help") and not any(text in line for text in OF_LIBRARIES), line
     return line
 

@@ -138,7 +138,7 @@ def test_a_file_system_without_locks_costs_a_note(
     with path.open("w") as file:
         lock(file, path, "taken")
     name = str(path).replace("\n", "\\n")
-    assert capsys.readouterr().out.startswith(f"NOTE: {name}: cannot be locked ([Errno {errno.ENOLCK}] No locks")
+    assert capsys.readouterr().err.startswith(f"NOTE: {name}: cannot be locked ([Errno {errno.ENOLCK}] No locks")
 
 
 def test_a_pipe_or_device_in_the_place_of_a_lock_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def main():
     print("\\udc80" + "x" * 10**5)
     print("work is done", file=sys.stderr)
     return 0
-sys.exit(installation.exit_status(main))
+sys.exit(installation.exit_status("script.py", main))
 """
 INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
 

@@ -247,11 +247,12 @@ def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_le
 
 def test_a_dry_run_writes_nothing_and_says_what_it_would_train(make_sweep: MakeSweep, make_ladder: MakeLadder) -> None:
     file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
-    shown = done(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
+    dry = run(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
+    shown = dry.stdout
     assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before 5 hours, earlier" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
     assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find one of 3" in shown
-    assert "WARNING: " in shown and "/nope is no directory here" in shown
+    assert "WARNING: " in dry.stderr and "/nope is no directory here" in dry.stderr
     refused = run(file)
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
     assert "/nope is no directory here; prepare it with" in refused.stderr and "--token-files" not in refused.stderr

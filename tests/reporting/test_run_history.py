@@ -77,9 +77,13 @@ def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
-    assert history.notes == [f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"]
+    assert [str(note) for note in history.notes] == [
+        f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
+    ]
     job = take_run_lock(run)
-    assert job.file is not None and "damaged: 3 lines" in read_history(run).notes[0]  # the last one is being written
+    assert (
+        job.file is not None and "damaged: 3 lines" in read_history(run).notes[0].text
+    )  # the last one is being written
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])
@@ -106,7 +110,7 @@ def test_a_damaged_record_is_left_out_and_a_note_names_it(tmp_path: Path, damage
         (run / "resolved.json").write_text("{")
     history = read_history(run)
     [note] = history.notes
-    assert note.startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out: ")
+    assert str(note).startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out: ")
     assert history.record is None and len(report_page([run], [history], {})) > 10_000
     assert differing_settings([history, history]) == []
     record_samples(run)

@@ -1,14 +1,20 @@
 """Command lines of train.py and find_batch_size.py."""
 
+import errno
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.arguments import parse
-from common.errors import EXIT_USAGE
-from training.command import FindCommand, TrainCommand
+from common.errors import REASONS, BadInput, Diverged, UsageError
+from common.files import write_error
+from tests.conftest import MakeRun
+from training.command import FindCommand, TrainCommand, describe_error
+from training.config.train_config import load_run
 from training.telemetry.budget import Budget
 
 
@@ -106,12 +112,10 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted an integer of at least 1"),
     ],
 )
-def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
     find = "--predict" in words or words[0] == "--device"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
         find_parsed("r", *words) if find else parsed("r", *words)
-    [line] = capsys.readouterr().err.splitlines()
-    assert ended.value.code == EXIT_USAGE and f".py: {said}" in line
 
 
 INSTEAD: dict[str, list[str]] = {
@@ -121,23 +125,43 @@ INSTEAD: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.combinations(INSTEAD, 2)])
-def test_options_that_exclude_each_other_are_refused(
-    capsys: pytest.CaptureFixture[str], first: str, second: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
+def test_options_that_exclude_each_other_are_refused(first: str, second: str) -> None:
+    with pytest.raises(UsageError, match=r"^--\S+ and --\S+ exclude each other") as raised:
         parse("train.py", TrainCommand, ["runs/x", first, *INSTEAD[first], second, *INSTEAD[second]])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert first in said and second in said and "exclude each other" in said
+    assert first in str(raised.value) and second in str(raised.value)
 
 
-def test_keys_go_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_keys_go_alone() -> None:
+    with pytest.raises(UsageError, match="--keys goes alone"):
         parse("train.py", TrainCommand, ["runs/x", "--keys"])
-    assert "--keys goes alone" in capsys.readouterr().err
 
 
-def test_a_prediction_takes_no_device(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_a_prediction_takes_no_device() -> None:
+    with pytest.raises(UsageError, match="--device goes with a search, not with --predict"):
         parse("find_batch_size.py", FindCommand, ["runs/x", "--predict", "a100-40gb", "--device", "cpu"])
-    assert "--device goes with a search, not with --predict" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "has_line"),
+    [
+        (BadInput("no"), "user-error", True),
+        (BadInput("no", reason="out-of-budget"), "out-of-budget", True),
+        (write_error("x", OSError(errno.ENOSPC, "full")), "disk-full", True),
+        (write_error("x", OSError(errno.EACCES, "no")), "user-error", True),
+        (Diverged("step 3"), "non-finite", True),
+        (MemoryError(), "out-of-memory", True),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out-of-memory", True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out-of-memory", True),
+        (OSError(errno.EDQUOT, "quota", "file"), "disk-full", True),
+        (FileNotFoundError(errno.ENOENT, "none", "file"), "user-error", True),
+        (ConnectionError("reset"), "crash", False),
+        (KeyError("--max-hours"), "crash", False),
+        (RuntimeError("disk full"), "crash", False),
+    ],
+)
+def test_every_error_has_a_reason_and_the_users_have_a_line(
+    make_run: MakeRun, error: Exception, reason: str, *, has_line: bool
+) -> None:
+    told, line = describe_error(error, load_run(make_run(), ()))
+    assert told == reason and told in REASONS and (line is not None) is has_line
+    assert describe_error(error, None)[0] == reason  # before the run is read

@@ -10,6 +10,7 @@ from tests.conftest import MakeRun, metrics, train
 from training.checkpoints.saved_state import verify
 from training.guard import Guard
 from training.parallel.process_group import Ranks
+from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -59,6 +60,8 @@ def test_what_is_not_finite_is_named_and_never_applied(
     assert done.stderr.count("is not finite") == min(ranks, 2)  # the second in torchrun's table
     assert list(metrics(run, "train_loss")) == [1, 2]
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "diverged"
+    ended = read_exit(run)
+    assert ended is not None and (ended.status, ended.reason) == (3, "non-finite")
     [checkpoint] = (run / "checkpoints").glob("step-*")
     assert checkpoint.name == "step-00000002" and verify(checkpoint) is None
     assert train(run).returncode == 0  # goes on from there

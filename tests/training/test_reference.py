@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
+from common.errors import Notice
 from evaluation.shared.significance import prediction_band
 from tests.reporting.written_runs import step, write_resolved, write_run
 from training.checkpoints.run_record import RunRecord, read_record
@@ -64,7 +65,7 @@ def test_of_1000_normal_runs_at_most_5_of_100_leave_the_band() -> None:
 
 
 def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged(tmp_path: Path) -> None:
-    (run, record), curve, said = referred(tmp_path / "run"), loss(np.arange(1, STEPS + 1)), list[str]()
+    (run, record), curve, said = referred(tmp_path / "run"), loss(np.arange(1, STEPS + 1)), list[str | Notice]()
     curve.values[100:200] += 1.0
     curve.values[300:] -= 1.0
     records = [step(int(at), value) for at, value in zip(curve.steps, curve.values, strict=True)]
@@ -108,11 +109,12 @@ def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged
 )
 def test_a_damaged_reference_is_one_note(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:
     run, record = referred(tmp_path / "run", **changed)
-    said = list[str]()
+    said = list[str | Notice]()
     log = ComparedLog(run, said.append, record)
     for at in (1, 200, STEPS):
         log.write(step(at, 2.0))
     log.close()
     [line] = said
-    assert line == compare(run, record, {}) and problem in line
+    assert line == compare(run, record, {}).line and problem in str(line)
+    line = str(line)
     assert line.startswith(f"NOTE: {run / 'reference.json'}: the loss is not compared: ") and line.count(str(run)) == 1

@@ -103,8 +103,8 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     text = "changed at step 3: learning_rate 0.01 -> 0.001, weight_decay 0.1 -> 0.5"
     for until in ("3", "4", "8"):  # the first has nothing to do
         done = complete(run, *changed, "--max-steps", until)
-        assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until == "4")
-        assert (f"NOTE: {text}; no step is left to train with it: not recorded" in done.stdout) is (until == "3")
+        assert (f"NOTE: {text}; all records of the run tell so" in done.stderr) is (until == "4")
+        assert (f"NOTE: {text}; no step is left to train with it: not recorded" in done.stderr) is (until == "3")
     changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
     assert changes == [(3, "learning_rate", 0.01, 0.001), (3, "weight_decay", 0.1, 0.5)]
     history = read_history(run)
@@ -121,7 +121,7 @@ def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeR
     complete(run, "--max-steps", "4")
     assert json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["best_step"] == 2
     done = complete(run, "--set", "start_val_token=64", "--max-steps", "6")
-    assert "NOTE: other validation windows than before: the best checkpoint is found anew" in done.stdout
+    assert "NOTE: other validation windows than before: the best checkpoint is found anew" in done.stderr
     losses = metrics(run, "validation_loss")  # the newest line of a step counts
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     best = min((4, 6), key=losses.__getitem__)

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from common.errors import BadInput
+from common.errors import BadInput, warning
 from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 from training.checkpoints.writer import CheckpointWriter
 from training.saving import Saving
@@ -25,9 +25,9 @@ def saving_of(problem: str | None = None) -> tuple[Saving, Any, Any, Any]:
     writer.uploader.ended.return_value, writer.directory = [], None
     writer.stage.side_effect = lambda: SimpleNamespace(position=state.position)
 
-    def write(_: object) -> tuple[bool, str | None]:
+    def write(_: object) -> tuple[bool, BadInput | None]:
         assert writer.may_end.wait(60)
-        return problem is None, problem
+        return problem is None, None if problem is None else BadInput(problem, reason="disk-full")
 
     writer.write.side_effect = write
     reporter.ledger = TimeLedger(time.perf_counter())
@@ -72,12 +72,15 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     saving.settle()
     assert (state.position.best_step, state.position.best_validation_loss) == (2, 5.0)
     assert events(reporter) == [(4, "checkpoint-failed")]
-    warning = "WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
-    reporter.say.assert_called_once_with(warning)
+    line = "step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
+    reporter.say.assert_called_once_with(warning(line))
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
-    with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
+    with pytest.raises(
+        BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"
+    ) as lost:
         saving.settle(required=True)
+    assert lost.value.reason == "disk-full"
 
 
 def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
@@ -87,5 +90,5 @@ def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
     saving.poll()
     saving.poll()
     assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
-    warning = "WARNING: step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
-    reporter.say.assert_called_once_with(warning)
+    line = "step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
+    reporter.say.assert_called_once_with(warning(line))

@@ -121,11 +121,11 @@ def test_a_difference_on_one_rank_is_known_to_all_and_the_run_goes_on(
 def test_what_is_said_of_a_failure_names_a_way_out() -> None:
     numerics = Numerics(determinism="run", precision="bf16", compiled=True)
     outcome = SelfTest(held=False, differing=["a.weight", "b.weight"], tensors=148)
-    line = describe(outcome, numerics)
+    line = str(describe(outcome, numerics))
     assert line.startswith("WARNING: self-test: ")
     assert "(first: a.weight; 2 of 148 tensors): determinism run does not hold here" in line
     assert "try --set compile=false; --set determinism=off" in line
-    assert "compile" not in describe(outcome, attrs.evolve(numerics, compiled=False))
+    assert "compile" not in str(describe(outcome, attrs.evolve(numerics, compiled=False)))
 
 
 def test_exact_levels_choose_no_attention_that_cannot_repeat(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

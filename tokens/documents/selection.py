@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Notice, note
 from tokens.documents.inputs import RECORD_SUFFIXES, SUFFIXES, TEXT_SUFFIXES
 
 TRAIN = "train"
@@ -47,33 +47,29 @@ class Selection:
     def leave_out(self, kind: str, name: str) -> None:
         self.left_out.setdefault(kind, []).append(name)
 
-    def notes(self, where: str, shown: Callable[[str], str] = str) -> list[str]:
-        """Return a line for each kind of file that is left out, and one where records and texts are mixed.
+    def notes(self, where: str, shown: Callable[[str], str] = str) -> list[Notice]:
+        """Return a note for each kind of file that is left out, and one where records and texts are mixed.
 
         `shown`: gives the full name of a file.
         """
-        lines = [
-            f"NOTE: {where}: {kind} are left out: {first(map(shown, names))}" for kind, names in self.left_out.items()
+        notices = [
+            note(f"{where}: {kind} are left out: {first(map(shown, names))}") for kind, names in self.left_out.items()
         ]
         records = [name for name in self.documents if name.endswith(RECORD_SUFFIXES)]
         if 0 < len(records) < len(self.documents):
             texts = [name for name in self.documents if not name.endswith(RECORD_SUFFIXES)]
             kinds = f"{len(records):,} with records and {len(texts):,} with text ({first(map(shown, texts))})"
-            lines.append(f"NOTE: {where}: holds files of several kinds, and all are read: {kinds}")
+            notices.append(note(f"{where}: holds files of several kinds, and all are read: {kinds}"))
         splits = by_split(records)
         if splits.keys() == {TRAIN, None}:
             named, unnamed = (first(map(shown, splits[split])) for split in (TRAIN, None))
-            lines.append(
-                f"NOTE: {where}: files that name no split are read next to those of train: {unnamed} (train: {named}); "
-                "if they are held out, name the files of train alone"
-            )
+            beside = f"files that name no split are read next to those of train: {unnamed} (train: {named})"
+            notices.append(note(f"{where}: {beside}; if they are held out, name the files of train alone"))
         if copies := _same_stems(records):
             names = [first(map(shown, one)) for one in copies]
-            lines.append(
-                f"NOTE: {where}: files of one name in several formats are all read: {first(names)}; "
-                "if they hold the same records, name one of them"
-            )
-        return lines
+            read = f"files of one name in several formats are all read: {first(names)}"
+            notices.append(note(f"{where}: {read}; if they hold the same records, name one of them"))
+        return notices
 
 
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:

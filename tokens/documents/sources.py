@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say, show
 from common.files import by_number
 from common.hub_client import (
     CARD,
@@ -91,11 +91,11 @@ def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[S
     counts = Counter(path if REMOTE in path else os.path.realpath(path) for path in paths)
     twice = [path for path, count in counts.items() if count > 1]
     if twice:
-        say(f"NOTE: named twice, so prepared twice: {first(twice)}")
+        say(note(f"named twice, so prepared twice: {first(twice)}"))
     if STANDARD_LIBRARY not in names:  # which has modules of any name
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
-            say(f"NOTE: the sources hold several splits, and all are read: {counted(splits)}")
+            say(note(f"the sources hold several splits, and all are read: {counted(splits)}"))
     return sources
 
 
@@ -151,8 +151,7 @@ def _local_files(name: str) -> list[Input]:
         if all(one.endswith(SUFFIXES) for one in names):
             refuse_several_splits(name, str(top), names)
         found = Selection(names)
-    for note in found.notes(name, lambda one: str(top / one)):
-        say(note)
+    show(found.notes(name, lambda one: str(top / one)))
     if not found.documents:
         raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
     return [look_up(str((top / one).absolute())) for one in found.documents]
@@ -227,8 +226,7 @@ def _remote_files(name: str) -> list[Input]:
         for folder in tokens:
             urls[folder.removeprefix(top)] = folder
             chosen.leave_out(OTHER_KINDS, folder.removeprefix(top))
-    for note in chosen.notes(name, lambda one: urls[one]):
-        say(note)
+    show(chosen.notes(name, lambda one: urls[one]))
     if not chosen.documents:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
     return [remote_input(found[urls[one]]) for one in chosen.documents]
@@ -253,7 +251,7 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     if files:
         others = ", ".join(f"{len(found):,} of {split}" for split, found in files.items())
-        say(f"NOTE: {name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}")
+        say(note(f"{name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}"))
     return inputs
 
 

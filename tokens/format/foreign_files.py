@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import numpy.lib.format as npy
 
-from common.errors import QUOTED_CHARACTERS, BadInput
+from common.errors import QUOTED_CHARACTERS, BadInput, Notice, note
 from common.files import by_number
 from common.json_files import open_regular
 from tokens.format.header import TokenFile, readable_tokens
@@ -84,7 +84,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     return {split: [file.name for file in files] for split, files in by_split.items()}
 
 
-def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[str]:
+def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[Notice]:
     """Return a note if the first shards of a split are not in its folder, or if that looks so by their numbers.
 
     Numbers begin at 0 or 1, or after those of another split: llm.c's first shard is to validate on. A folder may hold
@@ -98,10 +98,8 @@ def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list
     if any(other.number == parsed.number - 1 and other.token_set == parsed.token_set for other in others):
         return []
     before = parsed.renumbered(parsed.number - 1)
-    return [
-        f"NOTE: {directory}: its {parsed.split} shards begin with {parsed.name}, and are read without the ones "
-        f"before it, such as {before}, which are not here; download those to read the whole stream"
-    ]
+    without = f"the ones before it, such as {before}, which are not here; download those to read the whole stream"
+    return [note(f"{directory}: its {parsed.split} shards begin with {parsed.name}, and are read without {without}")]
 
 
 def read_foreign_header(path: Path) -> TokenFile:

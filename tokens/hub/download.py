@@ -11,7 +11,7 @@ import attrs
 
 from common.bucket import Bucket, StoredObject
 from common.checks import integer
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import HUB, download_snapshot
 from common.json_files import read_json
@@ -40,8 +40,10 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     if is_complete(directory, train_tokens):
         if not (directory / RECEIPT).is_file():
             say(
-                f"NOTE: dataset {dataset}: reads the token files in {directory}, which were not downloaded from the "
-                "hub by this program; move that folder away to download the dataset"
+                note(
+                    f"dataset {dataset}: reads the token files in {directory}, which were not downloaded from the "
+                    "hub by this program; move that folder away to download the dataset"
+                )
             )
         return
     commit = _read_receipt(directory).get("commit")

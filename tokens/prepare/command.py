@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 import attrs
 
-from common.arguments import UsageError, option
+from common.arguments import option
 from common.checks import integer, number
+from common.errors import UsageError
 from common.files import is_bucket
 from common.option_rules import OptionRules
 from common.remote_files import REMOTE

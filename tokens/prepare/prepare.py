@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, quoted, say
+from common.errors import BadInput, note, quoted, say
 from common.files import is_folder, open_locked, replace_file, writing
 from tokens.documents.inputs import Input
 from tokens.documents.reader import Reader
@@ -156,11 +156,11 @@ def _write(
     if manifest.split is not None and manifest.split.from_tail:
         held_out = " or ".join(manifest.split.from_tail)
         what = "no document's hash, or those of too few documents, fell to"
-        say(f"NOTE: {what} {held_out}: the last ones are held out, and copies may be in train")
+        say(note(f"{what} {held_out}: the last ones are held out, and copies may be in train"))
     if manifest.split is not None and manifest.split.shortened:
         held_out = " or ".join(manifest.split.shortened)
         what = "the hashes of too many documents fell to"
-        say(f"NOTE: {what} {held_out}: the last ones of these are at the end of train, and copies may be in both")
+        say(note(f"{what} {held_out}: the last ones of these are at the end of train, and copies may be in both"))
     return manifest
 
 
@@ -181,7 +181,7 @@ def _compute(
         for results in in_order(executor, job, _tasks(plan, inputs, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
+                say(note("encoding with tiktoken: fastokens, several times faster, is not installed, or differs"))
             lost = [result for result in results if result.lost_documents or result.lost_bytes]
             if lost and command.on_bad_document == "fail":
                 example = next(iter(lost[0].examples.values()))[0]
@@ -220,7 +220,7 @@ def _refuse_other_tokens(directory: Path) -> None:
     for path in partial_files(directory):
         size = path.lstat().st_size
         path.unlink()
-        say(f"NOTE: {path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})")
+        say(note(f"{path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})"))
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:

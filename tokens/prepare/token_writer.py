@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say
 from common.files import replace_file, sync
 from tokens.format.header import read_header
 from tokens.format.manifest import (
@@ -64,7 +64,7 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
             if settings.split != TAIL:
                 raise
         splits = " and ".join(settings.held_out)
-        say(f"NOTE: whole documents would miss the share asked for, so {splits} may begin or end inside a document")
+        say(note(f"whole documents would miss the share asked for, so {splits} may begin or end inside a document"))
     return _cut_by_tokens(train, settings, totals)
 
 

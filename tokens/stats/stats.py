@@ -3,6 +3,7 @@
 import itertools
 from array import array
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open
 from tokens.format.token_file import TokenStream
 from tokens.stats.contamination import contamination, likeness
 from tokens.tokenizer.known import recognized
-from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
+from tokens.tokenizer.loading import CACHE_ADVICE, load_tokenizer, recorded_tokenizer
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19
@@ -127,9 +128,12 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
         own = recorded_tokenizer(record, directory)
         if recognized(own.coder.ranks) == "gpt2":
             return []
-        gpt2 = load_tokenizer("gpt2")
     except BadInput as error:
-        problem = str(error).replace("pass a local ranks file (--tokenizer FILE.tiktoken) or ", "")
+        return [f"  beside GPT-2         not compared: {error}"]
+    try:
+        gpt2 = load_tokenizer("gpt2")
+    except BadInput as error:  # this command has no --tokenizer
+        problem = replace(error.problems[0], advice=CACHE_ADVICE)
         return [f"  beside GPT-2         not compared: {problem}"]
     text_bytes = tokens = gpt2_tokens = 0
     count = min(SAMPLE_BLOCK_TOKENS, stream.length)

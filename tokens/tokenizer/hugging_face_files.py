@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import BadInput, quoted, refusing, say
+from common.errors import BadInput, note, quoted, refusing, say
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
 from tokens.tokenizer.known import GPT2, PATTERNS, recognized
@@ -174,7 +174,7 @@ def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
             try:
                 others = read_ranks(path)
             except BadInput:  # SentencePiece's, for one
-                say(f"NOTE: {path}: is not read; the tokenizer is that of {TOKENIZER}")
+                say(note(f"{path}: is not read; the tokenizer is that of {TOKENIZER}"))
                 continue
             if others != words:
                 raise BadInput(f"{path}: has other ranks; {advice}")

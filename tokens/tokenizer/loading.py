@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, either, in_brackets
+from common.errors import BadInput, Problem, either, in_brackets
 from common.files import sha256
 from common.json_files import parse_json, read_regular
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord, identity_of
@@ -31,6 +31,7 @@ RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
 SUFFIXES = (".pkl", ".json")  # of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # beside nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # instructions of a pickle
+CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
 CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
 
 
@@ -192,8 +193,8 @@ def _load_known(name: str) -> Tokenizer:
         encoding = tiktoken.get_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
-        advice = "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
-        raise BadInput(f"tokenizer {name}: {problem}; {advice}") from error
+        advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
+        raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error
     return _of_known(name, known, BytePairCoder(encoding, known.pattern))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import numpy as np
 
-from common.errors import BadInput, refusing
+from common.errors import BadInput, Notice, note, refusing
 from tokens.tokenizer.known import GPT2
 from tokens.tokenizer.ranks import library_values
 
@@ -187,13 +187,13 @@ class Tokenizer:
         return self.coder.structure if isinstance(self.coder, LibraryCoder) else None
 
     @property
-    def surrounding_note(self) -> str | None:
+    def surrounding_note(self) -> Notice | None:
         """A note for the user on `surrounding_tokens`; None if there are none."""
         if not self.surrounding_tokens:
             return None
         names = " and ".join(self.surrounding_tokens)
-        return (
-            f"NOTE: tokenizer {self.name}: its tokenizer.json also puts {names} around each text; Lockstep does not, "
+        return note(
+            f"tokenizer {self.name}: its tokenizer.json also puts {names} around each text; Lockstep does not, "
             f"and ends each document with {self.end_of_text}"
         )
 

@@ -14,7 +14,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from common.errors import BadInput, printable
+from common.errors import BadInput, note, printable, say
 from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
 from common.quantities import readable_bytes
@@ -68,7 +68,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; {remedies}"
             )
         if device == "cpu":
-            print("NOTE: a CPU's memory is not measured, so this is the largest size that ran, not a limit")
+            say(note("a CPU's memory is not measured, so this is the largest size that ran, not a limit"))
         print("" if all_known else "time was up: a larger one may fit\n", end="")
         print(_summary(run, prober.world_size, size), flush=True)
         if write:

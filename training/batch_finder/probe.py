@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import attrs
 import torch
@@ -43,6 +43,9 @@ PROBE_SECONDS = 300.0  # a longer probe hangs, or the machine is slow: compilati
 STORE_POLL_SECONDS = 0.05
 
 
+Outcome = Literal["fits", "memory", "late", "error"]
+
+
 @attrs.frozen(kw_only=True)
 class Report:
     """Memory of one rank in a probe, in bytes; 0 on a CPU, where it is not measured."""
@@ -56,7 +59,7 @@ class Report:
 class Verdict:
     """Outcome of a probe, one for all ranks: the first that was proposed."""
 
-    outcome: str  # "fits", "memory", "late" or "error"
+    outcome: Outcome
     reason: str  # begins with the rank that failed
 
 
@@ -214,7 +217,7 @@ def _report_error(store: Any, error: Exception) -> None:
     _vote(store, "memory" if memory else "error", f"rank {environment_rank()}: {reason}")
 
 
-def _vote(store: Any, outcome: str, reason: str = "") -> None:
+def _vote(store: Any, outcome: Outcome, reason: str = "") -> None:
     """Propose a verdict; the first one counts, for all ranks."""
     store.compare_set("verdict", "", json.dumps({"outcome": outcome, "reason": reason}))
 

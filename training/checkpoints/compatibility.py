@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Notice, note
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 from training.config.optimization import make_schedule
 from training.config.train_config import recipe
@@ -24,7 +24,7 @@ RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")  # to share
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # of the validation stream
 
 
-def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Path) -> list[str]:
+def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Path) -> list[Notice]:
     """Return the changes since the checkpoint, a line each. Raises BadInput for one that makes it unusable."""
     if before.shares != now.shares:
         raise BadInput(
@@ -42,7 +42,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         if problem := _other_tokens(*stream, checkpoint):
             advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
             raise BadInput(f"{problem}; {advice}")
-    lines = []
+    notices = []
     for file, key, was, value in _changed_keys(before, now):
         where = f"{run_directory / file}: {key}"
         if (file == "model.json" and key != "drop_rate") or key in _KEPT_KEYS:
@@ -50,8 +50,8 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
                 f"{where}: got {json.dumps(value)}, but {checkpoint} was made with {json.dumps(was)}; set it back to "
                 "resume, or start anew with --resume never (a --set of this key counts instead of the file)"
             )
-        lines.append(f"NOTE: {where} was {json.dumps(was)} at {checkpoint.name} and is {json.dumps(value)} now")
-    return lines
+        notices.append(note(f"{where} was {json.dumps(was)} at {checkpoint.name} and is {json.dumps(value)} now"))
+    return notices
 
 
 def changed_settings(before: RunRecord, now: RunRecord, step: int) -> list[SettingChange]:

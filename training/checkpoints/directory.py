@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from common.errors import BadInput, say
+from common.errors import BadInput, note, say
 from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
 
@@ -159,7 +159,7 @@ def point(link: Path, name: str | None) -> None:
     remove(partial)
     if link.exists() and link_target(link) is None:
         moved = archive(link.parent, [link.name])
-        say(f"NOTE: {link} is no link; it is now {moved / link.name}")
+        say(note(f"{link} is no link; it is now {moved / link.name}"))
     if name is None:
         link.unlink(missing_ok=True)
         return

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import BadInput, say
+from common.errors import BadInput, say, warning
 from common.files import is_folder
 from training.checkpoints.directory import (
     LINKS,
@@ -116,7 +116,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
             if STEP_NAME.fullmatch(target) and target > checkpoint.name and not is_folder(directory / target):
                 problems.insert(0, f"{directory / 'latest'}: refers to {target}, which does not exist")
             for line in problems:
-                say(f"WARNING: {line}; falling back to {checkpoint.name}")
+                say(warning(f"{line}; falling back to {checkpoint.name}"))
             return checkpoint
         problems.append(problem)
     if problems:
@@ -158,7 +158,7 @@ def find_before(directory: Path, step: int) -> Path | None:
     for checkpoint in [checkpoints[saved] for saved in reversed(checkpoints) if saved < step]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        say(f"WARNING: {problem}; falling back to an earlier one, or the start")
+        say(warning(f"{problem}; falling back to an earlier one, or the start"))
     return None
 
 

@@ -27,6 +27,7 @@ from training.checkpoints.directory import (
 )
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
+from training.launch import setting
 
 if TYPE_CHECKING:
     from common.bucket import Bucket
@@ -115,6 +116,6 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
         least_bytes=least,
         total_bytes=max(0, count * size - there - leftovers),
-        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
+        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",
         in_place=True,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from common.errors import BadInput
+from common.errors import BadInput, Reason, reason_of_system_error
 from common.files import write_problem
 from training.checkpoints.atomic_commit import create_partial, publish, write_state_and_manifest
 from training.checkpoints.directory import name_of
@@ -45,8 +45,8 @@ class CheckpointWriter:
             config=self._config,
         )
 
-    def write(self, state: SavedState) -> tuple[bool, str | None]:
-        """Write the staged state; return whether it is durable under its name, and a problem, one line.
+    def write(self, state: SavedState) -> tuple[bool, BadInput | None]:
+        """Write the staged state; return whether it is durable under its name, and a problem.
 
         Of a durable one: links or deletions that failed. Raises what broke the group.
         """
@@ -63,13 +63,13 @@ class CheckpointWriter:
         except BadInput as error:
             if self._leads:
                 discard(path)
-            return False, str(error)
+            return False, error
         problem = None
         try:
             best, keep = state.position.best_step, self._config.train.checkpoints.keep_checkpoints
             self._all(lambda: prune_disk(self.directory, state.position.step, best, keep), only=self._leads)
         except BadInput as error:  # a resume needs neither the links nor the deletions
-            problem = str(error)
+            problem = error
         self.newest = path
         if self.uploader is not None:
             self.uploader.offer(path)
@@ -79,12 +79,14 @@ class CheckpointWriter:
         """Do a part of a save; return each rank's value. A failure of any rank is raised on all, as BadInput."""
 
         def guarded() -> Value:
+            reason: Reason
             try:
                 return work()
             except Exception as error:  # a rank that is gone breaks the group's next collective, too
-                problem = f"{type(error).__name__}: {error}"
+                problem, reason = f"{type(error).__name__}: {error}", "crash"
                 if isinstance(error, OSError):
                     problem = write_problem(error.filename or self.directory, error)
-                raise BadInput(f"rank {self._shard.ranks.rank}: {problem}") from error
+                    reason = reason_of_system_error(error)
+                raise BadInput(f"rank {self._shard.ranks.rank}: {problem}", reason=reason) from error
 
         return together(self._shard.ranks, guarded, only=only, group=self._group)

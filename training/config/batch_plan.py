@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Problem
 from model.config import ModelConfig
 from model.counts import flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
@@ -103,34 +103,37 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     batch, size = train.batch.global_batch_size, train.batch.microbatch_size
     wanted, tensor_size = train.batch.gradient_accumulation_steps, train.execution.tensor_parallel
     if world_size % tensor_size:
-        problem = f"tensor_parallel: got {tensor_size}, wanted a divisor of world size {world_size}"
-        raise BadInput(train.located(problem))
+        expected = f"a divisor of world size {world_size}"
+        raise BadInput(train.located(Problem(key="tensor_parallel", found=str(tensor_size), expected=expected)))
     ranks = world_size // tensor_size
     microbatches = (wanted or 1) * ranks if batch is None else batch // size
     layout = Layout(
         context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
     )
+    keys: dict[str, Any] = {"key": "global_batch_size", "other_keys": ("microbatch_size",)}
     division = f"global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
     if microbatches < ranks:
         smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
-        problem = f"{division}{world_size} exceeds; start {microbatches * tensor_size} ranks at most{advice}"
-        raise BadInput(train.located(problem, "microbatch_size"))
+        advice = f"start {microbatches * tensor_size} ranks at most{advice}"
+        raise BadInput(train.located(Problem(text=f"{division}{world_size} exceeds", advice=advice, **keys)))
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * each for each in microbatch_sizes(microbatches, 1)]
         near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        raise BadInput(
-            train.located(
-                f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world "
-                f"size that does, the nearest: {', '.join(map(str, near))}",
-                "microbatch_size",
-            )
-        )
+        problem = f"{division}{world_size} does not divide, as determinism run wants"
+        advice = f"set it to elastic, or use a world size that does, the nearest: {', '.join(map(str, near))}"
+        keys["other_keys"] += ("determinism",)
+        raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if batch is not None and wanted not in (None, layout.accumulation):
+        key, makes = "gradient_accumulation_steps", f"global_batch_size {batch} makes it {layout.accumulation}"
         raise BadInput(
             train.located(
-                f"gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
-                f"{layout.accumulation} on world size {world_size}; leave it out: it is derived"
+                Problem(
+                    key=key,
+                    text=f"{key}: got {wanted}, but {makes} on world size {world_size}",
+                    advice="leave it out: it is derived",
+                    other_keys=("global_batch_size",),
+                )
             )
         )
     return layout
@@ -221,25 +224,30 @@ def _count_steps(
     else:
         [(dataset, tokens)], [available] = lengths.items(), windows.values()
         if available is None:
+            needs = f"so the number of steps needs all token files of {dataset}"
             raise BadInput(
                 train.located(
-                    f"min_train_tokens is null (all tokens), so the number of steps needs all token files of "
-                    f"{dataset}; prepare or download them, pass --token-files DIR or set min_train_tokens"
+                    Problem(
+                        key="min_train_tokens",
+                        text=f"min_train_tokens is null (all tokens), {needs}",
+                        advice="prepare or download them, pass --token-files DIR or set min_train_tokens",
+                    )
                 )
             )
         steps = available * data.max_epochs // layout.global_batch_size
         if steps == 0:
+            least = f"at least {data.start_train_token + tokens_per_step + 1:,} for one step"
             raise BadInput(
-                train.located(
-                    f"dataset: got {tokens:,} tokens, wanted at least "
-                    f"{data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
-                )
+                train.located(Problem(key="dataset", found=f"{tokens:,} tokens", expected=least, advice="prepare more"))
             )
     if steps > MOST_STEPS:
         raise BadInput(
             train.located(
-                f"got {steps:,} steps of {layout.global_batch_size} sequences, wanted at most "
-                f"{MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+                Problem(
+                    found=f"{steps:,} steps of {layout.global_batch_size} sequences",
+                    expected=f"at most {MOST_STEPS:,}",
+                    advice="lower min_train_tokens or max_epochs, or raise global_batch_size",
+                )
             )
         )
     return steps
@@ -250,12 +258,19 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
         return
     needs = f"the run reads {source.sequences:,} windows of {source.dataset}"
     if source.windows == 0:
-        raise BadInput(train.located(f"dataset: {needs}, which holds none of context_length + 1 tokens; prepare more"))
+        problem = f"dataset: {needs}, which holds none of context_length + 1 tokens"
+        keys = ("context_length",)
+        raise BadInput(train.located(Problem(key="dataset", text=problem, advice="prepare more", other_keys=keys)))
     epochs = -(-source.sequences // source.windows)
     raise BadInput(
         train.located(
-            f"max_epochs: got {train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
-            f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
+            Problem(
+                key="max_epochs",
+                found=str(train.data.max_epochs),
+                expected=f"at least {epochs:,}",
+                cause=f"{needs}, which holds {source.windows:,}",
+                advice=f"prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}",
+            )
         )
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import KeyRow, KeyRows
-from common.errors import BadInput, nearest
+from common.errors import BadInput, Notice, nearest, note
 from common.other_programs import ForeignKey, foreign_keys
 
 # Keys of train.json that are read no more.
@@ -14,23 +14,23 @@ _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that 
 
 
 def hint(section: str, key: str, value: Any, rows: KeyRows, *, overridden: bool) -> str:
-    """Return the likely meaning of an unknown key: one of the other file, of another program, or the nearest."""
+    """Return advice for an unknown key: what it likely means in the other file or another program, or the nearest."""
     elsewhere = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
     meant = elsewhere or foreign_keys(rows).get(key)
     if meant is None:
         return nearest(key, rows[section])
-    ours, note = meant
-    if note:
-        return f"; here it is {ours}, {note}" if ours else f"; there is no such key here: {note}"
+    ours, remark = meant
+    if remark:
+        return f"here it is {ours}, {remark}" if ours else f"there is no such key here: {remark}"
     if overridden:
-        return f"; did you mean --set {ours}={_shown(value)}?"
+        return f"did you mean --set {ours}={_shown(value)}?"
     other, _, name = ours.partition(".")
-    return f"; did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
+    return f"did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
 
 
 def translate(
     model: dict[str, Any], train: dict[str, Any], rows: Mapping[str, KeyRow], files: Mapping[str, Path]
-) -> list[str]:
+) -> list[Notice | str]:
     """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions.
 
     `rows` are those of the keys of train.json. Keys are read in their order: that of the micro-batch comes before those
@@ -38,7 +38,7 @@ def translate(
     """
     file = files["train"]
     gone = [key for key in _GONE if train.pop(key, None) is not None]
-    notices = [f"NOTE: {file}: {key} is ignored: {_GONE[key]}" for key in gone]
+    notices: list[Notice | str] = [note(f"{file}: {key} is ignored: {_GONE[key]}") for key in gone]
     if "moe" in model:
         raise BadInput(
             f"{files['model']}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only"

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import attrs
 
+from common.errors import Problem
 from training.config.key_groups import OPTIMIZERS, OptimizationOptions
 from training.schedule import DECAYS, Schedule
 
@@ -30,43 +31,62 @@ def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
     )
 
 
-def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[str]:
+def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[Problem]:
     """Yield, as "KEY: got ..., wanted ...", settings without effect, or that contradict others; `tied`: tie_weights."""
     decay, period = options.decay, options.decay_period_percent
     if period is not None and decay != "warmup_stable_decay":
-        yield (
-            f'decay_period_percent: got {period:g}, wanted null, or schedule_learning_rate "warmup_stable_decay": '
-            "any other decay begins at the end of warm-up"
+        yield Problem(
+            key="decay_period_percent",
+            found=f"{period:g}",
+            expected='null, or schedule_learning_rate "warmup_stable_decay"',
+            cause="any other decay begins at the end of warm-up",
+            other_keys=("schedule_learning_rate",),
         )
     if options.final_learning_rate_percent is not None and decay is None:
-        yield (
-            f"final_learning_rate_percent: got {options.final_learning_rate_percent:g}, wanted null, or a "
-            "schedule_learning_rate that decays: it is constant"
+        yield Problem(
+            key="final_learning_rate_percent",
+            found=f"{options.final_learning_rate_percent:g}",
+            expected="null, or a schedule_learning_rate that decays",
+            cause="it is constant",
+            other_keys=("schedule_learning_rate",),
         )
     if decay == "warmup_stable_decay":
         period = DECAYS[decay].period_percent if period is None else period
         assert period is not None
         if options.warmup_period_percent + period > 100:
-            yield (
-                f"decay_period_percent: got {period:g}, wanted at most {100 - options.warmup_period_percent:g}: "
-                f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100"
+            yield Problem(
+                key="decay_period_percent",
+                found=f"{period:g}",
+                expected=f"at most {100 - options.warmup_period_percent:g}",
+                cause=f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100",
+                other_keys=("warmup_period_percent",),
             )
     if tied and options.head_learning_rate is not None:
-        yield (
-            f"head_learning_rate: got {options.head_learning_rate:g}, wanted null, because tie_weights is true: the "
-            "head is the token embedding; set embedding_learning_rate, or tie_weights to false"
+        yield Problem(
+            key="head_learning_rate",
+            found=f"{options.head_learning_rate:g}",
+            expected="null, because tie_weights is true",
+            cause="the head is the token embedding",
+            advice="set embedding_learning_rate, or tie_weights to false",
+            other_keys=("tie_weights",),
         )
     for name, field in attrs.fields_dict(OptimizationOptions).items():
         value = getattr(options, name)
         if name.startswith("muon_") and options.optimizer != "muon" and value != field.default:
-            yield (
-                f"{name}: got {json.dumps(value)}, wanted {json.dumps(field.default)}, because optimizer is "
-                f'"{options.optimizer}"; leave it out, or set optimizer to muon'
+            yield Problem(
+                key=name,
+                found=json.dumps(value),
+                expected=f'{json.dumps(field.default)}, because optimizer is "{options.optimizer}"',
+                advice="leave it out, or set optimizer to muon",
+                other_keys=("optimizer",),
             )
     if options.muon_first_momentum is not None and options.muon_momentum_warmup_steps == 0:
-        yield (
-            f"muon_first_momentum: got {options.muon_first_momentum:g}, wanted null, or muon_momentum_warmup_steps "
-            "above 0: without warm-up the momentum is muon_momentum from the first step on"
+        yield Problem(
+            key="muon_first_momentum",
+            found=f"{options.muon_first_momentum:g}",
+            expected="null, or muon_momentum_warmup_steps above 0",
+            cause="without warm-up the momentum is muon_momentum from the first step on",
+            other_keys=("muon_momentum_warmup_steps",),
         )
 
 

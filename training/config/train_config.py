@@ -2,8 +2,8 @@
 
 import json
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from common.checks import boolean, checked, integer, key_field, row_of
-from common.errors import BadInput, check_all, either, quoted
+from common.errors import BadInput, Notice, Problem, check_all, either, note, problem_of, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
 from model.config import ModelConfig, shard_counts, undivided
@@ -29,7 +29,7 @@ from training.config.key_groups import (
 )
 from training.config.optimization import optimization_problems
 
-_WORD = re.compile(r"[a-z][a-z0-9_]+")
+SET_OPTION = "--set"  # where a problem is that an override causes
 MOST_UNKNOWN = 5  # unknown keys of a file that are named
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
@@ -76,7 +76,7 @@ class TrainConfig:
     def from_keys(
         cls, values: Mapping[str, Any], file: Path = Path("train.json"), overridden: Sequence[str] = ()
     ) -> "TrainConfig":
-        """Group flat keys. Raises ValueError, "KEY: got ..., wanted ...", also for an unknown or missing key."""
+        """Group flat keys. Raises InvalidValue, also for an unknown or missing key."""
         rest, groups = dict(values), {}
         for field in attrs.fields(cls):
             if attrs.has(field.type):
@@ -105,9 +105,9 @@ class TrainConfig:
                 object.__setattr__(group, key, refused[key])  # nothing else has seen the new object yet
         return train
 
-    def located(self, problem: str, *keys: str) -> str:
-        """Return a problem after the place where the user has set its keys; `keys`: those that it does not name."""
-        return located(problem, self.file, self.given, self.overridden, keys)
+    def located(self, problem: Problem) -> Problem:
+        """Return a problem with the place where the user has set its keys."""
+        return located(problem, self.file, self.given, self.overridden)
 
     def flat(self) -> dict[str, Any]:
         """Return keys and values as in train.json, in the order of their definition."""
@@ -183,7 +183,7 @@ class Run:
     directory: Path
     model: ModelConfig
     train: TrainConfig
-    notices: tuple[str, ...]  # translated keys, and keys of a good recipe that are left out, a line each
+    notices: tuple[Notice | str, ...]  # translated keys, and keys of a good recipe that are left out, a line each
 
 
 def load_run(directory: Path, overrides: Sequence[str]) -> Run:
@@ -208,7 +208,7 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
         raise BadInput(f"{directory}: not a UTF-8 name, so its checkpoints could not be read; rename the folder")
     files = {section: source / f"{section}.json" for section in KEYS}
 
-    def placed(section: str, problem: str) -> str:  # "KEY: got ..., wanted ..."
+    def placed(section: str, problem: Problem) -> Problem:
         return located(problem, files[section], values[section], overridden)
 
     notices, problems = _translate(values, files, overridden)
@@ -226,68 +226,73 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
         if train.require_stock_class:  # one that could be exported
             stock_class(model, str(files["model"]))
     except ValueError as error:
-        problems.append(placed("model", str(error)))
+        problems.append(placed("model", problem_of(error)))
     except BadInput as error:
-        problems.append(f"{error}; or set require_stock_class to false in train.json to train it nevertheless")
+        advice = "or set require_stock_class to false in train.json to train it nevertheless"
+        problems += [problem.at("", advice) for problem in error.problems]
     if problems:
         raise BadInput(*problems)
     if left := {key: value for key, value in GOOD_RECIPE.items() if key not in values["train"]}:
         better = f"trains better with {json.dumps(left)[1:-1]}"
-        notices.append(f"NOTE: {files['train']}: {better}; a key that is there, with gpjt's default too, is not named")
+        notices.append(note(f"{files['train']}: {better}; a key that is there, with gpjt's default too, is not named"))
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
-def located(
-    problem: str, file: Path, given: Collection[str], overridden: Sequence[str], keys: Sequence[str] = ()
-) -> str:
-    """Return a problem, "KEY: got ..., wanted ...", after the place where the user has set its keys.
+def located(problem: Problem, file: Path, given: Collection[str], overridden: Sequence[str]) -> Problem:
+    """Return a problem with the place where the user has set its keys.
 
     If several keys contradict each other, that is where the last one was set: the file was right before --set. `given`:
-    the keys of the file and of --set. What follows a semicolon is advice, whose keys have no part in the problem.
+    the keys of the file and of --set.
     """
-    named = [word for word in _WORD.findall(problem.partition(";")[0]) if any(word in known for known in KEYS.values())]
-    named += keys
-    last = next((key for key in reversed(overridden) if key in named), None)
+    last = next((key for key in reversed(overridden) if key == problem.key or key in problem.other_keys), None)
     if last is None:
-        return f"{file}: {problem}"
-    if last == named[0] or named[0] in overridden:
-        return f"--set: {problem}"
-    return f"--set {last}: {f'{file}: ' if named[0] in given else 'default of '}{problem}"
+        return problem.at(file)
+    if problem.key in overridden:
+        return problem.at(SET_OPTION)
+    if problem.key in given:
+        return problem.at(f"{SET_OPTION} {last}: {file}")
+    return replace(problem, where=f"{SET_OPTION} {last}", text=f"default of {replace(problem, advice='')}")
 
 
-def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each missing key of a file, and each value that is wrong by itself, as "KEY: got ..., wanted ..."."""
+def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield each missing key of a file, and each value that is wrong by itself."""
     required = [key for key, field in KEYS[section].items() if field.default is attrs.NOTHING]
-    if missing := [quoted(key) for key in required if key not in values]:
-        yield f"key {', '.join(missing)} is missing; wanted {', '.join(required)}"
+    if missing := [key for key in required if key not in values]:
+        yield Problem(
+            key=missing[0],
+            text=f"key {', '.join(map(quoted, missing))} is missing",
+            advice=f"wanted {', '.join(required)}",
+            other_keys=tuple(missing[1:]),
+        )
     problems = (_wrong_value(section, key, values[key]) for key in KEYS[section] if key in values)
     yield from (problem for problem in problems if problem is not None)
 
 
-def _wrong_value(section: str, key: str, value: Any) -> str | None:
-    """Return why a value of a known key is wrong by itself, as "KEY: got ..., wanted ..."; None if it is right."""
+def _wrong_value(section: str, key: str, value: Any) -> Problem | None:
+    """Return why a value of a known key is wrong by itself; None if it is right."""
     field = KEYS[section][key]
     try:
         field.validator(None, field, field.converter(value) if field.converter else value)
     except ValueError as error:
-        return str(error)
+        return replace(problem_of(error), key=key)
     return None
 
 
 def _translate(
     values: dict[str, dict[str, Any]], files: dict[str, Path], overridden: Collection[str]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Notice | str], list[Problem]]:
     """Translate keys of other programs in place; return a notice for each, and a problem for each unknown one."""
     if all(key in KEYS[section] for section in KEYS for key in values[section]):
         return [], []
     from training.config.foreign_keys import hint, translate
 
-    notices, problems = translate(values["model"], values["train"], KEY_ROWS["train"], files), []
+    notices = translate(values["model"], values["train"], KEY_ROWS["train"], files)
+    problems: list[Problem] = []
     for section, known in KEYS.items():
         for key in [key for key in values[section] if key not in known][:MOST_UNKNOWN]:
-            where = "--set" if key in overridden else files[section]
+            where = SET_OPTION if key in overridden else str(files[section])
             meant = hint(section, key, values[section][key], KEY_ROWS, overridden=key in overridden)
-            problems.append(f"{where}: unknown key {quoted(key)}{meant}")
+            problems.append(Problem(where=where, key=key, text=f"unknown key {quoted(key)}", advice=meant))
     return notices, problems
 
 
@@ -325,49 +330,82 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> lis
             values[section][key] = value  # a bare word is a string
         if repeated := [earlier for earlier in overridden if earlier in (key, other_spelling)]:
             first = overrides[overridden.index(repeated[0])]
-            raise BadInput(f"--set: got {quoted(first)} and {quoted(text)}, wanted one value for {key}; give it once")
+            found, expected = f"{quoted(first)} and {quoted(text)}", f"one value for {key}"
+            raise BadInput(Problem(where=SET_OPTION, found=found, expected=expected, advice="give it once"))
         overridden.append(key)
     return overridden
 
 
-def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[str]:
-    """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together. `tied`: tie_weights."""
+def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[Problem]:
+    """Yield values that are right alone and wrong together. `tied`: tie_weights."""
     data, batch, execution, shards = train.data, train.batch, train.execution, train.execution.shards
     if batch.global_batch_size is not None and batch.global_batch_size % batch.microbatch_size:
-        yield (
-            f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
-            f"{batch.microbatch_size}"
+        yield Problem(
+            key="global_batch_size",
+            found=str(batch.global_batch_size),
+            expected=f"a multiple of microbatch_size, {batch.microbatch_size}",
+            other_keys=("microbatch_size",),
         )
     yield from optimization_problems(train.optimization, tied=tied)
     if data.min_train_tokens is None and not isinstance(data.dataset, str):
-        yield (
-            "min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources end at "
-            "different times; set min_train_tokens"
+        yield Problem(
+            key="min_train_tokens",
+            found="null (all tokens)",
+            expected="a number, because dataset is a list",
+            cause="its sources end at different times",
+            advice="set min_train_tokens",
+            other_keys=("dataset",),
         )
     if train.validation.patience is not None and train.validation.validation_interval is None:
-        yield f"patience: got {train.validation.patience}, wanted null, as validation_interval is: no loss is measured"
+        yield Problem(
+            key="patience",
+            found=str(train.validation.patience),
+            expected="null, as validation_interval is",
+            cause="no loss is measured",
+            other_keys=("validation_interval",),
+        )
     if data.era_tokens is not None and data.era_tokens < context_length:
-        yield (
-            f"era_tokens: got {data.era_tokens}, wanted at least context_length {context_length}, better some "
-            "thousand times as many: windows are shuffled inside an era"
+        yield Problem(
+            key="era_tokens",
+            found=str(data.era_tokens),
+            expected=f"at least context_length {context_length}, better some thousand times as many",
+            cause="windows are shuffled inside an era",
+            other_keys=("context_length",),
         )
     if execution.compile == "model" and execution.parallel != "ddp":
-        yield (
-            f'compile: got "model" with parallel "{execution.parallel}", wanted true: FSDP gathers the weights of one '
-            "block at a time, between graphs"
+        yield Problem(
+            key="compile",
+            found=f'"model" with parallel "{execution.parallel}"',
+            expected="true",
+            cause="FSDP gathers the weights of one block at a time, between graphs",
+            other_keys=("parallel",),
         )
     if shards % execution.tensor_parallel:
-        yield f"tensor_shards: got {shards}, wanted a multiple of tensor_parallel, {execution.tensor_parallel}"
+        expected = f"a multiple of tensor_parallel, {execution.tensor_parallel}"
+        yield Problem(key="tensor_shards", found=str(shards), expected=expected, other_keys=("tensor_parallel",))
     if execution.compile == "model" and shards > 1:
-        yield f'compile: got "model" with {shards} tensor shards, wanted true: they exchange between graphs'
+        yield Problem(
+            key="compile",
+            found=f'"model" with {shards} tensor shards',
+            expected="true",
+            cause="they exchange between graphs",
+            other_keys=("tensor_shards", "tensor_parallel"),
+        )
     if data.era_tokens is not None and not data.shuffle:
-        yield f"era_tokens: got {data.era_tokens}, wanted null, or shuffle true: eras are ranges of a shuffle"
+        yield Problem(
+            key="era_tokens",
+            found=str(data.era_tokens),
+            expected="null, or shuffle true",
+            cause="eras are ranges of a shuffle",
+            other_keys=("shuffle",),
+        )
 
 
-def unequal_shards(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """Yield, as "KEY: got ..., wanted ...", a number of tensor shards that cannot have equal parts of a network."""
+def unequal_shards(model: ModelConfig, train: TrainConfig) -> Iterator[Problem]:
+    """Yield a number of tensor shards that cannot have equal parts of a network."""
     if counts := undivided(model, train.execution.shards):
         key = "tensor_parallel" if train.execution.tensor_shards is None else "tensor_shards"
         parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         wanted = either(map(str, shard_counts(model)))
-        yield f"{key}: got {train.execution.shards}, wanted {wanted}, for equal parts of {parts}"
+        expected = f"{wanted}, for equal parts of {parts}"
+        yield Problem(key=key, found=str(train.execution.shards), expected=expected, other_keys=tuple(counts))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, refusing
+from common.errors import BadInput, Problem, refusing
 from common.files import HUB, is_bucket, is_folder
 from tokens.format.manifest import MANIFEST, PLAN, has_split
 from tokens.format.token_file import TokenStream, open_split
@@ -107,11 +107,12 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
 
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
-        meant = "" if near is None else f"; did you mean {near}?"
+        meant = "" if near is None else f"did you mean {near}?; "
         given = ", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else ""
         prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
-        raise BadInput(train.located(f"dataset: {dataset:.200} is no directory here{meant}; {prepare}{given}"))
-    with refusing(train.located("dataset"), kinds=(BadInput,)):
+        problem = f"dataset: {dataset:.200} is no directory here"
+        raise BadInput(train.located(Problem(key="dataset", text=problem, advice=f"{meant}{prepare}{given}")))
+    with refusing(train.located(Problem(key="dataset")), kinds=(BadInput,)):
         hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
     return TokenLocation(dataset, download, remote=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Problem
 from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.manifest import (
@@ -112,8 +112,13 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
             run.train.located(
-                f"era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
-                "prepared, and a permutation of the whole stream would have to wait for its end"
+                Problem(
+                    key="era_tokens",
+                    found="null",
+                    expected="a number, such as 100000000",
+                    cause=f"{unfinished} is still being prepared, and a permutation of the whole stream would have to "
+                    "wait for its end",
+                )
             )
         )
     token_sets: list[TokenSet] = []
@@ -197,8 +202,11 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
     if wanted and all(each.validation is None for each in directories):
         raise BadInput(
             train.located(
-                f"dataset: none of {', '.join(each.dataset for each in directories)} holds "
-                "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
+                Problem(
+                    key="dataset",
+                    text=f"dataset: none of {', '.join(each.dataset for each in directories)} holds validation tokens",
+                    advice="prepare some with --validation-fraction, or set validation_interval to null",
+                )
             )
         )
     return TokenSet(tuple(directories))

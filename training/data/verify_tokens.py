@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from common.errors import BadInput, check_all, printable
+from common.errors import BadInput, check_all, note, printable, say, show
 from common.files import sha256
 from common.quantities import readable_bytes
 from tokens.format.header import TokenFile
@@ -145,10 +145,10 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
                 _check_length(stream, train, plan.layout.context_length)
             kept = attrs.evolve(directory, validation=None)
             if ranks.coordinates:
-                note = f"not validated on: got {stream.length:,} tokens, wanted {wanted:,}"
-                print(f"NOTE: {printable(str(stream.files[0].path))}: {note}", flush=True)
+                got = f"got {stream.length:,} tokens, wanted {wanted:,}"
+                say(note(f"{stream.files[0].path}: not validated on: {got}"))
         elif stream is None and train.validation.validation_interval is not None and ranks.coordinates:
-            print(f"NOTE: {printable(_why_not_validated(directory, token_set))}", flush=True)
+            say(note(_why_not_validated(directory, token_set)))
         directories.append(kept)
         if growing is None and ranks.coordinates:
             _tell_missing_shards(kept)
@@ -163,8 +163,7 @@ def _tell_missing_shards(directory: TokenDirectory) -> None:
     from tokens.format.foreign_files import describe_missing_first
 
     for stream in foreign:
-        for note in describe_missing_first(directory.path, stream.files):
-            print(printable(note), flush=True)
+        show(describe_missing_first(directory.path, stream.files))
 
 
 def _why_not_validated(directory: TokenDirectory, token_set: TokenSet) -> str:

@@ -20,6 +20,7 @@ from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
 from training.exactness.row_sums import needs_exact_norm
 from training.hardware.environment import cpu_name
+from training.launch import setting
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics, resolve
 
@@ -46,18 +47,18 @@ def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
 
 
 def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
-    """Return what a run compiles at its start on a GPU, which needs a C compiler, each with the --set to do without.
+    """Return what a run compiles at its start on a GPU, which needs a C compiler, each with the setting to do without.
 
     It asks the functions that choose the code of the run, so that it knows no less than they do. Touches no GPU.
     """
     execution, work = train.execution, {}
     determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
     if _compiled(execution, "cuda"):
-        work["torch.compile"] = "--set compile=false"
+        work["torch.compile"] = setting(compile=False)
     if needs_exact_norm(determinism, sharded=False):
-        work[f"the gradient norm of determinism {determinism}"] = "--set determinism=off"
+        work[f"the gradient norm of determinism {determinism}"] = setting(determinism="off")
     if needs_exact_norm("off", sharded=sharded):
-        work["the gradient norm of tensor shards"] = "--set tensor_parallel=1 --set tensor_shards=1"
+        work["the gradient norm of tensor shards"] = setting(tensor_parallel=1, tensor_shards=1)
     return work
 
 

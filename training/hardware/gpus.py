@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, nearest, quoted, refusing
+from common.errors import BadInput, Problem, nearest, quoted, refusing
 from common.json_files import read_json
 
 GPUS = Path(__file__).with_name("gpus.json")
@@ -55,12 +55,10 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
     if found is not None:
         return found
     longer = [known for known in sorted(gpus) if name and name in known]
-    meant = f"; did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
+    meant = f"did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
     row = json.dumps({"gpus": {name: ROW}})
-    raise BadInput(
-        f"{where}unknown GPU '{name}'{meant}{'' if meant.endswith('?') else '.'} To add a GPU, write {row}, with its "
-        "numbers, into the file given by --machines"
-    )
+    advice = f"{meant}; to add a GPU, write {row}, with its numbers, into the file given by --machines"
+    raise BadInput(Problem(where=where, key=name, text=f"unknown GPU '{name}'", advice=advice))
 
 
 def named_gpus(device: str) -> list[Gpu]:

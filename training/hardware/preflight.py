@@ -19,11 +19,12 @@ from typing import Literal
 import attrs
 import torch
 
-from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable, show, warning
 from common.files import free_disk, mounted_as
 from common.quantities import distinct_bytes, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
+from training.launch import setting
 
 SHARED_MEMORY = Path("/dev/shm")
 # GPUs without direct access to each other: NCCL sends through a file in /dev/shm for each channel, at least two, and
@@ -64,7 +65,7 @@ class DiskNeed:
 class PreflightRequirements:
     device: str | None = None  # as wanted; None: cuda where there are GPUs
     # What compiles kernels on a GPU, each with the option to do without; as `compiled_on_gpu` of a run returns it
-    compiles: Mapping[str, str] = {"torch.compile": "--set compile=false"}
+    compiles: Mapping[str, str] = {"torch.compile": setting(compile=False)}
     disk: DiskNeed | None = None
     ranks: int | None = None  # on this machine; None: one for each GPU
     bucket: str | None = None  # where checkpoints go
@@ -117,9 +118,8 @@ def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
     checks = machine_checks(needs)
     if problems := [check.found for check in checks if check.level == "problem"]:
         raise BadInput(*problems)
-    for check in checks:
-        if check.level == "warning" and not quiet:
-            print(printable(f"WARNING: {check.found}"), flush=True)
+    if not quiet:
+        show(warning(check.found) for check in checks if check.level == "warning")
 
 
 def check_compiler(compiles: Mapping[str, str]) -> Check:

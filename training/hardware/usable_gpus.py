@@ -9,12 +9,14 @@ import torch
 
 from common.errors import BadInput, either
 from training.hardware.driver import driver_gpus
+from training.launch import setting
 
 if TYPE_CHECKING:
     from training.config.train_config import TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
-CPU_WORDS = "can't allocate memory"  # torch raises a plain RuntimeError
+# What plain RuntimeErrors of torch say when memory is missing; only torch's own allocator for CUDA has a type of error.
+CPU_WORDS = ("can't allocate memory",)
 # CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on a slice of a GPU (MIG), where
 # NVML does not tell it whose the memory is (pytorch issue 112377).
 GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
@@ -55,30 +57,31 @@ def use_gpu(device: torch.device) -> None:
 
 
 def is_memory_error(error: Exception) -> bool:
-    return is_gpu_memory_error(error) or isinstance(error, MemoryError) or _says(error, CPU_WORDS)
+    return is_gpu_memory_error(error) or isinstance(error, MemoryError) or _torch_says(error, CPU_WORDS)
 
 
 def is_gpu_memory_error(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(_says(error, words) for words in GPU_WORDS)
+    return isinstance(error, torch.OutOfMemoryError) or _torch_says(error, GPU_WORDS)
 
 
 def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ranks: int) -> str:
     """Return a memory error as one line, with a remedy that this run does not use yet. `ranks`: the world size."""
     gpu, size = is_gpu_memory_error(error), train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py {run}"
+    advice = f"try {setting(microbatch_size=smaller)}, or find_batch_size.py {run}"
     if smaller is None:
-        options = [] if train.memory.recompute_blocks else ["--set recompute_blocks=true"]
+        options = [] if train.memory.recompute_blocks else [setting(recompute_blocks=True)]
         if train.memory.loss_chunks == 1:
-            options.append("--set loss_chunks=8")
+            options.append(setting(loss_chunks=8))
         if gpu and ranks > 1 and train.execution.parallel == "ddp" and train.execution.compile != "model":
-            options.append("--set parallel=fsdp")
+            options.append(setting(parallel="fsdp"))
         larger = "use a larger GPU" if gpu else "use a larger machine, or a smaller model"
         advice = f"try {either(options)}; or {larger}" if options else larger
     return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
 
 
 def _unusable(usable: int, there: int, warning: str) -> str:
+    """Return why GPUs cannot be used. `warning`: torch's, which says only in words that the driver is too old."""
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
         reason = f"torch {torch.__version__} is built without CUDA; install the one of requirements.txt"
@@ -95,5 +98,6 @@ def _unusable(usable: int, there: int, warning: str) -> str:
     )
 
 
-def _says(error: Exception, words: str) -> bool:
-    return isinstance(error, RuntimeError) and words in str(error)
+def _torch_says(error: Exception, words: tuple[str, ...]) -> bool:
+    """Tell whether an error of torch contains one of these words: it has no field that says what happened."""
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from common.errors import BadInput
+from common.errors import BadInput, joined, reason_of_system_error
 from common.files import system_error
 from training.hardware.usable_gpus import choose_device, use_gpu
 from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
@@ -169,7 +169,16 @@ def torchrun_store() -> TCPStore:
 def not_met() -> BadInput:
     """Return the user error of a rank that has not met the others."""
     gone = "another rank" if torchrun_job() is None else "torchrun"
-    return BadInput(f"{gone} is gone, or does not answer; run the same command again", alone=True)
+    problem = f"{gone} is gone, or does not answer; run the same command again"
+    return BadInput(problem, alone=True, reason="lost-rank")
+
+
+def collective_failed(error: BaseException | None) -> bool:
+    """Tell whether an error is that of a collective, whose cause is then another rank: it is gone, or has failed.
+
+    Not of the code around it. gloo raises plain RuntimeErrors, which only their words tell from others.
+    """
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def stop() -> None:
@@ -204,20 +213,20 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
     OSError that names a file becomes BadInput.
     """
     value: Any = None
-    problems: tuple[str, ...] = ()
+    problem: BadInput | None = None
     if only:
         try:
             value = work()
         except BadInput as error:
-            problems = error.problems
+            problem = error
         except OSError as error:
             if error.filename is None:  # a lost connection, for one
                 raise
-            problems = (system_error(error),)
-    outcomes = gather(ranks, (only, value, problems), group)
-    for _, _, found in outcomes:
-        if found:
-            raise BadInput(*found)
+            problem = BadInput(system_error(error), reason=reason_of_system_error(error))
+    outcomes = gather(ranks, (only, value, problem), group)
+    for _, _, failure in outcomes:
+        if failure is not None:
+            raise joined([failure])
     return [result for took_part, result, _ in outcomes if took_part]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, Problem
 from model.config import ModelConfig, shard_counts
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
@@ -261,8 +261,11 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     if not sizes:
         raise BadInput(
             train.located(
-                f"global_batch_size: got {batch}, wanted a sequence for each of "
-                f"{ranks} data-parallel ranks of {machine.name}"
+                Problem(
+                    key="global_batch_size",
+                    found=str(batch),
+                    expected=f"a sequence for each of {ranks} data-parallel ranks of {machine.name}",
+                )
             )
         )
     return sizes[-1]

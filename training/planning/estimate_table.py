@@ -82,7 +82,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         network = Network(nodes=command.nodes, link=command.node_link or math.inf)
         estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
         lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run), *describe_core(run)])
-    print("\n".join(map(printable, [*wrapped(run.notices), *lines])))
+    print("\n".join(map(printable, [*wrapped(map(str, run.notices)), *lines])))
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:

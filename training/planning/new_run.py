@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, printable, quoted, refusing
+from common.errors import BadInput, Notice, note, quoted, refusing, show
 from common.files import is_folder, replace_file, writing
 from common.hub_client import HUB, MODEL, hub_name, is_own_export, nearest_folder, note_local
 from common.json_files import read_json
@@ -42,7 +42,9 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
             hub_name(like, MODEL, [Path("runs")], _is_run)
         model, named = True, RECIPE
         source = named if is_folder(named) else ROOT / named
-    lines = [f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"]
+    lines: list[str | Notice] = [
+        f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"
+    ]
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
         local = like.removeprefix(HUB)  # hf:DIR has the network of the model in a folder
@@ -58,7 +60,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json", chosen)
     token_set = tokens_at_hand(train, None)
     if token_set is None:
-        lines.append("NOTE: its tokens are not all here: vocabulary, validation and epochs are not fitted to them")
+        lines.append(note("its tokens are not all here: vocabulary, validation and epochs are not fitted to them"))
     for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, chosen):
         old = values[section].get(key, KEYS[section][key].default)
         if key == "vocab_size" and command.options.init_from is not None and value < old:
@@ -71,7 +73,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     for section in KEYS:
         _write(directory / f"{section}.json", values[section], like, writes=writes)
     if begins and environment_rank() == 0:
-        print("\n".join(map(printable, lines)), flush=True)
+        show(lines)
     return run
 
 

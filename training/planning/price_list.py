@@ -116,12 +116,12 @@ def read_machines(path: Path, only: Sequence[str]) -> PriceList:
         raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {shown(MACHINES)}')
     for name in only:
         if name not in entries:
-            raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
+            raise BadInput(f"{path}: --machine {name}: no such machine; {nearest(name, entries)}")
     machines = []
     for name in dict.fromkeys(only) or entries:
         where, entry = f"{path}: {name}", entries[name]
         if isinstance(entry, dict) and isinstance(entry.get("gpu"), str):
-            entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu: ")}
+            entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu")}
         machines.append(read_entry(Machine, where, entry, name=name))
     return read_entry(PriceList, str(path), values, path=path, machines=tuple(machines))
 

@@ -19,12 +19,11 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from common.errors import EXIT_ERROR, advisory
+from common.errors import EXIT_ERROR, Reason, advisory
 from training.launch import environment_nodes, torchrun_job
-from training.parallel.process_group import Ranks, torchrun_store
+from training.parallel.process_group import Ranks, collective_failed, torchrun_store
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure
-from training.supervision.run_lock import ERROR, LOST
 
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
 STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
@@ -83,8 +82,7 @@ class Heartbeat:
         """End the heartbeat; if a collective has failed, first print where every rank is."""
         from training.supervision.stack_location import place_of_error
 
-        # by a collective, not the code around it: gloo raises plain RuntimeErrors
-        cut_off = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        cut_off = collective_failed(error)
         if cut_off and self._thread is not None:
             time.sleep(BEAT_SECONDS)  # until a beat has told why
             if self.beats.departed("asked to stop"):
@@ -99,8 +97,8 @@ class Heartbeat:
         if cut_off and not self.beats.departed("failed"):
             self._lost()
 
-    def announce_stop(self) -> str | None:
-        """Tell the others that this rank was asked to stop; return the job's outcome if one has failed or is gone.
+    def announce_stop(self) -> Reason | None:
+        """Tell the others that this rank was asked to stop; return why the job ends if one has failed or is gone.
 
         For a rank that ends at once: after one rank's death torchrun asks the others to stop, too. Waits, 3 beats at
         most, for another beat of each of them, or for their last one.
@@ -117,13 +115,13 @@ class Heartbeat:
                 beats, _ = self._exchange.read(ranks)
                 departures = [beat.departure for beat in beats.values()]
                 if "failed" in departures:
-                    return ERROR
+                    return "failed-rank"
                 counts = {rank: before[rank].count if rank in before else 0 for rank in beats}
                 alive = [beat.departure is not None or beat.count > counts[rank] for rank, beat in beats.items()]
                 if sum(alive) == self.ranks.world_size:
-                    return LOST if "cut off" in departures else None
+                    return "lost-rank" if "cut off" in departures else None
                 time.sleep(BEAT_SECONDS / 10)
-        return LOST
+        return "lost-rank"
 
     def _run(self) -> None:
         """Beat and watch. Only DistError may end this thread early: a rank without beats is killed, healthy or not."""

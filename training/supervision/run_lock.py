@@ -16,7 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, say
+from common.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    REASONS,
+    BadInput,
+    Reason,
+    printable,
+    say,
+    warning,
+)
 from common.files import check_replaceable, is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
 from common.redaction import redacted
@@ -26,8 +38,8 @@ LOCK_FILE = ".lock"
 LOCK_CHARACTERS = 1 << 20  # more than is ever written there
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
 EXIT_FILE = "exit.json"
+LOST = "lost"  # outcome of the reason "lost-rank", whose status is that of an error
 ERROR = "error"
-LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well, so `write` has to be given it
 OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped", EXIT_ERROR: ERROR, EXIT_USAGE: ERROR}
 NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
 
@@ -108,16 +120,26 @@ class ExitRecord:
             with writing(path):
                 path.unlink(missing_ok=True)
 
-    def write(self, status: int, outcome: str | None = None, *, final: bool = True) -> None:
-        """Write how the job ends; the first call counts. Not `final`: a group that torchrun restarts goes on."""
+    def write(self, status: int, reason: Reason, problem: str = "", *, final: bool = True) -> None:
+        """Write how the job ends, and the lines of an error; the first call counts.
+
+        Not `final`: a group of ranks that torchrun restarts continues the run.
+        """
         paths, self._paths = self._paths, []
-        record = {"status": status, "outcome": redacted(outcome or OUTCOMES[status]), "final": final, "time": utc_now()}
-        record["job"] = job_identity()
+        record = {
+            "status": status,
+            "outcome": LOST if reason == "lost-rank" else OUTCOMES[status],
+            "reason": reason,
+            "problem": "\n".join(printable(redacted(line)) for line in problem.splitlines()) or None,
+            "final": final,
+            "time": utc_now(),
+            "job": job_identity(),
+        }
         for path in paths:
             try:
                 replace_file(path, json.dumps(record) + "\n")
             except OSError as error:  # a full disk: the exit status still tells
-                say(f"WARNING: {write_error(path, error)}")
+                say(warning(str(write_error(path, error))))
 
 
 class JobExit(NamedTuple):
@@ -126,23 +148,27 @@ class JobExit(NamedTuple):
     status: int
     outcome: str
     final: bool
-    job: str | None  # `job_identity` of its ranks; None in a record of an earlier version
+    job: str | None = None  # `job_identity` of its ranks; None in a record of an earlier version
+    reason: Reason | None = None  # None in a record of an earlier version
+    problem: str | None = None  # the lines of the error that ended it, if one did
 
 
 def read_exit(run_directory: Path) -> JobExit | None:
     """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
     with suppress(BadInput, KeyError):
         record = read_json(run_directory / EXIT_FILE)
-        status, outcome, final, job = *(record[key] for key in ("status", "outcome", "final")), record.get("job")
-        if type(status) is int and isinstance(outcome, str) and isinstance(final, bool) and isinstance(job, str | None):
-            return JobExit(status, outcome, final, job)
+        status, outcome, final = (record[key] for key in ("status", "outcome", "final"))
+        job, reason, problem = (record.get(key) for key in ("job", "reason", "problem"))
+        texts = isinstance(outcome, str) and isinstance(job, str | None) and isinstance(problem, str | None)
+        if type(status) is int and isinstance(final, bool) and texts:
+            return JobExit(status, outcome, final, job, reason if reason in REASONS else None, problem)
     return None
 
 
-def final_status(run_directory: Path) -> int | None:
-    """Return the status of the last job's record if a restart would not change it: stopped or diverged; else None."""
-    found = read_exit(run_directory)
-    return found.status if found and found.final and found.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
+def final_exit(run_directory: Path) -> JobExit | None:
+    """Return the last job's record if a restart would not change it: stopped or diverged; else None."""
+    ended = read_exit(run_directory)
+    return ended if ended and ended.final and ended.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
 def _is_exit_record(content: bytes) -> bool:

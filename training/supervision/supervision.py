@@ -36,11 +36,11 @@ from common.files import LOCK_POLL_SECONDS
 from common.redaction import redacted_shell
 from training import launch
 from training.supervision.run_lock import (
-    LOST,
     NODE_VARIABLE,
     ExitRecord,
+    JobExit,
     RunLock,
-    final_status,
+    final_exit,
     lock_is_held,
     take_run_lock,
 )
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 # A cloud's notice, Ctrl-C, a batch system's notice, a closed terminal.
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 TORCHRUN_SECONDS = 5.0  # for torchrun to ask its ranks to stop, once another node's has
+FAILURE_SECONDS = 2.0  # for another rank of this machine to tell why it ends, once it has failed
 FIRST_RANK_SECONDS = 120.0  # for the first rank of a node to end, which draws the chart
 
 
@@ -60,7 +61,7 @@ class Supervision:
     def __init__(self, run_directory: Path | None):
         """Receive signals, then lock the run directory, if rank 0 is to train. Raises BadInput if it is locked."""
         self.stop_asked = threading.Event()
-        self.earlier_status: int | None = None  # final one of an earlier group of this job: end with it again
+        self.earlier_exit: JobExit | None = None  # final one of an earlier group of this job: end with it again
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # on the first rank of another node than rank 0's
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
@@ -74,8 +75,8 @@ class Supervision:
         if self.run_lock.file is not None:
             return
         self.run_lock = take_run_lock(run_directory)
-        self.earlier_status = final_status(run_directory) if self.run_lock.restarted else None
-        if self.earlier_status is None:
+        self.earlier_exit = final_exit(run_directory) if self.run_lock.restarted else None
+        if self.earlier_exit is None:
             self.exit_record = ExitRecord(run_directory)
 
     def join(self, device: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> "Heartbeat":
@@ -118,8 +119,23 @@ class Supervision:
                 os.kill(torchrun, signal.SIGTERM)
             self.stop_asked.wait(TORCHRUN_SECONDS)
 
+    def failure_behind(self, error: Exception) -> launch.Failure | None:
+        """Return why another rank has ended if this rank's error is that of a collective with it; otherwise None."""
+        from training.parallel.process_group import collective_failed
+
+        if self._heartbeat is None or not collective_failed(error):
+            return None
+        if not self._heartbeat.beats.departed("failed"):
+            return launch.Failure(EXIT_ERROR, "lost-rank", "")
+        deadline = time.monotonic() + FAILURE_SECONDS
+        while (failure := launch.failure_of_another()) is None and launch.environment_nodes() == 1:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(FAILURE_SECONDS / 20)
+        return failure or launch.Failure(EXIT_ERROR, "failed-rank", "another rank has failed: see its output")
+
     def _end_as_lost(self) -> None:
-        self.exit_record.write(EXIT_ERROR, LOST)
+        self.exit_record.write(EXIT_ERROR, "lost-rank")
 
     def _on_orphaned(self) -> None:
         if not self.training:
@@ -142,18 +158,19 @@ class Supervision:
         If another rank of this machine has failed, its reason is the job's, and this rank adds none of its own.
         """
         if (failure := launch.failure_of_another()) is not None:
-            self.exit_record.write(failure)
-            os._exit(EXIT_DONE if launch.environment_nodes() == 1 else failure)  # torchrun's table has that rank alone
-        outcome = None
+            self.exit_record.write(*failure)
+            # torchrun's table has that rank alone
+            os._exit(EXIT_DONE if launch.environment_nodes() == 1 else failure.status)
+        reason = None
         with advisory("heartbeats of the other ranks"):
-            outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
-        if outcome is not None:
-            self.exit_record.write(EXIT_ERROR, outcome)
+            reason = None if self._heartbeat is None else self._heartbeat.announce_stop()
+        if reason is not None:
+            self.exit_record.write(EXIT_ERROR, reason)
             os._exit(EXIT_ERROR)
-        self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
+        self.exit_record.write(EXIT_STOPPED, "stopped", final=self._heartbeat is not None)
         try:
             line = f"{cause} before the first step: nothing is lost; the same command continues"
-            launch.tell_torchrun(line, EXIT_STOPPED)
+            launch.tell_torchrun(line, EXIT_STOPPED, "stopped")
             if self.run_lock.file is not None:  # rank 0 speaks for all
                 print(f"train.py: {line}", flush=True)
             then()

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
-from common.errors import EXIT_ERROR
+from common.errors import EXIT_DONE, EXIT_ERROR, Reason
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
 from training.launch import JOB_VARIABLE, without_launcher
@@ -19,6 +20,14 @@ from training.supervision.run_lock import EXIT_FILE, read_exit
 JOB_LOG = "train.log"  # output of all jobs, in the run directory
 LOG_TAIL_BYTES = 1 << 16
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+class JobEnd(NamedTuple):
+    """How a job has ended."""
+
+    status: int  # EXIT_ERROR if it was killed
+    reason: Reason | None  # None if it left no record, or was of an earlier version
+    problem: str  # for people: why it has failed
 
 
 class TrainingProcess:
@@ -40,16 +49,21 @@ class TrainingProcess:
             )
         self._directory = directory
 
-    def status(self) -> int | None:
-        """Return the job's exit status, EXIT_ERROR where it was killed; None while it runs."""
+    def end(self) -> JobEnd | None:
+        """Return how the job has ended; None while it runs.
+
+        torchrun ends with 1 whatever its ranks end with, so that the job's own exit.json decides, if it has left one.
+        """
         code = self._process.poll()
-        if code in (None, 0):
-            return code
-        # torchrun ends with 1 whatever its ranks end with; exit.json tells, if this job has written it
-        ended = read_exit(self._directory)
+        if code is None:
+            return None
+        ended = None if code == EXIT_DONE else read_exit(self._directory)
         if ended is not None and (ended.job == self._job or (ended.job is None and self._is_new_record())):
-            return ended.status
-        return code if code is not None and code > 0 else EXIT_ERROR
+            return JobEnd(ended.status, ended.reason, ended.problem or self._last_line())
+        if code < 0:
+            memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return JobEnd(EXIT_ERROR, None, f"killed by {signal.Signals(-code).name}{memory}")
+        return JobEnd(code, None, self._last_line())
 
     def _is_new_record(self) -> bool:
         """Tell whether exit.json was written since the start, by an earlier version of train.py, which names no job."""
@@ -68,18 +82,14 @@ class TrainingProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def last_words(self) -> str:
-        """Return the last error of this job, as a line; the signal that killed it, if one did."""
-        if (code := self._process.poll()) is not None and code < 0:
-            memory = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return f"killed by {signal.Signals(-code).name}{memory}"
+    def _last_line(self) -> str:
+        """Return the last line of this job's output that has a word, to be shown: it left no problem in exit.json."""
         text = b""
         with suppress(OSError), open_regular(self.log) as log:  # which may be gone
             log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
             text = log.read()
-        lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-        own = [line for line in lines if line.startswith("train.py: ")]
-        return (own or lines or ["it printed nothing"])[-1]
+        lines = [line.strip() for line in text.decode(errors="replace").splitlines() if any(map(str.isalnum, line))]
+        return lines[-1] if lines else "it printed nothing"
 
 
 def _version(path: Path) -> tuple[int, int] | None:

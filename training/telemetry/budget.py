@@ -17,6 +17,7 @@ WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
 HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
+LIMITS = HOURS_LIMIT, USD_LIMIT = "--max-hours", "--max-usd"  # options that stop a run; `reason` of an event
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
@@ -36,11 +37,11 @@ class Budget:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
         limits = []
         if self.max_hours is not None:
-            limits.append((self.max_hours * 3600 - spending.elapsed_seconds(), "--max-hours"))
+            limits.append((self.max_hours * 3600 - spending.elapsed_seconds(), HOURS_LIMIT))
         if self.max_usd is not None:
             usd = spending.usd()
             assert usd is not None and spending.price_per_hour is not None, "the command line asks for a price"
-            limits.append(((self.max_usd - usd) / spending.price_per_hour * 3600, "--max-usd"))
+            limits.append(((self.max_usd - usd) / spending.price_per_hour * 3600, USD_LIMIT))
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
@@ -53,13 +54,14 @@ class Budget:
         left = self.seconds_left(ledger)
         if left is None or not self.reached(ledger, save_seconds):
             return
-        given = self.max_hours if left[1] == "--max-hours" else self.max_usd
+        given = self.max_hours if left[1] == HOURS_LIMIT else self.max_usd
         usd = ledger.usd()
         price = "" if usd is None else f", {dollars(usd)}"
         raise BadInput(
             f"{left[1]} {given:g}: the run has taken {ledger.elapsed_seconds() / 3600:.4g} hours{price}, this start "
             f"included, and to stop with a checkpoint takes {save_seconds + END_SECONDS:.0f} s more: nothing is left "
-            f"to train with; raise {left[1]}"
+            f"to train with; raise {left[1]}",
+            reason="out-of-budget",
         )
 
 

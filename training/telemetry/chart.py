@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, printable
+from common.errors import EXIT_ERROR, BadInput, printable, say, warning
 from common.files import check_replaceable, replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
 from training.launch import without_launcher
@@ -102,4 +102,5 @@ if __name__ == "__main__":
     try:
         draw_chart(Path(sys.argv[1]))
     except BadInput as error:
-        sys.exit(f"WARNING: {error}")
+        say(warning(str(error)))
+        sys.exit(EXIT_ERROR)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import integer, number, optional
+from common.errors import Notice, say, warning
 from common.files import writing
 from common.json_files import JsonLines, JsonLog, is_number, read_json_lines, utc_now
 
@@ -84,7 +85,7 @@ _DETAILS = {RunEvent.DIVERGED: ("problem",), RunEvent.STOPPED: ("reason",)}  # t
 class MetricsLog:
     """Appends records; each is in the file when `write` returns. `say` gets a line where writing fails."""
 
-    def __init__(self, directory: Path, say: Callable[[str], None] = print):
+    def __init__(self, directory: Path, say: Callable[[str | Notice], None] = say):
         """Open it. Raises BadInput where that cannot be done, or where it is no regular file."""
         with writing(directory / METRICS):
             self._log = JsonLog(directory / METRICS)
@@ -98,8 +99,10 @@ class MetricsLog:
         except OSError as error:
             if not self._failing:
                 self._say(
-                    f"WARNING: {self._log.path}: cannot be written: {error.strerror}; its lines are kept in memory and "
-                    "tried again with each new one"
+                    warning(
+                        f"{self._log.path}: cannot be written: {error.strerror}; its lines are kept in memory and "
+                        "tried again with each new one"
+                    )
                 )
             self._failing = True
             return
@@ -115,7 +118,7 @@ class MetricsLog:
         except OSError as error:
             reason = error.strerror
         if lost := self._log.unwritten:
-            self._say(f"WARNING: {self._log.path}: {lost:,} lines could not be written and are lost: {reason}")
+            self._say(warning(f"{self._log.path}: {lost:,} lines could not be written and are lost: {reason}"))
         self._log.close()
 
 

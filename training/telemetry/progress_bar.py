@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from common.errors import printable
+from common.errors import Notice, printable
 
 LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
 
@@ -34,8 +34,8 @@ class ProgressBar:
             self._last_line = time.monotonic()
             self.say(f"step {step:,}/{self._bar.total:,}  {line}")
 
-    def say(self, line: str) -> None:
-        tqdm.write(printable(line), file=sys.stderr)
+    def say(self, line: str | Notice) -> None:
+        tqdm.write(printable(str(line)), file=sys.stderr)
 
     def warn(self, topic: str, warning: str | None) -> None:
         """Show a warning beside the numbers, in the place of an earlier one of its topic; None removes that."""

@@ -14,7 +14,7 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.errors import advisory, newly_dropped, printable
+from common.errors import Notice, advisory, newly_dropped, printable, show, warning
 from common.quantities import dollars
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
@@ -29,14 +29,17 @@ from training.telemetry.progress_bar import ProgressBar, duration
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 SLOW_SHARE = 0.2  # of the median rank's own seconds
-# Events that may fail, with the words that the bar shows then
-FAILURES = {RunEvent.CHECKPOINT: "NOT SAVED", RunEvent.UPLOAD: "NOT UPLOADED"}
+# What the bar shows after a failure, by the event of the failure, and the event after which it shows that no longer
+FAILURES = {
+    RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
+    RunEvent.UPLOAD_FAILED: (RunEvent.UPLOAD, "NOT UPLOADED"),
+}
 
 
-def print_lines(ranks: Ranks, lines: Iterable[str]) -> None:
-    """Print lines on rank 0, warnings to stderr."""
+def print_lines(ranks: Ranks, lines: Iterable[str | Notice]) -> None:
+    """Print lines on rank 0, each where its severity says."""
     if ranks.coordinates:
-        _print(lines)
+        show(lines)
 
 
 @attrs.define(kw_only=True)
@@ -65,20 +68,20 @@ class Reporter:
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event. Draw the chart after a checkpoint; show a failed one beside the bar until the next."""
         self._write(event_record(step, event, **details))
-        kind = event.removesuffix("-failed")
-        if self.bar is not None and kind in FAILURES:
-            self.bar.warn(kind, None if event == kind else f"step {step:,} {FAILURES[kind]}")
+        for failure, (success, words) in FAILURES.items():
+            if self.bar is not None and event in (failure, success):
+                self.bar.warn(success, f"step {step:,} {words}" if event == failure else None)
         if self.chart is not None and event == RunEvent.CHECKPOINT:
             self.chart.redraw()
 
     @advisory("log lines")
-    def say(self, line: str) -> None:
+    def say(self, line: str | Notice) -> None:
         if self.bar is not None:
             self.bar.say(line)
 
     @advisory("log lines")
-    def say_on_machine(self, line: str) -> None:
-        tqdm.write(printable(line), file=sys.stderr)
+    def say_on_machine(self, line: str | Notice) -> None:
+        tqdm.write(printable(str(line)), file=sys.stderr)
 
     @advisory("progress bar")
     def step_done(self) -> None:
@@ -120,12 +123,12 @@ class Reporter:
                 return f"chart {self.chart.file}"
         return "no chart"
 
-    def close(self, lines: Iterable[str] = ()) -> None:
+    def close(self, lines: Iterable[str | Notice] = ()) -> None:
         """Close the bar, print the last lines and close the metrics log."""
         if self.bar is not None:
             with advisory("progress bar"):
                 self.bar.close()
-            _print(lines)
+            show(lines)
         if self.metrics is not None:
             self._record_dropped()
             self.metrics.close()
@@ -161,7 +164,7 @@ class Reporter:
             self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, problem=problem))
 
 
-def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
+def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str | Notice]:
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     execution = run.train.execution
@@ -169,13 +172,12 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
     if execution.shards > 1:
         wrapper += f", layers in {execution.shards} tensor shards on {execution.tensor_parallel} ranks"
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
-    lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run.model, run.train, plan)]
+    head = f"{run.directory}: {ranks.world_size} x {name}, {settings}"
+    lines: list[str | Notice] = [head, *describe(run.model, run.train, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
     if visible > ranks.node.size:
-        lines.append(
-            f"WARNING: {visible - ranks.node.size} of this machine's {visible} GPUs are idle; "
-            f"start with torchrun --nproc_per_node={visible}"
-        )
+        idle = f"{visible - ranks.node.size} of this machine's {visible} GPUs are idle"
+        lines.append(warning(f"{idle}; start with torchrun --nproc_per_node={visible}"))
     return lines
 
 
@@ -227,8 +229,3 @@ def _best(position: Position) -> str:
     if position.best_validation_loss is None:
         return ""
     return f", best validation loss {position.best_validation_loss:.4f} at step {position.best_step:,}"
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)

@@ -236,7 +236,7 @@ def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys
     with pytest.raises(BadInput) as raised:
         run(CompareCommand((str(absent), str(home))))
     [problem] = raised.value.problems
-    assert f"no comparable results of {absent}; measure it first: python evaluate.py loss {absent}" in problem
+    assert f"no comparable results of {absent}; measure it first: python evaluate.py loss {absent}" in str(problem)
     assert "held-out loss" in capsys.readouterr().out
 
 

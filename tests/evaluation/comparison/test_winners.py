@@ -138,9 +138,9 @@ def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
     draw = np.random.default_rng(0)
     found = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
     assert sum(one.apart for one in found) > 7  # the interval alone would
-    assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one) for one in found)
-    assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one) for one in found)
-    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
+    assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one).text for one in found)
+    assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one).text for one in found)
+    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None)).text
     assert alone == "a and b: cannot tell, for too little was measured to test the difference: -3.0000 nats per token"
 
 

@@ -43,7 +43,7 @@ def test_a_bad_model_does_not_stop_the_others(
         command = LossCommand(models, device="cpu")
         with pytest.raises(BadInput) as raised:
             measuring.measure_each(command, "loss", prepared.append, measure)
-        return [*raised.value.problems]
+        return [*raised.value.lines]
 
     problems = ["gone: no such directory", "damaged: its sha256 differs", "endless: its loss is not finite"]
     assert run("gone", "good", "damaged", "endless", "fine") == problems
@@ -81,7 +81,7 @@ def test_a_batch_refused_by_one_rank_ends_all(monkeypatch: pytest.MonkeyPatch) -
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 
-    other = (True, (1, [5]), ())  # what the other rank gives
+    other = (True, (1, [5]), None)  # what the other rank gives
     monkeypatch.setattr(process_group, "gather", lambda ranks, own, group: [own, other][:: 1 - 2 * ranks.rank])
     for rank, problem in ((0, "batch 0: no text"), (1, "batch 1: no text")):
         ranks: Any = SimpleNamespace(

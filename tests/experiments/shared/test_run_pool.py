@@ -20,9 +20,9 @@ from experiments.shared.run_progress import read_progress
 from experiments.shared.training_jobs import PoolOptions
 from tests import launch
 from tests.conftest import ROOT, MakeRun
-from training.launch import job_seconds
+from training.launch import JOB_VARIABLE, job_seconds, setting
 from training.supervision.run_lock import EXIT_FILE, lock_is_held, take_run_lock
-from training.supervision.training_process import JOB_LOG, TrainingProcess
+from training.supervision.training_process import JOB_LOG, JobEnd, TrainingProcess
 from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import read_metrics
 
@@ -139,8 +139,8 @@ def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None
 
 def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
     process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
-    launch.wait_until(lambda: process.status() is not None)
-    assert process.last_words() == "killed by SIGKILL (out of memory?)"
+    launch.wait_until(lambda: process.end() is not None)
+    assert process.end() == JobEnd(1, None, "killed by SIGKILL (out of memory?)")
 
 
 @pytest.mark.parametrize("clock", [-5000, 5000])
@@ -154,7 +154,8 @@ def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> Non
         launch.wait_until(lambda: process._process.poll() is not None)
         if lines:
             os.utime(path, (time.time() + clock,) * 2)
-        return process.status()
+        end = process.end()
+        return None if end is None else end.status
 
     write = f"pathlib.Path({str(path)!r}).write_text(json.dumps({record} | "
     assert status_of(write + "{'job': os.environ['LOCKSTEP_JOB']}))") == 75
@@ -168,20 +169,53 @@ def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(t
     with pytest.raises(BadInput, match="is a pipe"):
         TrainingProcess(tmp_path, ["-c", ""], {})
     (tmp_path / JOB_LOG).unlink()
-    process = TrainingProcess(tmp_path, ["-c", ""], {})
+    process = TrainingProcess(tmp_path, ["-c", "import time; time.sleep(1); raise SystemExit(1)"], {})
     (tmp_path / JOB_LOG).unlink()
-    assert process.last_words() == "it printed nothing"
-    process.kill()
+    launch.wait_until(lambda: process.end() is not None)
+    assert process.end() == JobEnd(1, None, "it printed nothing")
 
 
 def test_a_failure_names_keys_as_the_experiments_file_has_them(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = "print('train.py: full; keep fewer with --set keep_checkpoints=1'); raise SystemExit(1)"
+    failing = "from training.launch import setting; raise SystemExit('keep fewer with ' + setting(keep_checkpoints=1))"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
         pool.train({make_run("run"): None})
-    assert 'run: training failed: full; keep fewer with "set": {"train.keep_checkpoints": 1};' in str(error.value)
+    assert 'run: training failed: keep fewer with "set": {"train.keep_checkpoints": 1};' in str(error.value)
+    assert setting(keep_checkpoints=1, parallel="fsdp") == "--set keep_checkpoints=1 --set parallel=fsdp"
+
+
+def write_end(run: Path, status: int, reason: str | None) -> list[str]:
+    """Return the arguments of a process that ends as train.py does, after lines that say nothing about it."""
+    record = {"status": status, "outcome": "error", "final": True, "reason": reason, "problem": "a problem"}
+    record = {key: value for key, value in record.items() if value is not None}
+    named = f"{record} | {{'job': os.environ['{JOB_VARIABLE}']}}"
+    write = f"pathlib.Path({str(run / EXIT_FILE)!r}).write_text(json.dumps({named}))"
+    return ["-c", f"import json, os, pathlib; {write}; print('train.py: --max-hours 1'); raise SystemExit({status})"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ((1, "out-of-budget"), "with a larger budget continues"),
+        ((75, "out-of-budget"), "with a larger budget continues"),
+        ((75, "stopped"), "stopped by SIGTERM"),
+        ((75, None), "stopped by SIGTERM"),  # an earlier version, whose metrics name no limit
+        ((1, "user-error"), "training failed: a problem; its output"),
+        ((1, "out-of-memory"), "training failed: a problem; its output"),
+        ((1, None), "training failed: a problem; its output"),
+        ((1, "of a later version"), "training failed: a problem; its output"),
+    ],
+)
+def test_the_reason_of_a_job_decides_and_no_line_that_it_printed(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str | None], said: str
+) -> None:
+    run = make_run("run")
+    monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: write_end(run, *end))
+    options = PoolOptions(device="cpu", budget=Budget(max_hours=1))
+    with RunPool(tmp_path, options) as pool, pytest.raises((BadInput, PoolStopped), match=said):
+        pool.train({run: None})
 
 
 @pytest.mark.parametrize("seconds", [1, 10])

@@ -89,7 +89,7 @@ def test_auto_is_resolved_for_the_machine_that_trains(make_sweep: MakeSweep) -> 
         '"fp32"; leave one out, or train on other machines: --print-commands'
     )
     assert describe_runs(sweep, runs, None, None)[-1].startswith("with 90% probability")
-    assert describe_runs(sweep, runs, None, "cpu")[-1] == f"NOTE: {error.value}"
+    assert str(describe_runs(sweep, runs, None, "cpu")[-1]) == f"NOTE: {error.value}"
 
 
 def record_of(run: Path, **changes: object) -> None:

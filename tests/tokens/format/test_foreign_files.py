@@ -167,7 +167,7 @@ def test_missing_first_shards_are_told(tmp_path: Path) -> None:
             write_llm_c(folder / name, FEW)
         return describe_missing_first(folder, open_split(folder, split).files)
 
-    (note,) = notes("a_train_000003.bin", "a_train_000004.bin")
+    (note,) = map(str, notes("a_train_000003.bin", "a_train_000004.bin"))
     assert "its train shards begin with a_train_000003.bin, and are read without the ones before it" in note
     assert "such as a_train_000002.bin, which are not here" in note
     assert len(notes("a_val_2.bin", "a_train_0.bin", split="validation")) == 1

@@ -15,8 +15,7 @@ import pytest
 import zstandard
 from safetensors.numpy import load_file
 
-from common.arguments import UsageError
-from common.errors import BadInput
+from common.errors import BadInput, UsageError
 from tests.tokens.preparing import CRASH, PREPARE, files_of, run, succeed, write
 from tokens.documents.text_file import LONGEST_LINE
 from tokens.format.manifest import open_listed, read_manifest

@@ -222,7 +222,7 @@ def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_anothe
     assert complete_steps(bucket) == [best, "step-00000008"] and bucket.read("latest").content == b"step-00000008"
     other = blank(run, "other")
     done = succeed(other)
-    assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stdout
+    assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stderr
     assert bucket.read("best").content.decode() == best
     assert complete_steps(bucket) == [best, "step-00000012"]
     third = blank(run, "third")

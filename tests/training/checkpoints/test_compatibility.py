@@ -92,7 +92,7 @@ def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[st
 
 def test_other_changes_are_notes() -> None:
     lines = differences(RUN, record(train={"log_interval": 1}), record(train={"log_interval": 2}), CHECKPOINT)
-    assert lines == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
+    assert [*map(str, lines)] == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
 
 
 STABLE = {"schedule_learning_rate": "warmup_stable_decay"}

@@ -57,7 +57,8 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
     assert done.stderr.count(said) == 2  # and in torchrun's table
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
     assert verify(run / "checkpoints" / "step-00000004") is None
-    assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
+    record = json.loads((run / "exit.json").read_text())
+    assert (record["outcome"], record["reason"]) == ("error", "user-error") and said in record["problem"]
     complete(run)
 
 

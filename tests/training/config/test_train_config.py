@@ -53,7 +53,7 @@ def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) ->
 def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
     [note] = run.notices  # of the keys that are not there, and of no other
-    assert [key for key in GOOD_RECIPE if f'"{key}": ' in note] == [key for key in GOOD_RECIPE if key not in extra]
+    assert [key for key in GOOD_RECIPE if f'"{key}": ' in str(note)] == [key for key in GOOD_RECIPE if key not in extra]
     accumulation = extra.get("gradient_accumulation_steps", 1)
     plan = make_plan(run.train, run.model.context_length, 8)
     assert plan.layout.global_batch_size == 12 * accumulation * 8
@@ -89,7 +89,7 @@ def test_older_spellings_are_translated_and_said_and_set_replaces_either(
     train = GOOD_RECIPE | others | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, train), [override])
     assert run.train.flat() | wanted == run.train.flat()
-    assert [notice in line for line in run.notices] == [True] * (notice != "")
+    assert [notice in str(line) for line in run.notices] == [True] * (notice != "")
 
 
 @pytest.mark.parametrize("name", ["1xrtx3090", "1xh100", "8xa100", "8xa100m80", "8xh100", "8xb200"])
@@ -226,7 +226,7 @@ def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     train = {"dataset": "", "lr": 1, "max_epochs": 0} | {key: TINY_TRAIN[key] for key in ("learning_rate",)}
     with pytest.raises(BadInput) as raised:
         load_run(run_directory(tmp_path / "r", TINY_MODEL | {"n_heads": 0}, train), ["warmup_period_percent=200"])
-    told = [problem.removeprefix(f"{tmp_path}/r/") for problem in raised.value.problems]
+    told = [problem.removeprefix(f"{tmp_path}/r/") for problem in raised.value.lines]
     for start in (
         "train.json: unknown key 'lr'; did you mean 'learning_rate'",
         "model.json: n_heads: got 0",

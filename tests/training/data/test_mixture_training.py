@@ -56,7 +56,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     alone, two = make_run("alone", **keys), make_run("two", **keys)
     silent = make_run("silent", **keys, validation_interval=None)
     for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
-        said = complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks).stdout
+        said = complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks).stderr
         note = f"NOTE: {few}: not validated on: it has no validation tokens; prepare some with --validation-fraction. "
         assert said.count(f"{note}The best checkpoint goes by {names[1]}") == (run != silent)
     losses: dict[int, Any] = metrics(alone, "validation_losses")
@@ -90,8 +90,8 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     run = make_run(dataset=parts)
     (other / "tiny_train.bin").rename(other / "tiny_train_000003.bin")
     done = train(run, "--max-steps", "1")
-    assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stdout
-    assert f"NOTE: {other}: its train shards begin with tiny_train_000003.bin, and are read without" in done.stdout
+    assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stderr
+    assert f"NOTE: {other}: its train shards begin with tiny_train_000003.bin, and are read without" in done.stderr
     assert metrics(run, "validation_losses") == {}
     assert list(metrics(run, "validation_loss")) == [0, 1]
     (run / "train.json").write_text(json.dumps(json.loads((run / "train.json").read_text()) | {"dataset": parts[::-1]}))

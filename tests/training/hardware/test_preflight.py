@@ -207,7 +207,7 @@ def test_warnings_are_printed_once_and_training_starts(make_run: MakeRun, change
     script = changed_train(f"from training.hardware import preflight; {few}")
     done = train(make_run(), "--max-steps", "1", script=script, ranks=2)
     assert done.returncode == EXIT_DONE, done.stderr
-    assert done.stdout.splitlines().count("WARNING: few of them") == 1
+    assert done.stderr.splitlines().count("WARNING: few of them") == 1
 
 
 def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: MakeRun) -> None:

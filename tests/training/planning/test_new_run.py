@@ -100,7 +100,7 @@ def test_tokens_that_are_not_here_yet_are_said_and_those_of_a_list_are_all_seen(
     assert like(make_run(), tmp_path / "a", options=options).train.data.dataset == str(tmp_path / "here")
     far = like(make_run("other"), tmp_path / "b", "dataset=OWNER/NAME")
     assert far.train.data.dataset == "OWNER/NAME" and far.model.vocab_size == 257
-    assert "its tokens are not all here" in capsys.readouterr().out
+    assert "its tokens are not all here" in capsys.readouterr().err
     two = [tmp_path / "here", tokens(tmp_path / "more", 3000, 100, largest=99)]
     parts = json.dumps([{"dataset": str(path), "weight": 1} for path in two])
     both = like(make_run("third", min_train_tokens=1024), tmp_path / "c", f"dataset={parts}")

@@ -59,7 +59,7 @@ def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
     path, runs = tmp_path / "mine.json", ROOT / "runs" / "8xa100"
     path.write_text(json.dumps(OWN_MACHINE))
     line = one_line(train(runs, "--plan", "--machines", str(path)))
-    added = re.search(r"To add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
+    added = re.search(r"to add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
     assert added and f"{path}: 4xweird: gpu: unknown GPU 'weird'; " in line
     assert json.loads(added[1])["gpus"]["weird"] == dict.fromkeys(OWN_GPU["gpus"]["weird"], 0)
     mine = OWN_MACHINE | OWN_GPU

@@ -5,21 +5,32 @@ Exit record: written once, removed by the next job, read by a restarted group.
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
+from common.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    REASONS,
+    BadInput,
+    Reason,
+)
+from tests.conftest import ROOT
 from training.launch import JOB_VARIABLE, job_identity, without_launcher
 from training.supervision import run_lock
 from training.supervision.run_lock import (
     EXIT_FILE,
     LOCK_FILE,
-    LOST,
     NODE_VARIABLE,
     ExitRecord,
+    JobExit,
     RunLock,
-    final_status,
+    final_exit,
     is_locked,
     lock_is_held,
     read_exit,
@@ -95,31 +106,33 @@ def read(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome", "kept"),
+    ("status", "outcome", "reason", "kept"),
     [
-        (EXIT_DONE, "done", None),
-        (EXIT_ERROR, "error", None),
-        (EXIT_DIVERGED, "diverged", EXIT_DIVERGED),
-        (EXIT_STOPPED, "stopped", EXIT_STOPPED),
+        (EXIT_DONE, "done", "finished", False),
+        (EXIT_ERROR, "error", "disk-full", False),
+        (EXIT_ERROR, "lost", "lost-rank", False),
+        (EXIT_DIVERGED, "diverged", "non-finite", True),
+        (EXIT_STOPPED, "stopped", "out-of-budget", True),
     ],
 )
 def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_divergence(
-    tmp_path: Path, status: int, outcome: str, kept: int | None
+    tmp_path: Path, status: int, outcome: str, reason: Reason, *, kept: bool
 ) -> None:
     for damaged in ("{", ""):
         (tmp_path / EXIT_FILE).write_text(damaged)
-        assert final_status(tmp_path) is None
+        assert final_exit(tmp_path) is None
     for final in (False, True):
-        ExitRecord(tmp_path).write(status, final=final)
-        record = {"status": status, "outcome": outcome, "final": final, "time": "", "job": job_identity()}
-        assert {**read(tmp_path), "time": ""} == record
-        assert final_status(tmp_path) == (kept if final else None)
+        ExitRecord(tmp_path).write(status, reason, "run\x1b: a problem\nand another", final=final)
+        record = {"status": status, "outcome": outcome, "reason": reason, "final": final, "job": job_identity()}
+        record |= {"problem": "run\\x1b: a problem\nand another"}
+        assert {key: value for key, value in read(tmp_path).items() if key != "time"} == record
+        assert final_exit(tmp_path) == (read_exit(tmp_path) if kept and final else None)
 
 
 def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: Path) -> None:
     first = ExitRecord(tmp_path)
-    first.write(EXIT_ERROR, LOST)
-    first.write(EXIT_DONE)
+    first.write(EXIT_ERROR, "lost-rank")
+    first.write(EXIT_DONE, "finished")
     assert read(tmp_path)["outcome"] == "lost"
     ExitRecord(tmp_path)
     assert not (tmp_path / EXIT_FILE).exists()
@@ -142,16 +155,30 @@ def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ExitRecord(tmp_path).write(EXIT_STOPPED)
+    ExitRecord(tmp_path).write(EXIT_STOPPED, "stopped")
     alone = read_exit(tmp_path)
     monkeypatch.setenv(JOB_VARIABLE, "night")
-    ExitRecord(tmp_path).write(EXIT_STOPPED)
+    ExitRecord(tmp_path).write(EXIT_STOPPED, "stopped")
     chosen = read_exit(tmp_path)
     assert alone is not None and chosen is not None and (alone.job, chosen.job) != (None, alone.job)
     assert chosen.job == "night" and JOB_VARIABLE not in without_launcher()
-    earlier = {key: value for key, value in read(tmp_path).items() if key != "job"}
-    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # as before jobs had names
-    assert read_exit(tmp_path) == (EXIT_STOPPED, "stopped", True, None)
+
+
+def test_records_of_other_versions_are_read(tmp_path: Path) -> None:
+    earlier = {"status": EXIT_STOPPED, "outcome": "stopped", "final": True, "time": "2026-11-20T10:00:00Z"}
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # before jobs had names
+    assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True)
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"job": "night"}))  # before there were reasons
+    assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True, "night")
+    for reason in ("of a later version", 5, ["stopped"], None):
+        (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"reason": reason, "problem": "none"}))
+        assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True, None, None, "none")
+
+
+def test_docs_say_what_each_reason_means() -> None:
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    section = text.partition("## Restart loops")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [*REASONS]
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +186,7 @@ def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch:
     lock = RunLock()
     lock.write_job(["a"])
     lock.write_resumed()
-    ExitRecord(None).write(EXIT_DONE)
+    ExitRecord(None).write(EXIT_DONE, "finished")
     assert list(tmp_path.iterdir()) == [] and not lock.restarted
 
 
@@ -168,7 +195,7 @@ def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
 ) -> None:
     monkeypatch.setenv(NODE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    ExitRecord(None).write(EXIT_USAGE)
+    ExitRecord(None).write(EXIT_USAGE, "usage-error")
     assert json.loads((tmp_path / "3.json").read_text())["outcome"] == "error"
     ExitRecord(None)
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +206,7 @@ def test_a_record_that_cannot_be_written_costs_a_warning_and_one_that_cannot_be_
 ) -> None:
     record = ExitRecord(tmp_path)
     (tmp_path / EXIT_FILE).mkdir()
-    record.write(EXIT_DONE)
+    record.write(EXIT_DONE, "finished")
     assert f"WARNING: {tmp_path / EXIT_FILE}: cannot be written: " in capsys.readouterr().err
     with pytest.raises(BadInput, match=r"exit\.json: cannot be written"):
         ExitRecord(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import MakeRun, complete, metrics, one_line, slow, train, write_run
 from tests.launch import wait_until
-from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
+from tests.training.supervision.runs import LONG, assert_same_weights, exit_of, outcome, start, wait_for_step
 from tests.walks import children, kill
 from training.checkpoints.saved_state import verify
 from training.telemetry.metrics_log import read_metrics
@@ -217,7 +217,8 @@ def test_all_ranks_report_the_reason_of_the_first(
     assert ("only this rank" if early == "1" else "no such run directory") in one_line(done)
     assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
     if early == "1":
-        assert outcome(run) == "error"
+        ended = exit_of(run)  # rank 0's, which has waited for the other one
+        assert (ended.outcome, ended.reason, ended.problem) == ("error", "user-error", "only this rank")
 
 
 @pytest.mark.slow
@@ -240,11 +241,33 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: MakeRun) -> N
     assert process.returncode == 1
     assert "Signal 9 (SIGKILL)" in errors
     assert not (run / "checkpoints").exists()
-    assert outcome(run) == "lost"
+    ended = exit_of(run)
+    assert (ended.outcome, ended.reason) == ("lost", "lost-rank")
 
 
 def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
-    done = train(make_run(), ranks=2, script=at_step_3('raise RuntimeError("rank one broke")'))
+    run = make_run()
+    done = train(run, ranks=2, script=at_step_3('raise RuntimeError("rank one broke")'))
     assert done.returncode == 1
     first = done.stderr.index("Traceback (most recent call last)")
     assert "RuntimeError: rank one broke" in done.stderr[first : first + 3000]
+    ended = exit_of(run)  # of rank 0, whose collective has failed
+    assert (ended.reason, ended.problem) == ("crash", "RuntimeError: rank one broke")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "problem"),
+    [
+        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory does not hold"),
+        ("BadInput('a disk is full', alone=True, reason='disk-full')", "disk-full", "a disk is full"),
+    ],
+)
+def test_the_reason_of_a_job_is_that_of_the_rank_that_failed(
+    make_run: MakeRun, at_step_3: Callable[..., Path], error: str, reason: str, problem: str
+) -> None:
+    run = make_run()
+    done = train(run, ranks=2, script=at_step_3(f"import torch; from common.errors import BadInput; raise {error}"))
+    assert done.returncode == 1
+    ended = exit_of(run)
+    assert (ended.status, ended.outcome, ended.reason) == (1, "error", reason), done.stderr
+    assert str(ended.problem).startswith(problem)

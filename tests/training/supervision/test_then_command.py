@@ -29,7 +29,7 @@ def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: 
     wait_for_step(run, 3, process)
     os.kill(process.children()[1], signal.SIGTERM)  # torchrun knows nothing of it
     output, errors = process.communicate()
-    assert outcome(run) == "stopped" and (run / "ran").read_text().count('"stopped"') == 1, errors
+    assert outcome(run) == "stopped" and (run / "ran").read_text().count('"outcome": "stopped"') == 1, errors
     assert "--then: ended with status 0" in output
 
 

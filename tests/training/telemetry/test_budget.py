@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import MakeRun, one_line, train
 from tests.training.conftest import ledger_of
-from tests.training.supervision.runs import SLOW, outcome
+from tests.training.supervision.runs import SLOW, exit_of
 from training.telemetry.budget import END_SECONDS, Budget
 from training.telemetry.metrics_log import read_metrics
 from training.telemetry.time_ledger import Earlier
@@ -40,7 +40,7 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     environment = {"SLOW_STEP": "0.05"}
     done = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2, script=SLOW, environment=environment)
     assert done.returncode == 1, done.stderr  # torchrun's
-    assert outcome(run) == "stopped", done.stderr
+    assert (exit_of(run).outcome, exit_of(run).reason) == ("stopped", "out-of-budget"), done.stderr
     assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
     first = read_metrics(run)[-1]
     ends = [record["elapsed_seconds"] for record in read_metrics(run) if "train_loss" in record]
@@ -55,6 +55,7 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     usd = round(first["usd"], 2)
     line = one_line(train(run, *DOLLAR_A_SECOND, "--max-usd", f"{usd}", ranks=2))
     assert f"--max-usd {usd:g}: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    assert (exit_of(run).status, exit_of(run).reason) == (1, "out-of-budget")
     hours = (first["elapsed_seconds"] + 10) / 3600
     clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)

@@ -89,7 +89,7 @@ def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
     lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
     done = complete(run)
-    assert f"NOTE: {run / METRICS}: left out as damaged: 2 lines, from line 2 on" in done.stdout
+    assert f"NOTE: {run / METRICS}: left out as damaged: 2 lines, from line 2 on" in done.stderr
     assert "resuming from" in done.stdout
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_said_once_and_written_later_or_counted_as_los
 ) -> None:
     monkeypatch.setattr(json_files, "PENDING_BYTES", room or json_files.PENDING_BYTES)
     said: list[str] = []
-    log = MetricsLog(tmp_path, said.append)
+    log = MetricsLog(tmp_path, lambda line: said.append(str(line)))
     with full_disk(500):
         for step in range(100):
             log.write({"step": step, "train_loss": 1.0})

@@ -9,6 +9,7 @@ from unittest.mock import Mock, create_autospec
 import pytest
 import torch
 
+from common.errors import warning
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import Metric, MetricsLog
@@ -87,7 +88,7 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     quiet.record(1, {Metric.VALIDATION_LOSS: 2.0})
     assert quiet.finish() == "no chart" and math.isnan(quiet.last_loss)
     quiet.close()
-    quiet.say_on_machine("WARNING: a file was touched")
+    quiet.say_on_machine(warning("a file was touched"))
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "WARNING: a file was touched\n")
 
@@ -95,7 +96,7 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
 def test_rank_0_prints_lines_with_warnings_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     for coordinates in (True, False):
         ranks: Any = SimpleNamespace(coordinates=coordinates)
-        print_lines(ranks, ["resuming", "WARNING: numerics changed"])
+        print_lines(ranks, ["resuming", warning("numerics changed")])
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("resuming\n", "WARNING: numerics changed\n")
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from common.bucket import Bucket
-from common.errors import BadInput
+from common.errors import BadInput, warning
 from common.files import is_folder, write_error
 from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.bucket_download import fetch
@@ -141,7 +141,7 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
             if name in LINKS:
                 search.on_disks(functools.partial(point, directory / name, candidate))
             return True
-        print_lines(ranks, [f"WARNING: {problems[0]}"])
+        print_lines(ranks, [warning(problems[0])])
         damages.append(problems[0])
     if damages and newest is None:
         others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
