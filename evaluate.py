@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from common.errors import BadInput
-from common.installation import exit_status, prepare_process, run_command
+from common.script import exit_status, prepare_process, run_command
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""

@@ -3,7 +3,7 @@
 
 import sys
 
-from common.installation import exit_status, prepare_process, run_command
+from common.script import exit_status, prepare_process, run_command
 
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
 EPILOG = """examples:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.errors import BadInput, accepted
-from common.installation import exit_status, prepare_process, run_command
+from common.script import exit_status, prepare_process, run_command
 
 if TYPE_CHECKING:
     from training.command import FindCommand

@@ -7,8 +7,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.errors import EXIT_DONE, BadInput, printable
-from common.installation import exit_status, keep_logs_only, prepare_process, run_command
+from common.errors import EXIT_DONE, BadInput
+from common.output import keep_logs_only
+from common.script import exit_status, prepare_process, run_command
+from common.text import printable
 
 if TYPE_CHECKING:
     from tokens.command import Lines

@@ -3,7 +3,7 @@
 
 import sys
 
-from common.installation import exit_status, prepare_process, run_command
+from common.script import exit_status, prepare_process, run_command
 
 EPILOG = """examples:
   python report.py runs/quickstart

@@ -18,10 +18,11 @@ from common.errors import (
     Diverged,
     Reason,
     UsageError,
-    printable,
 )
 from common.files import Locked, is_folder
-from common.installation import checked_status, keep_logs_only, prepare_process
+from common.output import keep_logs_only
+from common.script import checked_status, prepare_process
+from common.text import printable
 from training.launch import (
     Failure,
     check_environment,

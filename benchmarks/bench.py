@@ -20,7 +20,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.installation import use_expandable_segments  # noqa: E402  # after the path to it
+from common.script import use_expandable_segments  # noqa: E402  # after the path to it
 
 use_expandable_segments()  # as the scripts do; before torch is imported
 

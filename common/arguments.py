@@ -25,8 +25,9 @@ from cyclopts.argument import Argument
 from cyclopts.help import HelpPanel, PlainFormatter
 
 from common.checks import KeyRows, ValueCheck
-from common.errors import EXIT_DONE, UsageError, either, printable, quoted
+from common.errors import EXIT_DONE, UsageError
 from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
+from common.text import either, printable, quoted
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column

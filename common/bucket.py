@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import attrs
 
-from common.errors import BadInput, in_brackets
+from common.errors import BadInput
 from common.files import BUCKET_SCHEMES, WEB_SCHEMES, is_bucket
+from common.text import in_brackets
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion

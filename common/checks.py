@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, InvalidValue, Problem, either, integer_range, nearest, problem_of, quoted
+from common.errors import InvalidValue, Problem, problem_of
 from common.json_files import LARGEST, SIZES, is_number
+from common.text import LARGEST_INTEGER, either, integer_range, nearest, quoted
 
 if TYPE_CHECKING:
     from cattrs import Converter

@@ -1,17 +1,13 @@
-"""Errors: exit statuses, user errors, dropped output and advice, and escaping of untrusted text."""
+"""Errors: exit statuses, reasons, and what a user gave that is wrong, as data."""
 
-import difflib
 import errno
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from common.redaction import redacted
+from common.text import printable
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
@@ -20,9 +16,6 @@ EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not appli
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
 EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)
 
-LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
-QUOTED_CHARACTERS = 100  # shown of a value in an error
-BRACKET_CHARACTERS = 120  # most of a library's words in an error
 
 # Why a command ended, for programs: `reason` in exit.json. docs/checkpoints.md says what each one means.
 Reason = Literal[
@@ -43,8 +36,6 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-
-_dropped: dict[str, str | None] = {}  # first problem of each kind of output or advice; None: reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,123 +174,3 @@ def problem_of(error: BaseException, where: object = "") -> Problem:
 def reason_of_system_error(error: OSError) -> Reason:
     """Return why a command ends that could not read or write a file."""
     return "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "user-error"
-
-
-def in_brackets(words: object) -> str:
-    """Return the words of a library, or of somebody's server, as " (...)" that may end an error of ours.
-
-    "" unless they are one short line that needs no redaction: an error says in our words what is wrong and what to do.
-    """
-    text = str(words).strip().rstrip(".")
-    is_fit = 0 < len(text) <= BRACKET_CHARACTERS and "\n" not in text and redacted(text) == text
-    return f" ({printable(text)})" if is_fit else ""
-
-
-@contextmanager
-def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
-    """Context, or decorator, of work that informs: its exceptions, but `fatal` ones, are noted once and end nothing."""
-    try:
-        yield
-    except fatal:
-        raise
-    except Exception as error:  # noqa: BLE001  # of formatting, arithmetic, a drawing: training goes on without
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
-        if drop(name, problem):
-            say(warning(f"{name}: dropped: {problem}"))
-
-
-def drop(name: str, problem: str) -> bool:
-    """Note once, for the metrics, dropped work and the reason; return True the first time."""
-    first = name not in _dropped
-    _dropped.setdefault(name, redacted(problem))
-    return first
-
-
-def newly_dropped() -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of work dropped since the last call."""
-    for name, problem in [*_dropped.items()]:
-        if problem is not None:
-            _dropped[name] = None
-            yield name, problem
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return advice for an unknown word, to follow a semicolon: the closest known word, or all known words."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
-
-
-def printable(text: str) -> str:
-    """Return untrusted text as one line: line ends, control and invisible characters and surrogates are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
-
-
-class Severity(Enum):
-    """How much a line matters. It alone decides where the line is printed; the value is the label before it."""
-
-    RESULT = ""  # what the command was asked for: stdout
-    NOTE = "NOTE: "  # stderr, as WARNING
-    WARNING = "WARNING: "
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A line for people. `str` returns it with its label."""
-
-    text: str
-    severity: Severity
-
-    def __str__(self) -> str:
-        return f"{self.severity.value}{self.text}"
-
-
-def note(text: str) -> Notice:
-    """Return a notice of something that the user might not expect."""
-    return Notice(text, Severity.NOTE)
-
-
-def warning(text: str) -> Notice:
-    """Return a notice of something that is probably wrong, but does not end the command."""
-    return Notice(text, Severity.WARNING)
-
-
-def say(line: str | Notice) -> None:
-    """Print untrusted text as a line on stderr, without secrets."""
-    print(printable(redacted(str(line))), file=sys.stderr, flush=True)
-
-
-def show(lines: Iterable[str | Notice]) -> None:
-    """Print untrusted lines: notices as their severity says, other lines are results."""
-    for line in lines:
-        if isinstance(line, Notice) and line.severity is not Severity.RESULT:
-            say(line)
-        else:
-            print(printable(str(line)), flush=True)
-
-
-def printable_lines(text: str) -> str:
-    """Return text of several lines for a terminal or a log, each as `printable`."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def either(words: Iterable[str]) -> str:
-    """Return "a, b or c"."""
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def integer_range(minimum: int, maximum: int) -> str:
-    return f"of at least {minimum}, at most {'2^53' if maximum == LARGEST_INTEGER else f'{maximum:,}'}"
-
-
-def quoted(value: Any) -> str:
-    """Return the repr of a value for an error, cut to QUOTED_CHARACTERS."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply; an integer of more than 4,300 digits
-        return f"a {type(value).__name__} that is too large to print"
-    return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}... ({len(text):,} characters)"

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO
 from uuid import uuid4
 
-from common.errors import BadInput, note, reason_of_system_error, say
+from common.errors import BadInput, reason_of_system_error
 from common.json_files import open_descriptor, open_regular, read_regular
+from common.output import note, say
 
 BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # may begin a name on the hub

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import QUOTED_CHARACTERS, BadInput, in_brackets, note, say
+from common.errors import BadInput
 from common.files import HUB, is_folder
+from common.output import note, say
+from common.text import QUOTED_CHARACTERS, in_brackets
 from common.transports import bounded
 
 if TYPE_CHECKING:

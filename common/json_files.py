@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from common.errors import BadInput, InvalidValue, Notice, Problem, note, quoted, refusing, say
+from common.errors import BadInput, InvalidValue, Problem, refusing
+from common.output import Notice, note, say
+from common.text import quoted
 
 DEPTH = 100  # most levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file

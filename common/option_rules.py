@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 from cyclopts.argument import Argument
 
-from common.errors import either, quoted
+from common.text import either, quoted
 
 Given = Mapping[str, Sequence[str]]  # the values of each option of a command line, by the option's first name
 FALSE = ("false", "f", "no", "n", "0")  # --follow=false is as if the flag were not given

@@ -9,9 +9,10 @@ import attrs
 
 from common.arguments import option
 from common.checks import integer
-from common.errors import EXIT_STOPPED, BadInput, Notice, printable_lines, show, warning
+from common.errors import EXIT_STOPPED, BadInput
 from common.option_rules import OptionRules
-from common.quantities import dollars
+from common.output import Notice, show, warning
+from common.text import dollars, printable_lines
 from experiments.shared.training_jobs import PoolOptions, describe_jobs
 from training.telemetry.budget import USD
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, either, quoted
+from common.errors import BadInput
+from common.text import either, quoted
 from model.config import (
     ARCEE,
     GPT2,

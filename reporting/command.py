@@ -11,10 +11,11 @@ import attrs
 
 from common.arguments import option
 from common.checks import number
-from common.errors import BadInput, UsageError, note, printable, show
+from common.errors import BadInput, UsageError
 from common.files import check_replaceable, replace_file, writing
-from common.installation import keep_logs_only
 from common.option_rules import OptionRules
+from common.output import keep_logs_only, note, show
+from common.text import printable
 from training.checkpoints.directory import checkpoints_of, steps_in
 from training.supervision.run_lock import EXIT_FILE, is_locked
 from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT

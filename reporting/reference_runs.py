@@ -7,8 +7,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from common.errors import BadInput, Notice, note
+from common.errors import BadInput
 from common.files import check_replaceable, replace_file, writing
+from common.output import Notice, note
 from evaluation.shared.significance import prediction_band
 from reporting.run_history import read_history
 from training.reference import FEWEST, MARKS, NO_LOSS, TENTH, Reference, recipe_of, tenths, tokens_of

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from common.errors import BadInput, refusing
 from common.json_files import read_json, utc_now
 from common.line_chart import PALETTE, Line, LineChart
-from common.quantities import dollars
+from common.text import dollars, duration
 from common.web_page import render
 from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import Row, distinct, read_rows
@@ -26,7 +26,6 @@ from training.checkpoints.lookup import checkpoints_by_step
 from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS, Metric
-from training.telemetry.progress_bar import duration
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report

@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 
 from common.checks import structured
-from common.errors import BadInput, Notice, note
+from common.errors import BadInput
 from common.json_files import is_number, read_json
+from common.output import Notice, note
 from evaluation.shared.machines import TrainedOn, trained_on
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord

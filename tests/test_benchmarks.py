@@ -20,7 +20,7 @@ from kernels import kind_of, table
 from torch.autograd import DeviceType
 
 from common.errors import BadInput
-from common.installation import ALLOCATOR_SETTINGS
+from common.script import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
 from tests.conftest import TINY_MODEL
 from training.hardware.gpus import known_gpus

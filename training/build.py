@@ -38,8 +38,7 @@ from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import REFERENCE, MetricsLog
-from training.telemetry.progress_bar import ProgressBar
-from training.telemetry.reporter import Reporter, print_lines
+from training.telemetry.reporter import ProgressBar, Reporter, print_lines
 from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
 

@@ -7,8 +7,9 @@ from contextlib import closing
 import attrs
 import torch
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Notice, advisory, note, warning
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.json_files import utc_now
+from common.output import Notice, advisory, note, warning
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import RunRecord, describe_changes, make_record, write_record

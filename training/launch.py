@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import EXIT_DONE, EXIT_STOPPED, REASONS, BadInput, Reason, integer_range, quoted
+from common.errors import EXIT_DONE, EXIT_STOPPED, REASONS, BadInput, Reason
 from common.files import replace_file
 from common.json_files import parse_json
 from common.redaction import redacted
+from common.text import integer_range, quoted
 
 # Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
 # operators (for torchrun: may be a range, "1:4").

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from common.errors import Diverged, warning
+from common.errors import Diverged
+from common.output import warning
 from training.checkpoints.tensor_files import state_sha256
 from training.prefetch import Feed
 from training.saving import Saving

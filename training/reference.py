@@ -16,9 +16,10 @@ import attrs
 import numpy as np
 
 from common.checks import ValueCheck, integer, number, structured
-from common.errors import BadInput, Notice, note
+from common.errors import BadInput
 from common.files import HUB
 from common.json_files import read_json
+from common.output import Notice, note
 from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves

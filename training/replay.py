@@ -9,7 +9,8 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, note
+from common.errors import BadInput
+from common.output import note
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import describe_changes, read_record

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from common.errors import note, warning
 from common.files import is_folder
+from common.output import note, warning
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, misplaced, name_of
 from training.checkpoints.run_record import RunRecord

@@ -5,7 +5,8 @@ import time
 
 import attrs
 
-from common.errors import BadInput, warning
+from common.errors import BadInput
+from common.output import warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState

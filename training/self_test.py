@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from common.errors import Notice, warning
+from common.output import Notice, warning
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.grad_norm import global_grad_norm

@@ -9,7 +9,8 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from common.errors import Reason, advisory
+from common.errors import Reason
+from common.output import advisory
 from training.config.batch_plan import count_due
 from training.parallel.process_group import Ranks
 from training.saving import Saving

@@ -11,9 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, note, printable, refusing, say
+from common.errors import BadInput, refusing
 from common.files import writing
 from common.json_files import JsonLog
+from common.output import note, say
+from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
 from evaluation.shared.generation import (
     forgotten,

@@ -12,8 +12,8 @@ import attrs
 from markupsafe import Markup
 from tabulate import tabulate
 
-from common.errors import BadInput, accepted, printable
-from common.quantities import small_number
+from common.errors import BadInput, accepted
+from common.text import printable, small_number
 from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
 from evaluation.comparison.rows import Row, read_rows

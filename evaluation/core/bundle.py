@@ -14,10 +14,11 @@ import attrs
 import yaml
 
 from common.checks import structured
-from common.errors import BadInput, nearest, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import replace_file, sha256, writing
 from common.json_files import LINES_BYTES, check_text, open_regular, parse_json, read_regular
 from common.remote_files import look_up_remote
+from common.text import nearest, quoted
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch.nn.utils.rnn import pad_sequence
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
+from common.text import printable
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
 from evaluation.core.core_scores import (

@@ -9,10 +9,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from common.errors import BadInput, note, printable, refusing, say
+from common.errors import BadInput, refusing
 from common.files import PARTIAL, partial_directory, partial_of, publish_folder, replace_file, writing
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
-from common.installation import keep_logs_only
+from common.output import keep_logs_only, note, say
+from common.text import printable
 from evaluation.command_line import ExportCommand, SampleCommand
 from evaluation.export.model_card import model_card
 from evaluation.shared.chat_template import CONFIG, GENERATION

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.hub_client import OUR_TAG
-from common.quantities import small_number
+from common.text import small_number
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.machines import describe_drift, trained_on
 from evaluation.shared.results import cost_of, perplexity

@@ -10,9 +10,11 @@ from typing import Any
 import attrs
 
 from common.checks import structured
-from common.errors import EXIT_DONE, BadInput, note, printable, say
+from common.errors import EXIT_DONE, BadInput
 from common.files import replace_file, sha256, writing
 from common.json_files import read_json
+from common.output import note, say
+from common.text import printable
 from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import (
     FineTuned,

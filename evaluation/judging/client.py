@@ -17,9 +17,11 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAsync
 from tqdm import tqdm
 
 from common.checks import is_absent
-from common.errors import BadInput, quoted, say
+from common.errors import BadInput
 from common.json_files import parse_json
+from common.output import say
 from common.redaction import hidden_in
+from common.text import quoted
 from common.transports import wrap_transports
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt

@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
+from common.text import printable
 from evaluation.command_line import JudgeCommand
 from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, read_grades, request_body
 from evaluation.judging.store import (

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from common.errors import BadInput, printable, quoted
+from common.errors import BadInput
 from common.json_files import parse_json
+from common.text import printable, quoted
 from evaluation.shared.records import LATER_SETTINGS, Answer, Answers, Record, read_answers
 from evaluation.shared.results import read_results
 from training.telemetry.metrics_log import ANSWERS

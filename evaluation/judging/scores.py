@@ -14,8 +14,9 @@ import numpy as np
 from tabulate import tabulate
 
 from common.checks import structured
-from common.errors import BadInput, printable
+from common.errors import BadInput
 from common.files import check_replaceable, replace_file, writing
+from common.text import printable
 from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.prompt import Grade, Panel, Prompt

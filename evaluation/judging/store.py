@@ -14,9 +14,11 @@ from typing import Any
 import attrs
 
 from common.checks import integer, structured
-from common.errors import BadInput, nearest, show
+from common.errors import BadInput
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
+from common.output import show
+from common.text import nearest
 from evaluation.judging.prompt import Judge, read_grades
 
 _COUNT = integer(0, 1 << 50)

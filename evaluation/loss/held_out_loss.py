@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
+from common.text import printable
 from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
 from evaluation.loss.token_range import Range, choose, documents_shared, is_known_apart

@@ -9,8 +9,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from common.errors import BadInput, note, printable, say, show
+from common.errors import BadInput
 from common.files import sha256
+from common.output import note, say, show
+from common.text import printable
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.load import ModelLocation

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
+from common.text import printable
 from evaluation.command_line import SampleCommand
 from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
 from evaluation.shared.load import Trained

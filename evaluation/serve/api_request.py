@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 
 from common.checks import ValueCheck, boolean, checked, integer, is_absent, number, one_of, optional, text
-from common.errors import LARGEST_INTEGER, BadInput, InvalidValue, Problem, quoted
+from common.errors import BadInput, InvalidValue, Problem
 from common.json_files import check_text, is_number, parse_json
+from common.text import LARGEST_INTEGER, quoted
 from evaluation.command_line import LEAST_TEMPERATURE
 from evaluation.shared.generation import TooLong, latest_turns
 from evaluation.shared.load import Trained

@@ -13,8 +13,9 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from common.errors import BadInput, printable, refusing
+from common.errors import BadInput, refusing
 from common.json_files import read_regular
+from common.text import printable
 from evaluation.command_line import ServeCommand
 from evaluation.serve.answer import ANSWER_SECONDS
 from evaluation.serve.api_request import ServedModel

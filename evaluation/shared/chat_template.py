@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import is_absent
-from common.errors import BadInput, note, quoted, refusing, say
+from common.errors import BadInput, refusing
 from common.json_files import read_json, read_regular
+from common.output import note, say
+from common.text import quoted
 from tokens.tokenizer.hugging_face_files import CHAT_TEMPLATE, SETTINGS, SPECIAL
 from tokens.tokenizer.rendering import TEMPLATE_CHARACTERS
 from tokens.tokenizer.template import Template

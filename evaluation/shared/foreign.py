@@ -9,8 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadInput, note, quoted, refusing, say
+from common.errors import BadInput, refusing
 from common.json_files import read_json
+from common.output import note, say
+from common.text import quoted
 from evaluation.shared.model_files import (
     CONFIG_FILES,
     FACTS,

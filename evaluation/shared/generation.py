@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from common.errors import BadInput, printable, refusing
-from common.installation import GuardedStream
+from common.errors import BadInput, refusing
 from common.json_files import FILE_BYTES, check_text
+from common.output import GuardedStream
+from common.text import printable
 from evaluation.command_line import GenerationOptions, ModelOptions
 from evaluation.shared.load import Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS

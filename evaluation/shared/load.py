@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from common.checks import structured
-from common.errors import BadInput, note, refusing, say
+from common.errors import BadInput, refusing
 from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
 from common.json_files import read_json
+from common.output import note, say
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
 from evaluation.shared.given_tokenizer import GivenTokenizer

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from common.errors import BadInput, Problem, accepted, printable, printable_lines
+from common.errors import BadInput, Problem, accepted
+from common.text import printable, printable_lines
 from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, note, quoted, say
+from common.errors import BadInput
 from common.json_files import read_json
+from common.output import note, say
+from common.text import quoted
 from model.config import GPT2, OUR_ACTIVATIONS, ModelConfig, rows
 from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank

@@ -10,9 +10,10 @@ from typing import Any
 import attrs
 
 from common.checks import is_absent, structured
-from common.errors import BadInput, note, refusing, say
+from common.errors import BadInput, refusing
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
+from common.output import note, say
 from evaluation.shared.weights import WeightsIdentity
 from tokens.documents.messages import excluded_by
 from tokens.documents.parquet import REFUSED_FIELDS

@@ -12,7 +12,7 @@ import attrs
 from common.errors import BadInput
 from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
-from common.quantities import dollars
+from common.text import dollars
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from evaluation.shared.weights import WeightsIdentity

@@ -5,8 +5,9 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, Problem, accepted, note, say
+from common.errors import BadInput, Problem, accepted
 from common.json_files import check_text
+from common.output import note, say
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, nearest, quoted
+from common.errors import BadInput
+from common.text import nearest, quoted
 from experiments.shared.experiment_files import BUCKET, Changes, changed_run, output_of, read_experiment, read_seeds
 from model.config import ModelConfig
 from model.counts import matmul_parameter_count

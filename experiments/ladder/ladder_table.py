@@ -9,7 +9,9 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from common.errors import BadInput, printable, warning
+from common.errors import BadInput
+from common.output import warning
+from common.text import printable
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import unknown_key
-from common.errors import LARGEST_INTEGER, BadInput, Problem, note, printable_lines, quoted, say
+from common.errors import BadInput, Problem
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
+from common.output import note, say
+from common.text import LARGEST_INTEGER, printable_lines, quoted
 from training.checkpoints.directory import CHECKPOINTS
 from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens

@@ -10,8 +10,10 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted, refusing, warning
+from common.errors import BadInput, refusing
 from common.json_files import read_json
+from common.output import warning
+from common.text import quoted
 from experiments.shared.experiment_files import FIXED, counted
 from tokens.format.manifest import identity_of
 from training.checkpoints.run_record import RESOLVED

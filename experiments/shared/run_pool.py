@@ -12,9 +12,10 @@ from typing import Any
 import attrs
 from tqdm import tqdm
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from common.files import open_locked
-from common.installation import keep_logs_only
+from common.output import keep_logs_only
+from common.text import duration, printable
 from experiments.shared.account import Account
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
 from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
@@ -22,7 +23,6 @@ from training.launch import SETTINGS_OF_EXPERIMENT, SETTINGS_VARIABLE
 from training.supervision.run_lock import lock_is_held
 from training.supervision.training_process import JobEnd, TrainingProcess
 from training.telemetry.budget import LIMITS
-from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier
 
 SHOW_SECONDS = 2.0  # between updates of the bar

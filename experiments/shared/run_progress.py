@@ -12,7 +12,7 @@ import attrs
 
 from common.errors import BadInput, Problem
 from common.json_files import open_regular
-from common.quantities import dollars
+from common.text import dollars
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of, linked_folders, step_of, steps_in

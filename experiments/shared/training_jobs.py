@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import integer
-from common.errors import BadInput, Notice, either, note
-from common.quantities import dollars
+from common.errors import BadInput
+from common.output import Notice, note
+from common.text import dollars, either
 from training.command import WORLD_SIZE, Device
 from training.telemetry.budget import MOST_HOURS, USD, Budget
 

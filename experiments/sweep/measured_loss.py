@@ -16,8 +16,9 @@ import torch
 from safetensors.numpy import save
 
 from common.checks import KEY, checked, integer, number, optional, text
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import replace_file, writing
+from common.text import quoted
 from evaluation.loss.held_out_loss import measure as held_out_loss
 from evaluation.loss.token_range import Range, choose_range
 from evaluation.shared.load import load, locate

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 
 from common.checks import unknown_key
-from common.errors import BadInput, quoted
+from common.errors import BadInput
+from common.text import quoted
 from evaluation.shared.significance import default_seeds
 from experiments.shared.experiment_files import BUCKET, FIXED, Changes, changed_run, read_experiment, read_seeds
 from experiments.sweep.measured_loss import SharedMeasure, read_measure

@@ -11,8 +11,9 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
-from common.errors import BadInput, printable_lines
+from common.errors import BadInput
 from common.json_files import read_json
+from common.text import printable_lines
 from evaluation.shared.significance import (
     CONFIDENCE,
     POWER,

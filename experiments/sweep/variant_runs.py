@@ -13,8 +13,10 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.errors import BadInput, Notice, note, quoted
+from common.errors import BadInput
 from common.json_files import read_json
+from common.output import Notice, note
+from common.text import quoted
 from experiments.shared.experiment_files import (
     BUCKET,
     Sections,

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import partial_directory, publish_folder, writing
 from common.json_files import parse_json
+from common.text import quoted
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.new_files import needed_files

@@ -8,8 +8,10 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted, say, warning
+from common.errors import BadInput
 from common.json_files import read_json
+from common.output import say, warning
+from common.text import quoted
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size

@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 
 from common.checks import ValueCheck, integer, number, one_of, optional, structured, text
-from common.errors import BadInput, note, say
+from common.errors import BadInput
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json_lines, utc_now
+from common.output import note, say
 from evaluation.shared.significance import ERROR
 from experiments.trial.trial_rule import MOST_PAIRS, VERDICTS, TrialRule, keep_level
 

@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 
 from common.checks import integer
-from common.errors import BadInput, quoted
+from common.errors import BadInput
 from common.json_files import read_json
+from common.text import quoted
 from experiments.shared.experiment_files import show_results, write_run_directory
 from experiments.shared.run_comparison import RecordedRun, check_same_measure, check_same_tokens
 from experiments.shared.run_pool import PoolStopped, RunPool

@@ -14,8 +14,9 @@ import torch
 from tqdm import tqdm
 
 from common.checks import integer
-from common.errors import EXIT_DONE, BadInput, printable, refusing
+from common.errors import EXIT_DONE, BadInput, refusing
 from common.files import check_replaceable, replace_file, writing
+from common.text import printable
 from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, load_network, tokenizer_of

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from common.checks import structured
-from common.errors import LARGEST_INTEGER, BadInput
+from common.errors import BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines
+from common.text import LARGEST_INTEGER
 from evaluation.loss.held_out_loss import token_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load

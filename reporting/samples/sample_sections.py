@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from common.errors import Notice
+from common.output import Notice
 from common.web_page import HEAT_LEGEND, HEAT_NATS, render
 from reporting.run_history import run_names
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_samples, record_samples, spaced

@@ -13,10 +13,12 @@ import attrs
 import numpy as np
 
 from common.checks import integer, structured
-from common.errors import BadInput, note, printable, say
+from common.errors import BadInput
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
+from common.output import note, say
 from common.redaction import redacted_command
+from common.text import printable
 from reporting.run_history import EVENT_DETAILS, check_begun, clock
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from common.errors import BadInput, note, refusing, say
+from common.errors import BadInput, refusing
+from common.output import note, say
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.

@@ -10,8 +10,8 @@ import pytest
 from common.arguments import ScriptTexts, arguments_of, option, option_names, options_of, parse
 from common.checks import integer
 from common.errors import EXIT_USAGE, UsageError
-from common.installation import exit_status
 from common.option_rules import given_options, repeated_problem
+from common.script import exit_status
 from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
 from experiments.command import LadderCommand, SweepCommand, TrialCommand
 from reporting.command import ReportCommand

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from common.errors import BadInput, say
+from common.errors import BadInput
 from common.other_programs import foreign_keys
+from common.output import say
 from common.redaction import HIDDEN, hidden_in, is_secret, redacted, redacted_command, redacted_json, redacted_shell
 from training.config.train_config import KEY_ROWS
 

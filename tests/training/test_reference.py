@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from common.errors import Notice
+from common.output import Notice
 from evaluation.shared.significance import prediction_band
 from tests.reporting.written_runs import step, write_resolved, write_run
 from training.checkpoints.run_record import RunRecord, read_record

@@ -8,7 +8,8 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from common.errors import BadInput, warning
+from common.errors import BadInput
+from common.output import warning
 from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 from training.checkpoints.writer import CheckpointWriter
 from training.saving import Saving

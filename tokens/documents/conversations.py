@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from common.checks import is_absent
-from common.errors import either, quoted
+from common.text import either, quoted
 from tokens.documents.inputs import Damaged, Extent, Input
 from tokens.documents.messages import OPENAI_ROLES, SHARE_GPT_ROLES, excluded_by, read_message
 from tokens.documents.parquet import FORMS, REFUSED_FIELDS, unread_columns

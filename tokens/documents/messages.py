@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from common.checks import is_absent
-from common.errors import quoted
+from common.text import quoted
 from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
 OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": SYSTEM}

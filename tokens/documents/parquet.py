@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from common.errors import BadInput, in_brackets
+from common.errors import BadInput
+from common.text import in_brackets
 from tokens.documents.inputs import Damaged
 from tokens.documents.messages import COUNTS
 

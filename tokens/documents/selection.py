@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 import attrs
 
-from common.errors import BadInput, Notice, note
+from common.errors import BadInput
+from common.output import Notice, note
 from tokens.documents.inputs import RECORD_SUFFIXES, SUFFIXES, TEXT_SUFFIXES
 
 TRAIN = "train"

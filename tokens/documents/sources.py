@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, note, say, show
+from common.errors import BadInput
 from common.files import by_number
 from common.hub_client import (
     CARD,
@@ -25,6 +25,7 @@ from common.hub_client import (
     note_local,
     quiet,
 )
+from common.output import note, say, show
 from common.redaction import redacted_name
 from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input

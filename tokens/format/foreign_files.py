@@ -12,9 +12,11 @@ import attrs
 import numpy as np
 import numpy.lib.format as npy
 
-from common.errors import QUOTED_CHARACTERS, BadInput, Notice, note
+from common.errors import BadInput
 from common.files import by_number
 from common.json_files import open_regular
+from common.output import Notice, note
+from common.text import QUOTED_CHARACTERS
 from tokens.format.header import TokenFile, readable_tokens
 
 SUFFIXES = ("bin", "npy")

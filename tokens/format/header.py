@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 import attrs
 import numpy as np
 
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import naming
 from common.json_files import FILE_BYTES, open_regular, parse_json
+from common.text import quoted
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 

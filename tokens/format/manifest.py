@@ -15,9 +15,10 @@ import attrs
 import numpy as np
 
 from common.checks import structured
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import BLOCK_BYTES, sha256
 from common.json_files import parse_json, read_regular
+from common.text import quoted
 from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 from tokens.format.token_file import TokenStream, open_split
 

@@ -11,11 +11,12 @@ import attrs
 
 from common.bucket import Bucket, StoredObject
 from common.checks import integer
-from common.errors import BadInput, note, say
+from common.errors import BadInput
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import HUB, download_snapshot
 from common.json_files import read_json
-from common.quantities import distinct_bytes, readable_bytes
+from common.output import note, say
+from common.text import distinct_bytes, readable_bytes
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import has_split, split_of
 

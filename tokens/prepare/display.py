@@ -8,7 +8,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common.errors import BadInput, printable, say
+from common.errors import BadInput
+from common.output import say
+from common.text import printable
 from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of

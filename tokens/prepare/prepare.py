@@ -5,8 +5,10 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput, note, quoted, say
+from common.errors import BadInput
 from common.files import is_folder, open_locked, replace_file, writing
+from common.output import note, say
+from common.text import quoted
 from tokens.documents.inputs import Input
 from tokens.documents.reader import Reader
 from tokens.documents.sources import Source, resolve_sources

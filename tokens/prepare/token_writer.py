@@ -11,8 +11,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from common.errors import BadInput, note, say
+from common.errors import BadInput
 from common.files import replace_file, sync
+from common.output import note, say
 from tokens.format.header import read_header
 from tokens.format.manifest import (
     MANIFEST,

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from common.errors import BadInput, printable
+from common.errors import BadInput
 from common.files import check_replaceable, replace_file, write_problem
 from common.line_chart import Line, LineChart, VerticalMark, is_own_png, png
+from common.text import printable
 from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
 from tokens.stats.contamination import contamination, likeness

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import BadInput, note, quoted, refusing, say
+from common.errors import BadInput, refusing
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
+from common.output import note, say
+from common.text import quoted
 from tokens.tokenizer.known import GPT2, PATTERNS, recognized
 from tokens.tokenizer.ranks import BYTE_LEVEL, library_values, merges, printable_letters, read_ranks
 from tokens.tokenizer.tokenizer import (

@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, Problem, either, in_brackets
+from common.errors import BadInput, Problem
 from common.files import sha256
 from common.json_files import parse_json, read_regular
+from common.text import either, in_brackets
 from tokens.format.manifest import RANKS_FILE, TokenizerRecord, identity_of
 from tokens.tokenizer.hugging_face_files import read_tokenizer_json
 from tokens.tokenizer.known import KNOWN_TOKENIZERS, KnownTokenizer, recognized

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from common.errors import BadInput, in_brackets
+from common.errors import BadInput
+from common.text import in_brackets
 
 if TYPE_CHECKING:
     from jinja2 import Template as JinjaTemplate

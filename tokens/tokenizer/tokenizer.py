@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import numpy as np
 
-from common.errors import BadInput, Notice, note, refusing
+from common.errors import BadInput, refusing
+from common.output import Notice, note
 from tokens.tokenizer.known import GPT2
 from tokens.tokenizer.ranks import library_values
 

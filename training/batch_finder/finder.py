@@ -14,10 +14,11 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from common.errors import BadInput, note, printable, say
+from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
-from common.quantities import readable_bytes
+from common.output import note, say
+from common.text import printable, readable_bytes
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors

@@ -5,7 +5,7 @@ import math
 import attrs
 from tabulate import tabulate
 
-from common.errors import printable
+from common.text import printable
 from model.config import ModelConfig
 from training.config.batch_plan import derive_layout, microbatch_sizes
 from training.config.key_groups import BatchOptions

@@ -21,9 +21,10 @@ from uuid import uuid4
 import attrs
 
 from common.bucket import Bucket, Taken, Version
-from common.errors import BadInput, advisory
+from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
+from common.output import advisory
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.retention import prune_bucket

@@ -6,7 +6,8 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, Notice, note
+from common.errors import BadInput
+from common.output import Notice, note
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 from training.config.optimization import make_schedule
 from training.config.train_config import recipe

@@ -22,9 +22,10 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from common.errors import BadInput, note, say
+from common.errors import BadInput
 from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
+from common.output import note, say
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 ARCHIVED_HERE = ".archive"  # folder among checkpoints that are on another file system than the archive

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import BadInput, say, warning
+from common.errors import BadInput
 from common.files import is_folder
+from common.output import say, warning
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,

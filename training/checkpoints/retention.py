@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import is_folder, partial_of, remove
-from common.quantities import readable_bytes
+from common.text import readable_bytes
 from model.counts import parameter_count
 from training.checkpoints.directory import (
     MANIFEST,

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 
 from common.checks import integer, optional, structured
-from common.errors import quoted, refusing
+from common.errors import refusing
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from common.redaction import redacted_command
+from common.text import quoted
 from model.config import ModelConfig
 from tokens.format.manifest import RANKS_FILE, Manifest, read_manifest
 from tokens.format.token_file import TokenStream

@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, quoted, refusing
+from common.errors import BadInput, refusing
 from common.files import sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
+from common.text import quoted
 from training.checkpoints.directory import MANIFEST, OPTIMIZER, STATE, WEIGHTS, name_of, step_named
 from training.checkpoints.run_record import RunRecord, record_fields
 from training.precision import SavedLossScale

@@ -7,8 +7,8 @@ import attrs
 
 from common import checks
 from common.checks import KeyRow
-from common.errors import quoted
 from common.json_files import is_number
+from common.text import quoted
 from tokens.batches.mixture import to_shares
 
 MOST_STAGES = 512  # of all datasets of the list

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import KeyRow, KeyRows
-from common.errors import BadInput, Notice, nearest, note
+from common.errors import BadInput
 from common.other_programs import ForeignKey, foreign_keys
+from common.output import Notice, note
+from common.text import nearest
 
 # Keys of train.json that are read no more.
 _GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")

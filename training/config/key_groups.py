@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 
 from common.checks import OlderSpelling, ValueCheck, boolean, integer, key_field, number, one_of, optional, set_one_form
-from common.errors import either, quoted
 from common.files import BUCKET_SCHEMES, is_bucket
+from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, one_form_of_dataset, read_parts
 from training.schedule import DECAYS
 

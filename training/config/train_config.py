@@ -11,9 +11,11 @@ from typing import Any
 import attrs
 
 from common.checks import boolean, checked, integer, key_field, row_of
-from common.errors import BadInput, Notice, Problem, check_all, either, note, problem_of, quoted
+from common.errors import BadInput, Problem, check_all, problem_of
 from common.files import is_folder
 from common.json_files import parse_json, read_json
+from common.output import Notice, note
+from common.text import either, quoted
 from model.config import ModelConfig, shard_counts, undivided
 from model.stock import stock_class
 from training.config.key_groups import (

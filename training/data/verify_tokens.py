@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from common.errors import BadInput, check_all, note, printable, say, show
+from common.errors import BadInput, check_all
 from common.files import sha256
-from common.quantities import readable_bytes
+from common.output import note, say, show
+from common.text import printable, readable_bytes
 from tokens.format.header import TokenFile
 from tokens.format.manifest import Content, read_contents, still_grows
 from tokens.format.token_file import TokenStream, Version, version_of

@@ -14,8 +14,9 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, Problem, nearest, quoted, refusing
+from common.errors import BadInput, Problem, refusing
 from common.json_files import read_json
+from common.text import nearest, quoted
 
 GPUS = Path(__file__).with_name("gpus.json")
 ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # of a new GPU, to be filled in

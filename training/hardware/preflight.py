@@ -19,9 +19,10 @@ from typing import Literal
 import attrs
 import torch
 
-from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable, show, warning
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from common.files import free_disk, mounted_as
-from common.quantities import distinct_bytes, readable_bytes
+from common.output import show, warning
+from common.text import distinct_bytes, printable, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 from training.launch import setting

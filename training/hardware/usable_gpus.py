@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.errors import BadInput, either
+from common.errors import BadInput
+from common.text import either
 from training.hardware.driver import driver_gpus
 from training.launch import setting
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import torch
 
-from common.errors import advisory
+from common.output import advisory
 
 Mark = Any  # a moment: time.perf_counter(), or on a GPU an event in its compute stream
 

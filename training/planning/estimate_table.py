@@ -15,8 +15,9 @@ import attrs
 from tabulate import tabulate
 
 from common.checks import ValueCheck, integer, number, structured, text
-from common.errors import printable, quoted, refusing
+from common.errors import refusing
 from common.json_files import read_json, read_json_lines
+from common.text import printable, quoted
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import ModelConfig, shard_counts
 from training.checkpoints.directory import checkpoints_of

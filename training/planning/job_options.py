@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.quantities import dollars
 from common.redaction import redacted
+from common.text import dollars
 from training.build import make_intervals
 from training.checkpoints.directory import check_wanted, checkpoints_of
 from training.checkpoints.lookup import find_to_resume

@@ -30,7 +30,7 @@ WORKSPACE_BYTES = 2 * (32 << 20)  # of cuBLAS on Hopper, for the threads of the 
 # buffers: assumed, until that has run on several GPUs.
 CONTEXT_BYTES = int(1.3 * GIB)
 NCCL_BYTES = int(0.4 * GIB)
-# Of what is allocated: what the allocator cannot use, with the expandable segments that common/installation.py sets.
+# Of what is allocated: what the allocator cannot use, with the expandable segments that common/script.py sets.
 FRAGMENTATION = 0.03
 
 STATE_BYTES = 4  # of a weight, of a gradient and of its partial sums: fp32

@@ -7,10 +7,12 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput, Notice, note, quoted, refusing, show
+from common.errors import BadInput, refusing
 from common.files import is_folder, replace_file, writing
 from common.hub_client import HUB, MODEL, hub_name, is_own_export, nearest_folder, note_local
 from common.json_files import read_json
+from common.output import Notice, note, show
+from common.text import quoted
 from model.config import ModelConfig
 from tokens.batches.sampling import Layout, window_count
 from tokens.format.manifest import has_split, open_listed, read_content

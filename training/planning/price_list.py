@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from common import checks
-from common.errors import BadInput, nearest
+from common.errors import BadInput
 from common.json_files import read_json
+from common.text import nearest
 from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from common.errors import advisory
+from common.output import advisory
 from training.parallel.step_clock import StepSeconds
 
 BEAT_SECONDS = 1.0  # between two beats of a rank, and two polls

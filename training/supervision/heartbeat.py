@@ -19,7 +19,8 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from common.errors import EXIT_ERROR, Reason, advisory
+from common.errors import EXIT_ERROR, Reason
+from common.output import advisory
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, collective_failed, torchrun_store
 from training.parallel.step_clock import StepSeconds

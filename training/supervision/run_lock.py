@@ -16,22 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from common.errors import (
-    EXIT_DIVERGED,
-    EXIT_DONE,
-    EXIT_ERROR,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    REASONS,
-    BadInput,
-    Reason,
-    printable,
-    say,
-    warning,
-)
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, REASONS, BadInput, Reason
 from common.files import check_replaceable, is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
+from common.output import say, warning
 from common.redaction import redacted
+from common.text import printable
 from training.launch import environment_nodes, job_identity, restarts, torchrun_identity
 
 LOCK_FILE = ".lock"

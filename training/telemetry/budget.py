@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import number
 from common.errors import BadInput
-from common.quantities import dollars
+from common.text import dollars
 from model.config import ModelConfig
 from training.telemetry.time_ledger import Spending, TimeLedger
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import EXIT_ERROR, BadInput, printable, say, warning
+from common.errors import EXIT_ERROR, BadInput
 from common.files import check_replaceable, replace_file, writing
-from common.installation import guard_outputs, keep_logs_only
+from common.output import guard_outputs, keep_logs_only, say, warning
+from common.text import printable
 from training.launch import without_launcher
 from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from common.checks import integer, number, optional
-from common.errors import Notice, say, warning
 from common.files import writing
 from common.json_files import JsonLines, JsonLog, is_number, read_json_lines, utc_now
+from common.output import Notice, say, warning
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured

@@ -6,6 +6,7 @@ Beside it: introduction and summary of a job, as lines for people.
 import math
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.errors import Notice, advisory, newly_dropped, printable, show, warning
-from common.quantities import dollars
+from common.output import Notice, advisory, newly_dropped, show, warning
+from common.text import dollars, duration, printable
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
 from training.hardware.environment import peak_memory_bytes
@@ -25,9 +26,9 @@ from training.state import Position
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, event_record
-from training.telemetry.progress_bar import ProgressBar, duration
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
+LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
 SLOW_SHARE = 0.2  # of the median rank's own seconds
 # What the bar shows after a failure, by the event of the failure, and the event after which it shows that no longer
 FAILURES = {
@@ -40,6 +41,45 @@ def print_lines(ranks: Ranks, lines: Iterable[str | Notice]) -> None:
     """Print lines on rank 0, each where its severity says."""
     if ranks.coordinates:
         show(lines)
+
+
+class ProgressBar:
+    """Progress bar of a run in a terminal, plain lines elsewhere; on rank 0 only."""
+
+    def __init__(self, first_step: int, steps: int):
+        self._last_line = 0.0
+        self._warnings: dict[str, str] = {}  # by topic
+        tqdm.monitor_interval = 0  # it would watch bars from a thread of its own
+        self._bar = tqdm(
+            total=steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
+            disable=None,  # where stderr is no terminal
+        )
+
+    def advance(self) -> None:
+        self._bar.update()
+
+    def show(self, step: int, numbers: str) -> None:
+        line = "  ".join([numbers, *self._warnings.values()])
+        self._bar.set_postfix_str(line)
+        if self._bar.disable and (time.monotonic() - self._last_line >= LINE_SECONDS or step == self._bar.total):
+            self._last_line = time.monotonic()
+            self.say(f"step {step:,}/{self._bar.total:,}  {line}")
+
+    def say(self, line: str | Notice) -> None:
+        tqdm.write(printable(str(line)), file=sys.stderr)
+
+    def warn(self, topic: str, warning: str | None) -> None:
+        """Show a warning beside the numbers, in the place of an earlier one of its topic; None removes that."""
+        self._warnings.pop(topic, None)
+        if warning is not None:
+            self._warnings[topic] = warning
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 @attrs.define(kw_only=True)

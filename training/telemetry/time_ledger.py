@@ -9,8 +9,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import printable
-from common.quantities import dollars
+from common.text import dollars, printable
 from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")

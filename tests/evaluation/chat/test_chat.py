@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.errors import BadInput, printable_lines
+from common.errors import BadInput
+from common.text import printable_lines
 from evaluation.chat.chat import Conversation, obey, wrapped
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.quantities import small_number
+from common.text import small_number
 from evaluation.command_line import CompareCommand
 from evaluation.comparison.compare import Cell, Comparison, as_fragment, as_markdown, compare, run
 from evaluation.core.core_scores import PUBLISHED

@@ -9,7 +9,8 @@ from typing import Any, get_args
 import attrs
 import pytest
 
-from common.errors import BadInput, either
+from common.errors import BadInput
+from common.text import either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN, MakeRun, write_run
 from training.config.batch_plan import derive_layout, describe, make_plan
 from training.config.key_groups import OPTIMIZERS, MemoryOptions

@@ -9,12 +9,11 @@ from unittest.mock import Mock, create_autospec
 import pytest
 import torch
 
-from common.errors import warning
+from common.output import warning
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import Metric, MetricsLog
-from training.telemetry.progress_bar import ProgressBar
-from training.telemetry.reporter import Reporter, print_lines
+from training.telemetry.reporter import ProgressBar, Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 REMAINING = Remaining(steps=1, validations=0, checkpoints=0)
@@ -111,3 +110,18 @@ def test_seconds_of_each_rank_are_recorded_and_the_slowest_is_named_until_it_is_
     recorded = [one["rank_seconds"] for one in noted(reporter.metrics.write) if "rank_seconds" in one]
     assert recorded == [[1.0, 1.9, 1.0], [1.0, 1.1, 1.0]]
     assert noted(reporter.bar.warn) == ["slowest: rank 1, 1.9 s a step (median 1)", None]
+
+
+def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar(0, 10)
+    bar._last_line = float("inf")  # as if a line had just been printed
+    bar.show(9, "loss 3")
+    bar.show(10, "loss 2")
+    bar.warn("checkpoint", "step 8 NOT SAVED")
+    bar.show(10, "loss 2")
+    bar.warn("slowest rank", "SLOW: rank 1")
+    bar.warn("checkpoint", None)
+    bar.show(10, "loss 1")
+    bar.close()
+    lines = capsys.readouterr().err.splitlines()  # of the last step, always
+    assert lines == ["step 10/10  loss 2", "step 10/10  loss 2  step 8 NOT SAVED", "step 10/10  loss 1  SLOW: rank 1"]

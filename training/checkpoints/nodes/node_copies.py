@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from common.bucket import Bucket
-from common.errors import BadInput, warning
+from common.errors import BadInput
 from common.files import is_folder, write_error
+from common.output import warning
 from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.bucket_download import fetch
 from training.checkpoints.directory import (

@@ -1,78 +1,21 @@
-"""Installation check, guarded stdout and stderr, CUDA allocator setting: called first in a script, before torch."""
+"""Running a script: its packages, CUDA's allocator before torch is imported, its end and its exit status."""
 
 import errno
-import fcntl
 import importlib.util
-import io
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, BadInput, UsageError, drop
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, BadInput, UsageError
+from common.output import GuardedStream, guard_outputs
 
 # What training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a write, for which the user has to make room
-READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a paused terminal
-
-
-class Output(io.FileIO):
-    """Bytes of stdout or stderr. Writing never raises: lost bytes are noted once."""
-
-    def __init__(self, name: str, number: int):
-        super().__init__(number, "w", closefd=False)
-        self._name = name
-        self.problem: OSError | None = None  # the first
-        self.patience_seconds: float | None = None  # with a reader that has stopped; None: no limit
-        self._waits = True
-
-    def write(self, data: Any) -> int:
-        """Write all, or drop the rest."""
-        rest = memoryview(data).cast("B")
-        try:
-            while rest:
-                self._wait_for_room()
-                rest = rest[os.write(self.fileno(), rest[: select.PIPE_BUF]) :]
-        except OSError as error:
-            self.problem = self.problem or error
-            drop(self._name, error.strerror or str(error))
-        return memoryview(data).nbytes
-
-    def _wait_for_room(self) -> None:
-        """Wait until the reader of a pipe or terminal leaves room for PIPE_BUF bytes; once it has stopped, no more."""
-        if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:  # a file of ours, say a checkpoint, has it now
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        room = select.poll()
-        room.register(self.fileno(), select.POLLOUT)
-        patience = self.patience_seconds
-        if not room.poll(None if patience is None else patience * 1000 * self._waits):
-            self._waits = False
-            raise OSError(errno.ETIMEDOUT, "its reader has stopped")
-        self._waits = True
-
-
-class GuardedStream(io.TextIOWrapper):
-    """Text of stdout or stderr. It escapes what it cannot encode, such as a file name that is not UTF-8."""
-
-    def __init__(self, output: Output, replaced: Any):
-        self.output = output
-        self.replaced = replaced  # which, collected, would close the descriptor
-        super().__init__(
-            io.BufferedWriter(output),
-            getattr(replaced, "encoding", "utf-8"),
-            errors="backslashreplace",
-            line_buffering=getattr(replaced, "line_buffering", False) or getattr(replaced, "write_through", False),
-        )
-
-    def close(self) -> None:
-        self.flush()
 
 
 def prepare_process(script: str) -> None:
@@ -84,23 +27,6 @@ def prepare_process(script: str) -> None:
         advice = "source .venv/bin/activate" if made else "make install && source .venv/bin/activate"
         sys.exit(f"{script}: this Python, {sys.executable}, has no module {missing[0]}; run: {advice}")
     use_expandable_segments()
-
-
-def guard_outputs() -> None:
-    """Replace stdout and stderr, once, by streams that drop what they cannot write; a closed one becomes /dev/null."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
-    sys.stdout, sys.stderr = _guarded("stdout", sys.stdout, 1), _guarded("stderr", sys.stderr, 2)
-
-
-def keep_logs_only() -> None:
-    """Declare that files are this command's product: lost output is no error, and no reader is waited for long."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, GuardedStream):
-            stream.output.patience_seconds = READER_SECONDS
 
 
 def exit_status(script: str, main: Callable[[], int]) -> int:
@@ -172,13 +98,3 @@ def use_expandable_segments() -> None:
     """Enable expandable segments of torch's CUDA allocator (3 to 20 % less memory), unless the user has set it."""
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
-
-
-def _guarded(name: str, stream: Any, number: int) -> Any:
-    """Return the guarded form of this process's own stream; any other, such as a test's, as it is."""
-    if isinstance(stream, GuardedStream):
-        return stream
-    with suppress(OSError, ValueError):  # without a descriptor, or closed
-        if stream is None or stream.fileno() == number:
-            return GuardedStream(Output(name, number), stream)
-    return stream

@@ -1,0 +1,91 @@
+"""Output: severity decides where a line goes; advice that fails and lost output end no work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import output
+from common.output import advisory, newly_dropped, note, show, warning
+from tests.conftest import ROOT
+
+COMMAND = """
+import sys
+from common import output, script
+def main():
+    script.prepare_process("x.py")
+    {first}
+    print("\\udc80" + "x" * 10**5)
+    print("work is done", file=sys.stderr)
+    return 0
+sys.exit(script.exit_status("script.py", main))
+"""
+INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
+
+
+def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "_dropped", {})
+    for value in (1, 0, 0):
+        with advisory("prices"):
+            assert 1 / value == 1
+    [(name, problem)] = newly_dropped()
+    assert name == "prices" and problem.startswith("ZeroDivisionError in test_output.py:")
+    assert capsys.readouterr().err == f"WARNING: prices: dropped: {problem}\n"
+    assert [*newly_dropped()] == []
+    with pytest.raises(KeyError), advisory("heartbeat", KeyError):
+        raise KeyError
+
+
+def test_severity_alone_decides_where_a_line_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    show(["WARNING: is a word of this result", note("a\x1b"), warning("token=abcdef0123456789abcdef")])
+    printed = capsys.readouterr()
+    assert printed.out == "WARNING: is a word of this result\n"
+    assert printed.err == "NOTE: a\\x1b\nWARNING: token=[secret]\n"
+
+
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize(
+    ("streams", "status", "errors"),
+    [
+        ("> /dev/null", 0, ["work is done"]),
+        (">&-", 0, ["work is done"]),
+        ("2>&-", 0, []),
+        ("> /dev/full 2> /dev/full", 1, []),
+        ("> /dev/full", 1, ["work is done", INCOMPLETE]),
+        ("| true", 1, ["work is done"]),
+    ],
+)
+def test_lost_output_never_ends_work_and_counts_where_it_is_the_product(
+    streams: str, status: int, errors: list[str], logs: bool
+) -> None:
+    code = COMMAND.format(first="output.keep_logs_only()" if logs else "")
+    command = f"{sys.executable} -c '{code}' {streams}; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=False)
+    lines = [line for line in errors if not (logs and line == INCOMPLETE)]
+    assert (done.returncode, done.stderr.decode().splitlines()) == (0 if logs else status, lines)
+
+
+def test_a_file_that_gets_the_number_of_closed_output_is_not_printed_into(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    first = f'import os; os.close(1); kept = open({str(file)!r}, "w"); assert kept.fileno() == 1'
+    code = COMMAND.replace("'", '"').format(first=first.replace("'", '"'))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Bad file descriptor" in done.stderr and file.read_bytes() == b""
+
+
+def test_the_reader_of_a_log_that_has_stopped_is_not_waited_for() -> None:
+    code = COMMAND.format(first="output.READER_SECONDS = 0.1; output.keep_logs_only()")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.wait(60) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_help_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "train.py", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "No space left" in done.stderr

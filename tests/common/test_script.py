@@ -1,0 +1,60 @@
+"""A Python without the packages gets one line; the allocator is set before torch; Ctrl-C is no damaged file."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from common.script import ALLOCATOR_SETTINGS, run_command, use_expandable_segments
+from tests.conftest import ROOT
+from tests.test_house import ENTRY_SCRIPTS
+
+
+@pytest.mark.parametrize("script", ENTRY_SCRIPTS)
+def test_a_python_without_the_packages_is_told_how_to_get_them(script: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    bare = [sys.executable, "-S", "-B", script, "runs/quickstart"]  # -S: no site-packages
+    done = subprocess.run(bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"{script}: this Python, {sys.executable}, has no module attrs; run: ")
+    assert line.endswith("source .venv/bin/activate")
+
+
+@pytest.mark.parametrize("own", [None, *ALLOCATOR_SETTINGS])
+def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    environment = {} if own is None else {own: "max_split_size_mb:512"}
+    monkeypatch.setattr(os, "environ", dict(environment))
+    use_expandable_segments()
+    assert os.environ == (environment or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "weights")
+
+    def interrupt(_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def read() -> None:
+        try:
+            load_file(tmp_path / "weights")
+        except Exception as error:  # as a loader would
+            raise BadInput(f"weights: {error}") from error
+
+    monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    try:
+        assert run_command("evaluate.py", read, "; results are kept") == EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "evaluate.py: interrupted; results are kept\n"
+    (tmp_path / "weights").write_bytes(b"damaged")
+    assert run_command("evaluate.py", read, "") == EXIT_ERROR

@@ -1,0 +1,65 @@
+"""Text: untrusted text is escaped and cut; the nearest known word is suggested; amounts that differ differ as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import BadInput
+from common.text import distinct_bytes, dollars, duration, nearest, printable, quoted, readable_bytes
+
+
+def test_a_size_has_the_unit_that_shows_it() -> None:
+    texts = [readable_bytes(count) for count in (0, 1, 999, 1000, 35_512, 1.234e9, 21e9, 5e18)]
+    assert texts == ["0 B", "1 B", "999 B", "1.00 KB", "35.5 KB", "1.23 GB", "21.0 GB", "5,000 PB"]
+    assert readable_bytes(64 << 20, binary=True) == "64.0 MiB"
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
+def test_amounts_that_differ_are_other_texts(first: int, second: int) -> None:
+    one, other = distinct_bytes(first, second)
+    assert (one == other) == (first == second)
+    assert not one.startswith("0") or first == 0
+
+
+def test_small_amounts_are_not_zero() -> None:
+    assert [dollars(amount) for amount in (0, 0.00042, 0.004, 0.01, 12.5, 1234.567)] == [
+        "$0.00",
+        "$0.00042",
+        "$0.004",
+        "$0.01",
+        "$12.50",
+        "$1,234.57",
+    ]
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
+    name = "a\x1b[2Jb\nc\u202ed\udcff\x00"
+    assert printable(name) == "a\\x1b[2Jb\\nc\\u202ed\\udcff\\x00"
+    assert str(BadInput(name)) == printable(name)
+    assert printable("Größe 模型") == "Größe 模型"
+
+
+def test_values_in_errors_are_cut() -> None:
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert "too large to print" in quoted(nested)
+    assert "too large to print" in quoted(10**5000)
+    assert len(quoted("x" * 10_000)) < 140
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("warmup_step", "did you mean 'warmup_steps'?"),
+        ("x", "known: shuffle, warmup_steps"),
+        ("shuffle" * 10_000, "known: shuffle, warmup_steps"),
+    ],
+)
+def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
+    assert nearest(word, ["warmup_steps", "shuffle"]) == hint
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(41.6, "42s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")])
+def test_a_duration_is_as_people_read_it(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
