@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.errors import BadInput, accepted
+from common.output import show
 from common.script import exit_status, prepare_process, run_command
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def find(command: "FindCommand") -> None:
         known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
         gpus, problems = accepted(command.predict.split(","), lambda name: find_gpu(name.strip(), known))
         if gpus:
-            print("\n".join(prediction_table(run.model, run.train, gpus, ranks)))
+            show(*prediction_table(run.model, run.train, gpus, ranks))
         if problems:
             raise BadInput(*problems)
     elif command.probe is not None:

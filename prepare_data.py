@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, BadInput
-from common.output import keep_logs_only
+from common.output import keep_logs_only, show
 from common.script import exit_status, prepare_process, run_command
-from common.text import printable
 
 if TYPE_CHECKING:
     from tokens.command import Lines
@@ -34,7 +33,7 @@ def run(command: "PrepareCommand | Lines") -> int:
 
     try:
         if not isinstance(command, PrepareCommand):
-            print("\n".join(map(printable, command())))
+            show(*command())
             return EXIT_DONE
         from tokens.prepare.display import refuse_losses, report
         from tokens.prepare.prepare import prepare

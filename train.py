@@ -20,7 +20,7 @@ from common.errors import (
     UsageError,
 )
 from common.files import Locked, is_folder
-from common.output import keep_logs_only
+from common.output import keep_logs_only, show
 from common.script import checked_status, prepare_process
 from common.text import printable
 from training.launch import (
@@ -149,7 +149,7 @@ def parse_command() -> "TrainCommand":
         if sys.argv[1:] == ["--keys"]:
             from training.config.key_table import key_table
 
-            print(key_table())
+            show(*key_table().split("\n"))
             sys.exit(EXIT_DONE)
         texts = ScriptTexts(epilog=TRAIN_EPILOG)
         return parse("train.py", TrainCommand, sys.argv[1:], texts=texts, key_rows=key_rows)

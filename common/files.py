@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from common.errors import BadInput, reason_of_system_error
 from common.json_files import open_descriptor, open_regular, read_regular
-from common.output import note, say
+from common.output import note, show
 
 BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # may begin a name on the hub
@@ -241,7 +241,7 @@ def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: floa
                 raise Locked(contention) from None
             time.sleep(LOCK_POLL_SECONDS)
         except OSError as error:  # a file system without locks
-            say(note(f"{path}: cannot be locked ({error}); make sure that no other process uses it"))
+            show(note(f"{path}: cannot be locked ({error}); make sure that no other process uses it"))
             return
 
 

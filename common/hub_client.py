@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import BadInput
 from common.files import HUB, is_folder
-from common.output import note, say
+from common.output import note, show
 from common.text import QUOTED_CHARACTERS, in_brackets
 from common.transports import bounded
 
@@ -73,7 +73,7 @@ def note_local(reference: str, what: str, other: str = "") -> None:
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
         kind = what.rpartition(" ")[0]
         other = other or f"write {HUB}{reference}"
-        say(note(f"{reference}: reads the local path of this name; for a {kind} of the hub {other}"))
+        show(note(f"{reference}: reads the local path of this name; for a {kind} of the hub {other}"), once=True)
 
 
 def is_own_export(directory: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput, InvalidValue, Problem, refusing
-from common.output import Notice, note, say
+from common.output import Notice, note, show
 from common.text import quoted
 
 DEPTH = 100  # most levels of nested arrays and objects
@@ -115,7 +115,7 @@ class JsonLines(NamedTuple):
     def noted(self) -> list[Any]:
         """Return the records, after notes on stderr."""
         for notice in self.notes():
-            say(notice)
+            show(notice)
         return self.records
 
 

@@ -7,12 +7,12 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from common.redaction import redacted
 from common.text import printable
@@ -23,11 +23,16 @@ _dropped: dict[str, str | None] = {}  # first problem of each kind of output or 
 
 
 class Severity(Enum):
-    """How much a line matters. It alone decides where the line is printed; the value is the label before it."""
+    """How much a line matters. It alone decides where the line is printed, and with which label."""
 
-    RESULT = ""  # what the command was asked for: stdout
-    NOTE = "NOTE: "  # stderr, as WARNING
-    WARNING = "WARNING: "
+    RESULT = "result"  # what the command was asked for: printed on stdout, all others on stderr
+    PROGRESS = "progress"
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"  # why a command ends
+
+
+_LABELS = {Severity.NOTE: "NOTE: ", Severity.WARNING: "WARNING: "}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ class Notice:
     severity: Severity
 
     def __str__(self) -> str:
-        return f"{self.severity.value}{self.text}"
+        return _LABELS.get(self.severity, "") + self.text
+
+
+def progress(text: str) -> Notice:
+    """Return a notice of what a command that takes long is doing."""
+    return Notice(text, Severity.PROGRESS)
 
 
 def note(text: str) -> Notice:
@@ -51,18 +61,39 @@ def warning(text: str) -> Notice:
     return Notice(text, Severity.WARNING)
 
 
-def say(line: str | Notice) -> None:
-    """Print untrusted text as a line on stderr, without secrets."""
-    print(printable(redacted(str(line))), file=sys.stderr, flush=True)
+def show(*lines: str | Notice, once: bool = False) -> None:
+    """Print lines for people. This is the only way to print, and all that concerns printing is decided here.
 
+    A plain text is a result, for stdout. The severity of a notice decides on its label; all notices but results are
+    printed on stderr, and secrets in them are hidden. Each argument is printed as one line: control characters, such as
+    those in names of files, are escaped. A progress bar stays below the lines. Nothing is raised for output that is
+    lost.
 
-def show(lines: Iterable[str | Notice]) -> None:
-    """Print untrusted lines: notices as their severity says, other lines are results."""
+    `once`: every rank of a job calls this, or only rank 0 does, and rank 0 prints. Otherwise this process prints.
+    """
+    if once and not is_rank_0():
+        return
     for line in lines:
         if isinstance(line, Notice) and line.severity is not Severity.RESULT:
-            say(line)
+            _print(printable(redacted(str(line))), sys.stderr)
         else:
-            print(printable(str(line)), flush=True)
+            _print(printable(str(line)), sys.stdout)
+
+
+def is_rank_0() -> bool:
+    """Return whether this process is rank 0 of its job, which prints for all; without torchrun it always is."""
+    rank = os.environ.get("RANK", "0")
+    return not rank.isdecimal() or int(rank) == 0  # a launcher's wrong value is an error that each rank prints
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Print a line; with a progress bar, above it."""
+    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process that has no bar has not imported it
+    if bar is None:
+        print(line, file=stream)
+    else:
+        bar.write(line, file=stream)
+    stream.flush()
 
 
 @contextmanager
@@ -76,7 +107,7 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
         line = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
         if drop(name, problem):
-            say(warning(f"{name}: dropped: {problem}"))
+            show(warning(f"{name}: dropped: {problem}"))
 
 
 def drop(name: str, problem: str) -> bool:

@@ -12,7 +12,7 @@ from common.checks import integer
 from common.errors import EXIT_STOPPED, BadInput
 from common.option_rules import OptionRules
 from common.output import Notice, show, warning
-from common.text import dollars, printable_lines
+from common.text import dollars
 from experiments.shared.training_jobs import PoolOptions, describe_jobs
 from training.telemetry.budget import USD
 
@@ -52,7 +52,7 @@ class ExperimentCommand:
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         if self.dry_run:
-            show([*plan, *describe_jobs(self.pool), *([warning(missing)] if missing else [])])
+            show(*plan, *describe_jobs(self.pool), *([warning(missing)] if missing else []))
             return None
         if missing is not None:
             raise BadInput(missing)
@@ -62,7 +62,7 @@ class ExperimentCommand:
             with RunPool(output, self.pool) as pool:
                 show_results = train(pool)
         except PoolStopped as stopped:
-            print(printable_lines(f"\nexperiment.py: {stopped}"))
+            show("", f"experiment.py: {stopped}")
             return EXIT_STOPPED
         return show_results()  # now Ctrl-C interrupts
 

@@ -15,7 +15,6 @@ from common.errors import BadInput, UsageError
 from common.files import check_replaceable, replace_file, writing
 from common.option_rules import OptionRules
 from common.output import keep_logs_only, note, show
-from common.text import printable
 from training.checkpoints.directory import checkpoints_of, steps_in
 from training.supervision.run_lock import EXIT_FILE, is_locked
 from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
@@ -83,7 +82,7 @@ class ReportCommand:
         if self.reference is not None:
             from reporting.reference_runs import write_reference
 
-            show(write_reference(self._found(), self.reference))
+            show(*write_reference(self._found(), self.reference))
             return
         check_replaceable(self._file, SIGN, "a report of report.py", "--output")
         if self.watch:
@@ -116,7 +115,7 @@ class ReportCommand:
                 sent, held = sync.advance()
                 if last:
                     sync.close()  # may find that the tracker has not taken all
-                print(printable(f"{run}: {sent:,} new steps for {name}, {held:,} in all"), flush=True)
+                show(f"{run}: {sent:,} new steps for {name}, {held:,} in all")
 
         with ExitStack() as stack:
             for sync in syncs:
@@ -145,7 +144,7 @@ class ReportCommand:
                 replace_file(self._file, page)
         notes = [*(notice for history in histories for notice in history.notes), *notes]
         notes += [note(f"left out: {problem}") for problem in problems if isinstance(problem, NotBegun)]
-        show([*notes, f"report {self._file}"])
+        show(*notes, f"report {self._file}")
         if damaged := [problem for problem in problems if not isinstance(problem, NotBegun)]:
             raise BadInput(*(f"left out of the page: {problem}" for problem in damaged))
 

@@ -95,6 +95,21 @@ def test_training_needs_none_of_the_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
+# Files that print anything but whole lines for people: help, generated text as it comes, coloured tokens, a shell script
+PRINTING = {
+    *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
+    *("evaluation/shared/generation.py", "evaluation/sample/sample.py", "evaluation/chat/chat.py"),
+}
+
+
+def test_lines_for_people_are_printed_by_one_function() -> None:
+    files = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
+    for path in [*files, *(ROOT / script for script in ENTRY_SCRIPTS)]:
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        prints = [ast.unparse(call) for call in calls if ast.unparse(call) in ("print", "tqdm.write")]
+        assert not prints or str(path.relative_to(ROOT)) in PRINTING, path
+
+
 def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
     """mkdocs --strict checks the pages of docs/; these lie beside it."""
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):

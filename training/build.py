@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from common.output import show
 from model.axes import axes_of
 from model.config import ModelConfig
 from model.counts import flops_per_token
@@ -38,7 +39,7 @@ from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import REFERENCE, MetricsLog
-from training.telemetry.reporter import ProgressBar, Reporter, print_lines
+from training.telemetry.reporter import ProgressBar, Reporter
 from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
 
@@ -104,7 +105,7 @@ def open_job(
         from training.checkpoints.bucket_upload import Uploader
 
         uploader = Uploader(url, run, ranks)
-    print_lines(ranks, run.notices)
+    show(*run.notices, once=True)
     tokens = checked.tokens
     if tokens is None or not all(gather(ranks, tokens is not None)):
         tokens = open_tokens(run, options.token_files, ranks, follow=options.follow)
@@ -181,7 +182,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         ledger=job.ledger,
         peak_tokens=None if peak is None else peak * job.ranks.world_size / flops_per_token(run.model),
         bar=bar,
-        metrics=None if bar is None else open_log(run.directory, bar.say),
+        metrics=None if bar is None else open_log(run.directory),
         chart=None if bar is None else BackgroundChart(run.directory),
     )
     windows = run.train.validation.start_val_token, plan.validation_sequences, run.model.context_length

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import BadInput
+from common.output import show
 from model.axes import axes_of, unpadded
 from model.config import ModelConfig
 from model.counts import meta_network
@@ -22,7 +23,6 @@ from training.checkpoints.run_record import RunRecord, WeightsOrigin
 from training.parallel.mesh import Placed, held_pieces, within
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
-from training.telemetry.reporter import print_lines
 
 # Keys of model.json that change no function of the weights: dropout, and random weights.
 FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
@@ -95,7 +95,7 @@ def start_from(
         lines.append(f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: new rows are the mean of the others")
     if origin.unseen:
         lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
-    print_lines(ranks, lines)
+    show(*lines, once=True)
     return origin
 
 

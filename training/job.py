@@ -9,7 +9,7 @@ import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.json_files import utc_now
-from common.output import Notice, advisory, note, warning
+from common.output import Notice, advisory, note, show, warning
 from training.build import OpenJob, build_loop, make_feed, make_settings, make_state, open_job
 from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.run_record import RunRecord, describe_changes, make_record, write_record
@@ -25,7 +25,7 @@ from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, read_counted
-from training.telemetry.reporter import introduce, nothing_to_do, print_lines, summarize
+from training.telemetry.reporter import introduce, nothing_to_do, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
 FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
@@ -65,13 +65,13 @@ def resume_job(job: OpenJob) -> Loop | None:
         settled = job.intervals.out_of_patience(position)
         lines: list[Notice | str] = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
         lines += changes_now(begun, position, "no step is left to train with it: not recorded")
-        print_lines(job.ranks, lines)
+        show(*lines, once=True)
         if job.uploader is not None:
             job.uploader.finish(None)
             problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
-            print_lines(job.ranks, [warning(f"its last checkpoint is NOT UPLOADED: {line}") for line in problems])
+            show(*[warning(f"its last checkpoint is NOT UPLOADED: {line}") for line in problems], once=True)
         return None
-    print_lines(job.ranks, changes_now(begun, position, FRESH))
+    show(*changes_now(begun, position, FRESH), once=True)
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
     from_coordinator(job.ranks, lambda: job.options.budget.check_start(job.ledger, save_seconds))
     record = attrs.evolve(begun, self_test=_test_determinism(state, settings, job))
@@ -136,7 +136,7 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with advisory("introduction"):
-        print_lines(ranks, introduce(run, plan, numerics, ranks))
+        show(*introduce(run, plan, numerics, ranks), once=True)
     return numerics, make_state(run.model, run.train, plan, numerics, ranks)
 
 
@@ -158,7 +158,7 @@ def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -
     from training.self_test import describe, self_test
 
     outcome = self_test(state, settings, job.ranks)
-    print_lines(job.ranks, [describe(outcome, settings.numerics)])
+    show(describe(outcome, settings.numerics), once=True)
     return attrs.asdict(outcome)
 
 
@@ -176,7 +176,7 @@ def _write_record(job: OpenJob, record: RunRecord) -> None:
         MetricsLog(directory).close()
         return read_counted(directory).notes()
 
-    print_lines(ranks, from_coordinator(ranks, write))
+    show(*from_coordinator(ranks, write), once=True)
 
 
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:

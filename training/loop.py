@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import attrs
 
 from common.errors import Diverged
-from common.output import warning
+from common.output import progress, show, warning
 from training.checkpoints.tensor_files import state_sha256
 from training.prefetch import Feed
 from training.saving import Saving
@@ -43,7 +43,7 @@ class Loop:
         for step in range(first_step, self.intervals.last_step):
             if self.intervals.out_of_patience(self.state.position):
                 break
-            if stopping() or not self.feed.wait_for_tokens(step, ranks, stopping, reporter.say):
+            if stopping() or not self.feed.wait_for_tokens(step, ranks, stopping):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1, clock.totals)
@@ -55,7 +55,8 @@ class Loop:
         self.saving.settle(required=True)
         settled = self.intervals.out_of_patience(self.state.position)
         if settled:
-            reporter.say(f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run")
+            line = f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
+            show(progress(line), once=True)
         ended = settled or self.state.position.step == reporter.plan.steps
         self._report_end(RunEvent.END if ended else RunEvent.PAUSE, **({"reason": "patience"} if settled else {}))
         return True
@@ -105,7 +106,7 @@ class Loop:
         if self.heartbeat.ranks.node.rank == 0:
             for path in self.feed.watch.check(wait=wait):
                 line = f"{path}: was touched while the run reads it; its content is as it was"
-                self.reporter.say_on_machine(warning(line))
+                show(warning(line))
 
     def _validate(self) -> None:
         """Measure the loss on each dataset, unless asked to stop meanwhile. Call it on every rank."""
@@ -128,7 +129,8 @@ class Loop:
         values = {Metric.VALIDATION_LOSS: loss, **several, Metric.ELAPSED_SECONDS: elapsed}
         self.reporter.record(position.step, values)
         each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
-        self.reporter.say(f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}")
+        line = f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}"
+        show(progress(line), once=True)
 
     def _save(self) -> None:
         self._check_token_files(wait=True)  # a checkpoint never holds updates from changed tokens

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.output import progress, show
 from tokens.batches.micro_batches import MicroBatch, Reading, micro_batches, ready
 from training.data.verify_tokens import TOKEN_POLL_SECONDS, TokenWatch
 from training.parallel.process_group import Ranks
@@ -39,9 +40,7 @@ class Feed:
             raise item
         return on_device(item, self._device)
 
-    def wait_for_tokens(
-        self, step: int, ranks: Ranks, stopping: Callable[[], bool], say: Callable[[str], None]
-    ) -> bool:
+    def wait_for_tokens(self, step: int, ranks: Ranks, stopping: Callable[[], bool]) -> bool:
         """Wait, on every rank, for a step's tokens in preparation; return False to stop, or when no more will come."""
         growing, told = self._reading.growing, -REMIND_SECONDS
         with self._waiting():
@@ -54,12 +53,13 @@ class Feed:
                 if flags[0].item():
                     break
                 if problem is not None:
-                    say(problem)
+                    show(progress(problem), once=True)
                 if not flags[1].item() or stopping():
                     return False
                 if time.monotonic() - told >= REMIND_SECONDS:
                     told = time.monotonic()
-                    say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
+                    waits = "; ".join(f"{each.directory}: {each.progress()}" for each in growing)
+                    show(progress(f"waiting for tokens: {waits}"), once=True)
                 time.sleep(TOKEN_POLL_SECONDS)
         return True
 

@@ -7,7 +7,7 @@ marks for 95 of 100 further runs. `report.py RUN... --reference DIR` writes the 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from common.checks import ValueCheck, integer, number, structured
 from common.errors import BadInput
 from common.files import HUB
 from common.json_files import read_json
-from common.output import Notice, note
+from common.output import Notice, note, progress, show
 from training.checkpoints.run_record import RunRecord, manifest_of
 from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
@@ -66,8 +66,8 @@ class Reference:
 class ComparedLog(MetricsLog):
     """Metrics log of a run with a reference: tells when the training loss leaves or enters the band, and at the end."""
 
-    def __init__(self, directory: Path, say: Callable[[str | Notice], None], compared: RunRecord):
-        super().__init__(directory, say)
+    def __init__(self, directory: Path, compared: RunRecord):
+        super().__init__(directory)
         self._directory, self._compared, self._mark, self._news = directory, compared, -1, ""
 
     def write(self, record: dict[str, Any]) -> None:
@@ -80,7 +80,8 @@ class ComparedLog(MetricsLog):
             news = compared.side or str(compared.line)
             if news != self._news or (compared.side and mark == MARKS):
                 self._news = news
-                self._say(f"step {record['step']:,}: {compared.line}" if compared.side else compared.line)
+                line = compared.line if isinstance(compared.line, Notice) else progress(compared.line)
+                show(progress(f"step {record['step']:,}: {compared.line}") if compared.side else line)
 
 
 class BandComparison(NamedTuple):

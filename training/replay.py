@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.output import note
+from common.output import note, show
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import describe_changes, read_record
@@ -20,7 +20,6 @@ from training.resume import ResumeRequest, begin, load_checkpoint
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import METRICS, Metric, read_metrics
-from training.telemetry.reporter import print_lines
 
 KEYS = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.STATE_SHA256)
 Numbers = dict[str, float | str | None]  # by one of KEYS
@@ -49,8 +48,8 @@ def replay(
     same = any(recorded.values())
     if not same:
         line = f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them"
-        print_lines(ranks, [line])
-    print_lines(ranks, ["  step  what          replayed                recorded"])
+        show(line, once=True)
+    show("  step  what          replayed                recorded", once=True)
     for step in range(state.position.step, max(recorded)):
         result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)
@@ -60,15 +59,14 @@ def replay(
         digest = state_sha256(state, ranks)
         norm = result.grad_norm.item()
         seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
-        if ranks.coordinates:
-            same = _print_step(step + 1, seen, recorded.get(step + 1, {})) and same
-            if problem is not None:
-                print(f"        {problem}")
+        if ranks.coordinates:  # the others have no hash
+            same = _show_step(step + 1, seen, recorded.get(step + 1, {})) and same
         if problem is not None:
+            show(f"        {problem}", once=True)
             break
     reached = {step: numbers for step, numbers in recorded.items() if step <= state.position.step and numbers}
     same = same and not any(numbers for step, numbers in recorded.items() if step > state.position.step)
-    print_lines(ranks, [describe_comparison(len(reached), len(recorded), same=same)])
+    show(describe_comparison(len(reached), len(recorded), same=same), once=True)
     return same
 
 
@@ -88,7 +86,7 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
     if found is not None:
         _, record = load_checkpoint(found, attrs.evolve(request, allow_drift=True), state, ranks)
         changed = [change for change in record.changes if change.step == state.position.step]
-        print_lines(ranks, [note(f"{line}; replayed so, and not recorded") for line in describe_changes(changed)])
+        show(*[note(f"{line}; replayed so, and not recorded") for line in describe_changes(changed)], once=True)
     else:
         recorded = from_coordinator(ranks, lambda: read_record(request.directory))
         record = begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
@@ -99,13 +97,14 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
                 began = f"the weights of {was.source}; pass them to --init-from"
             raise BadInput(f"--replay: the run began with {began}")
     source = found or "the start"
-    print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
+    show(f"replaying from {source} at step {state.position.step:,}; nothing is written", once=True)
 
 
-def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
-    """Print the numbers of a step beside the recorded ones; return whether those that are recorded are the same."""
+def _show_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
+    """Print the numbers of a step next to the recorded ones; return whether those that are recorded are the same."""
     for key, value in seen.items():
         was = recorded.get(key)
         verdict = "not recorded" if key not in recorded else "same" if was == value else "DIFFERENT"
-        print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {str(was)[:22] if key in recorded else '':22}  {verdict}")
+        before = str(was)[:22] if key in recorded else ""
+        show(f"{step:6}  {key:12}  {str(value)[:22]:22}  {before:22}  {verdict}")
     return all(recorded[key] == value for key, value in seen.items() if key in recorded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from common.files import is_folder
-from common.output import note, warning
+from common.output import note, show, warning
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, misplaced, name_of
 from training.checkpoints.run_record import RunRecord
@@ -17,7 +17,6 @@ from training.checkpoints.tensor_files import load
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import RankGroup, Ranks, from_coordinator, gather, once_per_disk
 from training.state import TrainState
-from training.telemetry.reporter import print_lines
 
 if TYPE_CHECKING:
     from common.bucket import Bucket
@@ -56,7 +55,7 @@ def resume(
         _check_branch(bucket, 0, wanted, ranks)
         archived = on_disks(lambda: archive.archive_all(directory))[0]
         if archived is not None:
-            print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
+            show(f"--resume never: earlier results are now in {archive.describe(archived)}", once=True)
         return [], begin(request, state, ranks)
     found = find_on_disks(directory, wanted, ranks, disk, bucket)
     if found is None:
@@ -67,11 +66,11 @@ def resume(
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = on_disks(lambda: archive.archive_after(found))[0]
     if archived is not None:
-        print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
+        show(f"--resume {wanted}: later checkpoints are now in {archived}", once=True)
     best = state.position.best_step
     if best is not None and not is_folder(found.with_name(name_of(best))):
-        print_lines(ranks, [note(f"the best checkpoint of the run, {name_of(best)}, is not on this disk")])
-    print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])
+        show(note(f"the best checkpoint of the run, {name_of(best)}, is not on this disk"), once=True)
+    show(f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}", once=True)
     return beginning
 
 
@@ -101,7 +100,7 @@ def load_checkpoint(
     before = read_state(found).config
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
-    print_lines(ranks, compatibility.differences(request.directory, before, request.record, found))
+    show(*compatibility.differences(request.directory, before, request.record, found), once=True)
     numerics = request.record.numerics
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, keep_attention
@@ -111,11 +110,11 @@ def load_checkpoint(
         numerics = keep_attention(shape, before.numerics, numerics, ranks)
     record = attrs.evolve(request.record, numerics=numerics, initial_weights=before.initial_weights)
     changes = compatibility.numerics_drift(before, record, found, allowed=request.allow_drift)
-    print_lines(ranks, [warning(f"numerics changed since {found.name}: {change}") for change in changes])
+    show(*[warning(f"numerics changed since {found.name}: {change}") for change in changes], once=True)
     load(found, state)
     changed = compatibility.changed_settings(before, record, state.position.step)
     if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
-            print_lines(ranks, [note("other validation windows than before: the best checkpoint is found anew")])
+            show(note("other validation windows than before: the best checkpoint is found anew"), once=True)
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     return changes, attrs.evolve(record, changes=compatibility.all_changes(before.changes, changed))

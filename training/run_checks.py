@@ -22,7 +22,6 @@ from training.launch import (
     check_launcher,
     environment_local_world_size,
     environment_nodes,
-    environment_rank,
     environment_world_size,
     restarts,
 )
@@ -46,7 +45,7 @@ def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -
     *_, tokens = check_all(
         lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
         lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
-        lambda: enforce(needs, quiet=environment_rank() != 0),
+        lambda: enforce(needs),
         lambda: check_tokens(run, command.options.token_files, environment_world_size()),
     )
     return CheckedRun(run=run, initial=initial, tokens=tokens)

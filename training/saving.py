@@ -6,7 +6,7 @@ import time
 import attrs
 
 from common.errors import BadInput
-from common.output import warning
+from common.output import show, warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
@@ -127,4 +127,4 @@ class Saving:
         fields = details if problem is None else details | {"problem": problem}
         self._reporter.event(step, event, name=name_of(step), **fields)
         if problem is not None:
-            self._reporter.say(warning(f"step {step:,}: {consequence} {problem}"))
+            show(warning(f"step {step:,}: {consequence} {problem}"), once=True)

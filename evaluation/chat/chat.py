@@ -11,10 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from common import output
 from common.errors import BadInput, refusing
 from common.files import writing
 from common.json_files import JsonLog
-from common.output import note, say
+from common.output import note
 from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
 from evaluation.shared.generation import (
@@ -103,7 +104,7 @@ def run(command: ChatCommand) -> None:
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
     if conversation.trained.template is None:
-        say(note("the model has no conversation template: it continues the text"))
+        output.show(note("the model has no conversation template: it continues the text"))
     if not typed:
         show(conversation.answer(message, sampling_of(command, 0)))
         return
@@ -137,11 +138,11 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         with closing(conversation.answer(message, sampling)) as parts:
             show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if not conversation.left:
-                say(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
+                output.show(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
         if len(conversation.turns) == before:
-            say(note("no answer; the message is forgotten"))
+            output.show(note("no answer; the message is forgotten"))
         if conversation.unseen > unseen == 0:
-            say(note(f"{forgotten(conversation.context)}"))
+            output.show(note(f"{forgotten(conversation.context)}"))
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:

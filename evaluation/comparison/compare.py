@@ -13,6 +13,7 @@ from markupsafe import Markup
 from tabulate import tabulate
 
 from common.errors import BadInput, accepted
+from common.output import show
 from common.text import printable, small_number
 from common.web_page import render
 from evaluation.command_line import COMMANDS, CompareCommand
@@ -74,7 +75,7 @@ def run(command: CompareCommand) -> None:
     readable, problems = accepted(command.models, lambda model: (read_rows([model]), model)[1])
     if readable:
         comparison = compare(read_rows(readable), command.seed_deviation)
-        print(as_markdown(comparison) if command.markdown else as_text(comparison))
+        show(*(as_markdown(comparison) if command.markdown else as_text(comparison)).split("\n"))
     if problems:
         raise BadInput(*problems)
 

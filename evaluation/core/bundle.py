@@ -17,6 +17,7 @@ from common.checks import structured
 from common.errors import BadInput, refusing
 from common.files import replace_file, sha256, writing
 from common.json_files import LINES_BYTES, check_text, open_regular, parse_json, read_regular
+from common.output import show
 from common.remote_files import look_up_remote
 from common.text import nearest, quoted
 
@@ -153,7 +154,7 @@ def _downloaded() -> Path:
     """Return nanochat's archive, downloaded once: its sha256 is recorded then, and checked after. Raises BadInput."""
     with writing(DOWNLOADED):
         if not DOWNLOADED.exists():
-            print(f"downloading {URL} to {DOWNLOADED}", flush=True)
+            show(f"downloading {URL} to {DOWNLOADED}")
             DOWNLOADED.parent.mkdir(parents=True, exist_ok=True)
             remote = look_up_remote(URL)
             if remote.size_bytes > LARGEST_BUNDLE:

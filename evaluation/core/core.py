@@ -18,7 +18,7 @@ from tabulate import tabulate
 from torch.nn.utils.rnn import pad_sequence
 
 from common.errors import BadInput
-from common.text import printable
+from common.output import show
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
 from evaluation.core.core_scores import (
@@ -194,10 +194,10 @@ def _common(rows: list[list[int]]) -> int:
 
 def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
     tasks, data = read_bundle(command.bundle, command.tasks, command.count)
-    print(printable(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks"))
+    show(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks")
     labels = [task.entry.label for task in tasks]
     if is_published_data(data, labels):
-        print(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
+        show(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
     else:
-        print(printable(f"Published CORE is not comparable, because {other_data(data, labels)}"))
+        show(f"Published CORE is not comparable, because {other_data(data, labels)}")
     return tasks, data

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from common.errors import BadInput, refusing
 from common.files import PARTIAL, partial_directory, partial_of, publish_folder, replace_file, writing
 from common.hub_client import CARD, HUB, check_logged_in, check_names, hub_errors, upload
-from common.output import keep_logs_only, note, say
-from common.text import printable
+from common.output import keep_logs_only, note, show
 from evaluation.command_line import ExportCommand, SampleCommand
 from evaluation.export.model_card import model_card
 from evaluation.shared.chat_template import CONFIG, GENERATION
@@ -52,9 +51,9 @@ def run(command: ExportCommand) -> None:
         check_logged_in()
     trained = load(locate(command.model, command.checkpoint), command.tokenizer, torch.device("cpu"))
     export(trained, command.directory, repository, command.license, command.dtype)
-    print(printable(f"{command.directory}: AutoModelForCausalLM.from_pretrained loads it"))
+    show(f"{command.directory}: AutoModelForCausalLM.from_pretrained loads it")
     if repository is not None:
-        print(push(command.directory, repository, private=command.private))
+        show(push(command.directory, repository, private=command.private))
 
 
 def export(
@@ -67,7 +66,7 @@ def export(
     stock_class(trained.network.config, str(trained.place.path))
     directory = directory.resolve()
     for left in _other_partials(directory):
-        say(note(f"{left}: left by an export that was killed, unless one still writes it; delete it to free the disk"))
+        show(note(f"{left}: left by an export that was killed, unless one still writes it; delete it to free the disk"))
     contention = f"{directory}: another export writes it; wait for it, or pass another folder"
     with (
         refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),

@@ -16,10 +16,10 @@ import attrs
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from common.errors import EXIT_DONE, BadInput
 from common.files import replace_file
+from common.output import show
 from evaluation.command_line import FineTuneSettings
 from evaluation.loss.held_out_loss import prediction_losses
 from evaluation.shared.load import Trained
@@ -190,5 +190,5 @@ def _tell_losses(run: Path, first: int) -> int:
     """Print the validation losses from epoch `first` on; return the next epoch."""
     losses = _losses(run)
     for epoch in range(first, len(losses)):
-        tqdm.write(f"  epoch {epoch}: validation loss {losses[epoch - 1]:.4f} -> {losses[epoch]:.4f}")
+        show(f"  epoch {epoch}: validation loss {losses[epoch - 1]:.4f} -> {losses[epoch]:.4f}")
     return max(first, len(losses))

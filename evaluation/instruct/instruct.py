@@ -13,8 +13,7 @@ from common.checks import structured
 from common.errors import EXIT_DONE, BadInput
 from common.files import replace_file, sha256, writing
 from common.json_files import read_json
-from common.output import note, say
-from common.text import printable
+from common.output import note, show
 from evaluation.command_line import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import (
     FineTuned,
@@ -101,8 +100,7 @@ def measure(
     tuned, first = [], command.settings.seed
     for seed in range(first, first + command.seeds):
         tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
-        if ranks.coordinates:
-            print(printable(f"{trained.place.path}: {tuned[-1]}"), flush=True)
+        show(f"{trained.place.path}: {tuned[-1]}", once=True)
     values = summary(tuned, questions, command.settings)
     means = [
         f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
@@ -247,7 +245,7 @@ def _write(file: Path, answers: Answers) -> None:
         kept = new_archive(file.parent) / file.name
         with writing(kept):
             file.rename(kept)
-        say(note(f"{file}: held the answers of other weights, settings or data; they are now {kept}"))
+        show(note(f"{file}: held the answers of other weights, settings or data; they are now {kept}"))
     write_answers(file, answers)
 
 

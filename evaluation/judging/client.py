@@ -19,7 +19,7 @@ from tqdm import tqdm
 from common.checks import is_absent
 from common.errors import BadInput
 from common.json_files import parse_json
-from common.output import say
+from common.output import progress, show
 from common.redaction import hidden_in
 from common.text import quoted
 from common.transports import wrap_transports
@@ -164,7 +164,7 @@ class Asker:
             task.cancel()
             return
         self._judgement.interrupted = True
-        say("stopping: waiting for requests in flight; press Ctrl-C again to abandon them")
+        show(progress("stopping: waiting for requests in flight; press Ctrl-C again to abandon them"))
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
         """Ask a prompt until it is settled, it fails, or nothing more is to be sent."""

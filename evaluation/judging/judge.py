@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
+from common.output import show
 from common.redaction import HIDDEN, SHORTEST_KEY, redacted
 from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
@@ -27,7 +28,7 @@ def run(command: JudgeCommand) -> int:
     panel = read_panel(find_files(command.answers), common=command.common)
     if command.model is None:
         _print_without_judge(panel)
-        print("no judge was asked: name one with --model")
+        show("no judge was asked: name one with --model")
         return EXIT_DONE
     url = (command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
     judge = Judge(model=command.model, effort=command.effort, base_url=url)
@@ -42,18 +43,18 @@ def run(command: JudgeCommand) -> int:
         key = find_key(url) if judgement.outstanding() else ""  # fails before anything that takes time
         without_judge = _print_without_judge(panel)
         if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
-            print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
-        print(judgement.plan(), flush=True)
+            show(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
+        show(*judgement.plan().split("\n"))
         if judgement.outstanding():
             from evaluation.judging.client import Asker  # imports openai
 
             asyncio.run(Asker(judgement, key).ask())
         if judgement.interrupted:
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
-            print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")
+            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {AGAIN}")
             return EXIT_INTERRUPTED
         if judgement.fatal is not None:
-            print(cost_line(judgement), flush=True)
+            show(cost_line(judgement))
             raise judgement.fatal
         return _conclude(judgement, without_judge)
 
@@ -94,7 +95,7 @@ def _is_this_machine(host: str) -> bool:
 
 def _print_without_judge(panel: Panel) -> list[list[ReferenceScores]]:
     found = [[reference_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
-    print(f"{len(panel.questions):,} questions\n{table_without_judge(panel, found)}", flush=True)
+    show(f"{len(panel.questions):,} questions", *table_without_judge(panel, found).split("\n"))
     return found
 
 
@@ -111,9 +112,9 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
         notes += keep_comments(judgement, verdicts)
     if homeless := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
         notes.append(f"not added to any evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
-    print("\n".join([report(judgement, verdicts, scores), *notes]), flush=True)
+    show(*report(judgement, verdicts, scores).split("\n"), *notes)
     if missing and judgement.over_budget is not None:
-        print(
+        show(
             f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to "
             f"{money(judgement.over_budget)}; nothing is lost, raise --max-usd to continue"
         )

@@ -15,7 +15,8 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import parse_json
-from common.text import printable, quoted
+from common.output import show
+from common.text import quoted
 from evaluation.shared.records import LATER_SETTINGS, Answer, Answers, Record, read_answers
 from evaluation.shared.results import read_results
 from training.telemetry.metrics_log import ANSWERS
@@ -219,7 +220,7 @@ def _files_of_model(reference: str) -> list[Path]:
         answers = read_answers(file)
         now = identity_on_disk(home, answers.model)
         if now is not None and now.is_same(answers.weights) is False:  # the run was trained again since
-            print(printable(f"{file}: left out: the answers of weights {answers.weights}, which had this name before"))
+            show(f"{file}: left out: the answers of weights {answers.weights}, which had this name before")
             missing = "no answers of the weights that it has now"
             continue
         found.setdefault(answers.model, []).append(file)
@@ -235,7 +236,7 @@ def _files_of_model(reference: str) -> list[Path]:
     if newest not in found:
         problem = f"{home / ANSWERS}: answers of {', '.join(found)}, and no record of which is the newest"
         raise BadInput(f"{problem}; pass a checkpoint, or files of answers")
-    print(printable(f"{reference}: using the answers of {newest}, not of {', '.join(found.keys() - {newest})}"))
+    show(f"{reference}: using the answers of {newest}, not of {', '.join(found.keys() - {newest})}")
     return found[newest]
 
 

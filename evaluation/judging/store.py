@@ -112,7 +112,7 @@ class VerdictStore:
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)
-        show(lines.notes())
+        show(*lines.notes())
 
     def append(self, line: StoreLine) -> None:
         """Store a line, synced to the disk. Raises BadInput if the disk is full, say."""

@@ -11,8 +11,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import sha256
-from common.output import note, say, show
-from common.text import printable
+from common.output import note, show
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.load import ModelLocation
@@ -72,8 +71,7 @@ def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, di
         span = choose_named(command.name, command.tokens, places)
     for place in places:
         check_unseen(place, span)
-    print(printable(str(span)))
-    show(describe_missing_first(span.directory, open_split(span.directory, span.split).files))
+    show(str(span), *describe_missing_first(span.directory, open_split(span.directory, span.split).files))
     return span, span.identity()
 
 
@@ -114,7 +112,7 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
-                say(note(f"{place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
+                show(note(f"{place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
             seen = f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it"
             raise BadInput(f"{seen}; pass another --from, --count or --split")

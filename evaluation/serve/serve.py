@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
-from common.text import printable
+from common.output import show
 from evaluation.command_line import ServeCommand
 from evaluation.serve.answer import ANSWER_SECONDS
 from evaluation.serve.api_request import ServedModel
@@ -45,8 +45,7 @@ def run(command: ServeCommand) -> None:
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
         signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
-        title = printable(trained.place.title)
-        print(f"{title}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server", flush=True)
+        show(f"{trained.place.title}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
         server.run([listener])
 
 

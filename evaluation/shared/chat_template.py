@@ -6,7 +6,7 @@ from typing import Any
 from common.checks import is_absent
 from common.errors import BadInput, refusing
 from common.json_files import read_json, read_regular
-from common.output import note, say
+from common.output import note, show
 from common.text import quoted
 from tokens.tokenizer.hugging_face_files import CHAT_TEMPLATE, SETTINGS, SPECIAL
 from tokens.tokenizer.rendering import TEMPLATE_CHARACTERS
@@ -28,7 +28,7 @@ def read_template(directory: Path) -> Template | None:
         with refusing(path, kinds=(OSError, ValueError)):
             separate = read_regular(path, 4 * TEMPLATE_CHARACTERS).decode()
         if isinstance(text, str) and text != separate:
-            say(note(f"{path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers"))
+            show(note(f"{path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers"))
         text = separate
     if not isinstance(text, str) and not is_absent(text):
         raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")

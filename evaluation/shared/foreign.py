@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.errors import BadInput, refusing
 from common.json_files import read_json
-from common.output import note, say
+from common.output import note, show
 from common.text import quoted
 from evaluation.shared.model_files import (
     CONFIG_FILES,
@@ -30,7 +30,6 @@ from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
 from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
-from training.launch import environment_rank
 
 KEYS = stock_keys(GPT2)  # our key -> Hugging Face's, of GPT-2
 # Keys that are read, of ours; all other options of a network are not told by weights of these names.
@@ -109,9 +108,9 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
             scale_attention_by_inverse_layer=values.get(KEYS["scale_attention_by_inverse_layer"], False),
         )
         network = with_parameters(config, plain)
-    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
+    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights):
         setting = json.dumps({KEYS["activation"]: STOCK_ACTIVATIONS["gelu_tanh"]})
-        say(note(NANOGPT_NOTE.format(path=path, setting=setting, config=path / CONFIG_FILES[0])))
+        show(note(NANOGPT_NOTE.format(path=path, setting=setting, config=path / CONFIG_FILES[0])), once=True)
     return network
 
 

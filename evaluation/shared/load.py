@@ -15,7 +15,7 @@ from common.checks import structured
 from common.errors import BadInput, refusing
 from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
 from common.json_files import read_json
-from common.output import note, say
+from common.output import note, show
 from evaluation.shared.chat_template import GENERATION, end_ids, read_template
 from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
 from evaluation.shared.given_tokenizer import GivenTokenizer
@@ -40,7 +40,6 @@ from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.lookup import find_to_evaluate
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state, verify
-from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257
@@ -184,7 +183,7 @@ def home_of(reference: str) -> Path:
         is_folder = path.is_dir()
     if is_folder:
         is_ours = _is_run(path) or _run_of(path) is not None or is_own_export(path)
-        if not is_ours and environment_rank() == 0:
+        if not is_ours:
             note_local(reference, MODEL)
         return _run_of(path) or path
     return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")
@@ -244,8 +243,8 @@ def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) 
             problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
             raise BadInput(f"{place.path}: its tokenizer {problem}; move its files away, or pass --tokenizer")
         loaded = loaded or _recorded_tokenizer(place, config)
-    if loaded and loaded.surrounding_note is not None and environment_rank() == 0:
-        say(loaded.surrounding_note)
+    if loaded and loaded.surrounding_note is not None:
+        show(loaded.surrounding_note, once=True)
     # nanoGPT's models lack an id for the end of text
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"got {loaded.vocabulary_size} ids, but the model of {place.path} has {config.vocab_size}"
@@ -259,13 +258,14 @@ def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelCon
     if is_same:
         return None
     given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
-    if own is not None and environment_rank() == 0:
-        say(
+    if own is not None:
+        show(
             note(
                 f"{place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
                 "model reads other ids than it was trained on; stored results name that tokenizer and are compared "
                 "apart"
-            )
+            ),
+            once=True,
         )
     return given
 
@@ -313,6 +313,6 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer 
         return load_tokenizer(str(vocabulary))
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
-    if environment_rank() == 0:
-        say(note(f"{place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"))
+    line = f"{place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"
+    show(note(line), once=True)
     return load_tokenizer("gpt2")

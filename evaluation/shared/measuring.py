@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from common.errors import BadInput, Problem, accepted
-from common.text import printable, printable_lines
+from common.output import show
 from evaluation.command_line import MeasureOptions
 from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
 from evaluation.shared.results import append_result
@@ -54,9 +54,10 @@ def measure_each(
     for place in places:
         results, refused = accepted([place], measured)
         problems += refused
-        for weights, (values, text) in results if ranks.coordinates else ():
-            append_result(place.home, place.title, kind, values, weights)
-            print(f"{printable(str(place.path))}:{printable_lines(text)}")
+        for weights, (values, text) in results:
+            if ranks.coordinates:
+                append_result(place.home, place.title, kind, values, weights)
+            show(*f"{place.path}:{text}".split("\n"), once=True)
     stop()
     if problems:
         raise BadInput(*problems)

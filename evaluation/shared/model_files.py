@@ -6,11 +6,10 @@ from typing import Any
 
 from common.errors import BadInput
 from common.json_files import read_json
-from common.output import note, say
+from common.output import note, show
 from common.text import quoted
 from model.config import GPT2, OUR_ACTIVATIONS, ModelConfig, rows
 from training.checkpoints.directory import WEIGHTS
-from training.launch import environment_rank
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 NANOGPT = "ckpt.pt"
@@ -51,9 +50,9 @@ def check_model_files(path: Path, run: Path | None) -> None:
     if shards and (path / INDEX).is_file():
         raise BadInput(f"{path / min(shards)}: is not in {INDEX}; delete it, or download the model again")
     others = sorted({file.name for pattern in OTHER_WEIGHTS for file in path.glob(pattern)} - read)
-    if others and read and environment_rank() == 0:
+    if others and read:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        say(note(f"{path}: reads {min(read)}; other weights next to it are not read: {others[0]}{more}"))
+        show(note(f"{path}: reads {min(read)}; other weights next to it are not read: {others[0]}{more}"), once=True)
 
 
 def weight_files(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from common.checks import is_absent, structured
 from common.errors import BadInput, refusing
 from common.files import replace_file, writing
 from common.json_files import check_text, read_every_line, read_json, read_regular
-from common.output import note, say
+from common.output import note, show
 from evaluation.shared.weights import WeightsIdentity
 from tokens.documents.messages import excluded_by
 from tokens.documents.parquet import REFUSED_FIELDS
@@ -154,7 +154,7 @@ def _note_unread(path: Path, unread: Counter[str]) -> None:
     named = ", ".join(f"'{name}' of {count:,}" for name, count in unread.most_common(NAMED_FIELDS))
     if named:
         more = f" and {len(unread) - NAMED_FIELDS:,} others" if len(unread) > NAMED_FIELDS else ""
-        say(note(f"{path}: these fields of records are not read: {named}{more}"))
+        show(note(f"{path}: these fields of records are not read: {named}{more}"))
 
 
 def _rows(path: Path) -> list[Any]:

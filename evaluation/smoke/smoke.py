@@ -7,7 +7,7 @@ import attrs
 
 from common.errors import BadInput, Problem, accepted
 from common.json_files import check_text
-from common.output import note, say
+from common.output import note, show
 from evaluation.command_line import SmokeCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
@@ -64,12 +64,13 @@ def run(command: SmokeCommand) -> None:
         said = smoke(trained, prompts, command.tokens, sampling, ranks)
         problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
         values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
-        if (new := new_tokens(trained, command.tokens)) < REPEATED_TOKENS and ranks.coordinates:
-            say(
+        if (new := new_tokens(trained, command.tokens)) < REPEATED_TOKENS:
+            show(
                 note(
                     f"{trained.place.path}: continuations of {new} tokens are checked for empty output alone: a "
                     f"repetition is found in {REPEATED_TOKENS} tokens or more; pass --tokens {REPEATED_TOKENS} or more"
-                )
+                ),
+                once=True,
             )
         return values, "".join(f"\n{one}" for one in said)
 

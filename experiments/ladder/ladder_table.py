@@ -10,8 +10,7 @@ import attrs
 from tabulate import tabulate
 
 from common.errors import BadInput
-from common.output import warning
-from common.text import printable
+from common.output import show, warning
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
@@ -141,7 +140,7 @@ def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[
     table.show()
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: no forecast: {table.refused}; all results are in {ladder.output}")
-    print(printable(f"{target / FORECAST}: shown by train.py {target} --plan"))
+    show(f"{target / FORECAST}: shown by train.py {target} --plan")
 
 
 def tuning_runs(ladder: LadderFile, rates: Iterable[float]) -> list[Path]:

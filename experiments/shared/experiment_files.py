@@ -10,8 +10,8 @@ from common.checks import unknown_key
 from common.errors import BadInput, Problem
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
-from common.output import note, say
-from common.text import LARGEST_INTEGER, printable_lines, quoted
+from common.output import note, show
+from common.text import LARGEST_INTEGER, quoted
 from training.checkpoints.directory import CHECKPOINTS
 from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens
@@ -89,8 +89,8 @@ def show_results(
         write_or_remove(output / f"{name}.md", f"{title}\n\n{text('github')}")
         write_or_remove(output / f"{name}.json", json.dumps(record(), indent=2))
     finally:
-        print(printable_lines(text()), flush=True)
-    print(printable_lines(f"\n{output / name}.md: this table"), flush=True)
+        show(*text().split("\n"))
+    show("", f"{output / name}.md: this table")
 
 
 def write_or_remove(path: Path, text: str | None) -> None:
@@ -138,7 +138,7 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
         if not path.exists() or read_json(path) != values:
             if path.exists():  # of a run that has not begun
                 size = f"{path.stat().st_size:,} bytes"
-                say(note(f"{path}: replaced ({size}): the experiment now has other values"))
+                show(note(f"{path}: replaced ({size}): the experiment now has other values"))
             with writing(path):
                 replace_file(path, json.dumps(values, indent=4) + "\n", durable=True)
 

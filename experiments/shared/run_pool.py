@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from common.files import open_locked
-from common.output import keep_logs_only
-from common.text import duration, printable
+from common.output import keep_logs_only, progress, show
+from common.text import duration
 from experiments.shared.account import Account
 from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
 from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
@@ -52,7 +52,7 @@ class PoolDisplay:
         text, steps, seconds = self._spent(), self._steps(), time.monotonic() - self._began
         if self._first < steps < self._total:
             text += f"; about {duration((self._total - steps) * seconds / (steps - self._first))} left"
-        tqdm.write(printable(f"{line} ({text})"), file=sys.stderr)
+        show(progress(f"{line} ({text})"))
 
     def show(self) -> None:
         if self._bar.disable or time.monotonic() - self._shown < SHOW_SECONDS:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from common.errors import BadInput
 from common.json_files import read_json
-from common.text import printable_lines
+from common.output import show
 from evaluation.shared.significance import (
     CONFIDENCE,
     POWER,
@@ -128,7 +128,7 @@ class SweepTable:
         """Print the table; write sweep.md and sweep.json, unless they hold runs that are here no more."""
         if gone := self._gone(output):
             kept = f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
-            print(printable_lines(f"{self.text()}\n\n{kept}"), flush=True)
+            show(*self.text().split("\n"), "", kept)
         else:
             show_results(self.text, self.record, output, "sweep", str(self.sweep.base))
 

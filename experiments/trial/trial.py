@@ -10,7 +10,7 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import read_json
-from common.output import say, warning
+from common.output import progress, show, warning
 from common.text import quoted
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
 from experiments.shared.training_jobs import ROOT
@@ -73,7 +73,7 @@ class Trial:
         """Write the files of both sides into folders of their own, unless they are there, and say how much that is."""
         for side, tree in self.trees.items():
             if not (folder := CODE / tree).exists():
-                say(f"{folder}: {self.sizes[side]}, the {side}")
+                show(progress(f"{folder}: {self.sizes[side]}, the {side}"))
                 snapshots.check_out(tree, folder)
 
     @property

@@ -17,7 +17,7 @@ from common.checks import ValueCheck, integer, number, one_of, optional, structu
 from common.errors import BadInput
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json_lines, utc_now
-from common.output import note, say
+from common.output import note, show
 from evaluation.shared.significance import ERROR
 from experiments.trial.trial_rule import MOST_PAIRS, VERDICTS, TrialRule, keep_level
 
@@ -79,7 +79,7 @@ def read_trials(folder: Path) -> TrialLog:
     """Return the log of a folder, with a note on damaged lines. Raises BadInput where it cannot be read."""
     found = read_json_lines(folder / TRIALS, partial(structured, kind=TrialLine, unknown_keys=True))
     for notice in found.notes():
-        say(note(f"{notice.text}; each counts as a trial"))
+        show(note(f"{notice.text}; each counts as a trial"))
     return TrialLog(found.records, len(found.damaged))
 
 

@@ -17,6 +17,7 @@ import attrs
 from common.checks import integer
 from common.errors import BadInput
 from common.json_files import read_json
+from common.output import show
 from common.text import quoted
 from experiments.shared.experiment_files import show_results, write_run_directory
 from experiments.shared.run_comparison import RecordedRun, check_same_measure, check_same_tokens
@@ -185,5 +186,5 @@ def _show(trial: Trial, table: TrialTable) -> int:
     """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, "trial", f"{candidate} against {base} on {trial.run}")
-    print(json.dumps(table.record()), flush=True)
+    show(json.dumps(table.record()))
     return VERDICTS[table.judgement.verdict]

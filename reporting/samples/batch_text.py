@@ -16,7 +16,7 @@ from tqdm import tqdm
 from common.checks import integer
 from common.errors import EXIT_DONE, BadInput, refusing
 from common.files import check_replaceable, replace_file, writing
-from common.text import printable
+from common.output import show
 from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
@@ -89,7 +89,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         f"{name}: {len(chosen)} sequences of {model.context_length:,} tokens, read by {readers}",
         f"losses {under}, mean {mean(losses, weights):.4f} nats per token",
     ]
-    print(*map(printable, lines), sep="\n")
+    show(*lines)
     whole, shown = command.rank is not None or losses.size <= PRINTED_TOKENS, []
     texts = zip(describe(run, model, chosen), losses, weights, strict=True)
     for text, row, own in sorted(texts, key=lambda one: -np.nan_to_num(mean(*one[1:]), nan=np.inf)):
@@ -100,15 +100,15 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         shown.append((f"{mean(row, own):.4f} {text.source}", cells))
         if whole or len(shown) <= LISTED:
             worst = 1 + int(np.convolve(row * own, np.ones(min(STRETCH, len(row))), "valid").argmax())
-            print(f"--- {printable(shown[-1][0])}")
+            show(f"--- {shown[-1][0]}")
             print(in_terminal(cells) if whole else in_terminal(cells[worst : worst + STRETCH]).replace("\n", ""))
     if command.html is not None:
         page = render("reporting/templates/batch.html", title=name, lines=lines, legend=HEAT_LEGEND, sequences=shown)
         with writing(command.html):
             replace_file(command.html, page)
-        print(printable(f"page {command.html}"))
+        show(f"page {command.html}")
     elif not whole:
-        print("the whole text: --html FILE; of one rank: --rank R")
+        show("the whole text: --html FILE; of one rank: --rank R")
     return EXIT_DONE
 
 

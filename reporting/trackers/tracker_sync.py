@@ -16,7 +16,7 @@ from common.checks import integer, structured
 from common.errors import BadInput
 from common.files import is_folder, open_locked, replace_file, writing
 from common.json_files import is_number, read_json
-from common.output import note, say
+from common.output import note, show
 from common.redaction import redacted_command
 from common.text import printable
 from reporting.run_history import EVENT_DETAILS, check_begun, clock
@@ -149,7 +149,7 @@ class TrackerSync:
             if self._state.is_file():
                 self._progress = structured(read_json(self._state), Progress)
         except (BadInput, ValueError) as error:
-            say(note(f"{self._state}: damaged, so the data is sent anew: {error}"))
+            show(note(f"{self._state}: damaged, so the data is sent anew: {error}"))
 
     def advance(self) -> tuple[int, int]:
         """Send new rows; return how many, and the total. Raises NotBegun without metrics, BadInput for the tracker."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from common.errors import BadInput, refusing
-from common.output import note, say
+from common.output import note, show
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
@@ -40,7 +40,7 @@ class WandbRun(Store):
             has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # without asking for one
         self._offline = not has_key
         if self._offline:
-            say(note(f"no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"))
+            show(note(f"no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"))
 
     @property
     def grows(self) -> bool:

@@ -1,14 +1,16 @@
 """Output: severity decides where a line goes; advice that fails and lost output end no work."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from common import output
-from common.output import advisory, newly_dropped, note, show, warning
+from common.output import advisory, newly_dropped, note, progress, show, warning
 from tests.conftest import ROOT
 
 COMMAND = """
@@ -39,10 +41,32 @@ def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_severity_alone_decides_where_a_line_goes(capsys: pytest.CaptureFixture[str]) -> None:
-    show(["WARNING: is a word of this result", note("a\x1b"), warning("token=abcdef0123456789abcdef")])
+    show("WARNING: is a word of this result", note("a\x1b"), warning("token=abcdef0123456789abcdef"))
     printed = capsys.readouterr()
     assert printed.out == "WARNING: is a word of this result\n"
     assert printed.err == "NOTE: a\\x1b\nWARNING: token=[secret]\n"
+
+
+def test_rank_0_prints_lines_with_warnings_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in ("0", "1", "12"):
+        monkeypatch.setenv("RANK", rank)
+        show("resuming", warning("numerics changed"), once=True)
+    show("of this rank alone")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("resuming\nof this rank alone\n", "WARNING: numerics changed\n")
+
+
+def test_lines_are_printed_above_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with tqdm(total=4, bar_format="{n_fmt} of {total_fmt}", file=terminal) as bar:
+        bar.update(2)
+        show(note("first"), progress("second"))
+        bar.update(2)
+    lines = [line.rpartition("\r")[2] for line in terminal.getvalue().split("\n")]
+    assert lines == ["NOTE: first", "second", "4 of 4", ""]
 
 
 @pytest.mark.parametrize("logs", [False, True])

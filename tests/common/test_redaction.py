@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import BadInput
 from common.other_programs import foreign_keys
-from common.output import say
+from common.output import progress, show
 from common.redaction import HIDDEN, hidden_in, is_secret, redacted, redacted_command, redacted_json, redacted_shell
 from training.config.train_config import KEY_ROWS
 
@@ -100,7 +100,7 @@ def test_a_recorded_command_has_no_secrets() -> None:
 
 def test_errors_and_notes_have_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"https://me:{SECRET}@host/a?sig={SECRET}"
-    say(f"NOTE: {url}")
+    show(progress(f"NOTE: {url}"))
     assert SECRET not in str(BadInput(f"{url}: cannot be read")) + capsys.readouterr().err
     assert redacted_json({"a": [url, 1]}) == {"a": [f"https://{HIDDEN}@host/a?sig={HIDDEN}", 1]}
 

@@ -48,7 +48,6 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         log=note("log"),
         event=lambda step, event, **details: done.append(f"{event} {step} {details.get('reason', '')}".rstrip()),
         record=lambda *_, **__: None,
-        say=lambda _: None,
         step_done=lambda: None,
         ledger=TimeLedger(time.perf_counter()),
         plan=fake(steps=8, tokens_per_step=10, read_until=lambda _: []),

@@ -75,7 +75,7 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(prefetch, "ready", lambda *_: False)
     grows: Any = SimpleNamespace(abandoned=lambda: time.sleep(0.1))
     feed._reading = SimpleNamespace(growing=[grows])  # type: ignore[assignment]
-    assert not feed.wait_for_tokens(4, alone, lambda: True, print)  # asked to stop
+    assert not feed.wait_for_tokens(4, alone, lambda: True)  # asked to stop
     assert feed.waited_seconds >= first_wait + 0.1
     feed.close()
 

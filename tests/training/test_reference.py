@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 import pytest
 
-from common.output import Notice
 from evaluation.shared.significance import prediction_band
 from tests.reporting.written_runs import step, write_resolved, write_run
 from training.checkpoints.run_record import RunRecord, read_record
@@ -64,19 +63,21 @@ def test_of_1000_normal_runs_at_most_5_of_100_leave_the_band() -> None:
     assert np.mean(((normal < BAND[0]) | (normal > BAND[1])).any(axis=1)) <= 0.05
 
 
-def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged(tmp_path: Path) -> None:
-    (run, record), curve, said = referred(tmp_path / "run"), loss(np.arange(1, STEPS + 1)), list[str | Notice]()
+def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run, record), curve = referred(tmp_path / "run"), loss(np.arange(1, STEPS + 1))
     curve.values[100:200] += 1.0
     curve.values[300:] -= 1.0
     records = [step(int(at), value) for at, value in zip(curve.steps, curve.values, strict=True)]
     for first, last in ((0, 170), (150, STEPS)):  # the first job is killed, 20 steps after its checkpoint
-        log = ComparedLog(run, said.append, record)
+        log = ComparedLog(run, record)
         log.write({"event": "start", "step": first})
         for each in records[first:last]:
             log.write(each)
         log.close()
     band = "the band of 9 runs of this recipe"
-    assert said == [
+    assert capsys.readouterr().err.splitlines() == [
         f"band         of 9 runs on CPU: {run / 'reference.json'}",
         f"step 10: training loss inside {band}",
         f"step 110: training loss above {band} since step 110",
@@ -107,14 +108,14 @@ def test_a_log_tells_changes_and_the_end_and_counts_what_jobs_before_have_logged
         ({"tokens": ["other"] * 9}, "no reference for these tokens"),
     ],
 )
-def test_a_damaged_reference_is_one_note(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_a_damaged_reference_is_one_note(
+    changed: dict[str, Any], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, record = referred(tmp_path / "run", **changed)
-    said = list[str | Notice]()
-    log = ComparedLog(run, said.append, record)
+    log = ComparedLog(run, record)
     for at in (1, 200, STEPS):
         log.write(step(at, 2.0))
     log.close()
-    [line] = said
-    assert line == compare(run, record, {}).line and problem in str(line)
-    line = str(line)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == str(compare(run, record, {}).line) and problem in line
     assert line.startswith(f"NOTE: {run / 'reference.json'}: the loss is not compared: ") and line.count(str(run)) == 1

@@ -32,9 +32,9 @@ def test_steps_that_the_run_does_not_have_are_refused(tmp_path: Path, steps: tup
 
 def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     seen: replay.Numbers = {"train_loss": 4.5, "grad_norm": None, "state_sha256": "ab"}
-    assert replay._print_step(2, seen, {"train_loss": 4.5, "grad_norm": None})
+    assert replay._show_step(2, seen, {"train_loss": 4.5, "grad_norm": None})
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["same", "same", "recorded"]
-    assert not replay._print_step(2, seen, {"train_loss": 4.25})
+    assert not replay._show_step(2, seen, {"train_loss": 4.25})
     assert capsys.readouterr().out.splitlines()[0].split() == ["2", "train_loss", "4.5", "4.25", "DIFFERENT"]
 
 

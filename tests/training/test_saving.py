@@ -9,7 +9,6 @@ from unittest.mock import create_autospec
 import pytest
 
 from common.errors import BadInput
-from common.output import warning
 from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 from training.checkpoints.writer import CheckpointWriter
 from training.saving import Saving
@@ -65,7 +64,7 @@ def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None
     assert 0 < saving.seconds_to_stop < 60.0
 
 
-def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> None:
+def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     saving, state, writer, reporter = saving_of("disk full")
     writer.may_end.set()
     state.position = Position(step=4, best_step=4, best_validation_loss=1.0)
@@ -74,7 +73,7 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     assert (state.position.best_step, state.position.best_validation_loss) == (2, 5.0)
     assert events(reporter) == [(4, "checkpoint-failed")]
     line = "step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"
-    reporter.say.assert_called_once_with(warning(line))
+    assert capsys.readouterr().err == f"WARNING: {line}\n"
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
     with pytest.raises(
@@ -84,7 +83,7 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     assert lost.value.reason == "disk-full"
 
 
-def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
+def test_an_upload_is_reported_once_and_one_that_failed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     saving, _, writer, reporter = saving_of()
     failed = UploadOutcome("step-00000006", "s3://a/b: full", 3.0)
     writer.uploader.ended.side_effect = [[UploadOutcome("step-00000004", None, 2.0), failed], []]
@@ -92,4 +91,4 @@ def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
     saving.poll()
     assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
     line = "step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
-    reporter.say.assert_called_once_with(warning(line))
+    assert capsys.readouterr().err == f"WARNING: {line}\n"

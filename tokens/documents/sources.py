@@ -25,7 +25,7 @@ from common.hub_client import (
     note_local,
     quiet,
 )
-from common.output import note, say, show
+from common.output import note, show
 from common.redaction import redacted_name
 from common.remote_files import HUB_FILES, REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
@@ -92,11 +92,11 @@ def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[S
     counts = Counter(path if REMOTE in path else os.path.realpath(path) for path in paths)
     twice = [path for path, count in counts.items() if count > 1]
     if twice:
-        say(note(f"named twice, so prepared twice: {first(twice)}"))
+        show(note(f"named twice, so prepared twice: {first(twice)}"))
     if STANDARD_LIBRARY not in names:  # which has modules of any name
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
-            say(note(f"the sources hold several splits, and all are read: {counted(splits)}"))
+            show(note(f"the sources hold several splits, and all are read: {counted(splits)}"))
     return sources
 
 
@@ -152,7 +152,7 @@ def _local_files(name: str) -> list[Input]:
         if all(one.endswith(SUFFIXES) for one in names):
             refuse_several_splits(name, str(top), names)
         found = Selection(names)
-    show(found.notes(name, lambda one: str(top / one)))
+    show(*found.notes(name, lambda one: str(top / one)))
     if not found.documents:
         raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
     return [look_up(str((top / one).absolute())) for one in found.documents]
@@ -227,7 +227,7 @@ def _remote_files(name: str) -> list[Input]:
         for folder in tokens:
             urls[folder.removeprefix(top)] = folder
             chosen.leave_out(OTHER_KINDS, folder.removeprefix(top))
-    show(chosen.notes(name, lambda one: urls[one]))
+    show(*chosen.notes(name, lambda one: urls[one]))
     if not chosen.documents:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
     return [remote_input(found[urls[one]]) for one in chosen.documents]
@@ -252,7 +252,7 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     if files:
         others = ", ".join(f"{len(found):,} of {split}" for split, found in files.items())
-        say(note(f"{name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}"))
+        show(note(f"{name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}"))
     return inputs
 
 

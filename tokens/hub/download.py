@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.files import free_disk, is_bucket, locked_partial, replace_file, writing
 from common.hub_client import HUB, download_snapshot
 from common.json_files import read_json
-from common.output import note, say
+from common.output import note, progress, show
 from common.text import distinct_bytes, readable_bytes
 from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, read_foreign_header
 from tokens.format.manifest import has_split, split_of
@@ -40,7 +40,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     dataset = dataset.removeprefix(HUB)
     if is_complete(directory, train_tokens):
         if not (directory / RECEIPT).is_file():
-            say(
+            show(
                 note(
                     f"dataset {dataset}: reads the token files in {directory}, which were not downloaded from the "
                     "hub by this program; move that folder away to download the dataset"
@@ -101,7 +101,7 @@ class _Source:
                 _refuse_replacing(self.directory / name, f"dataset {self.dataset}")
         wanted = sum(file.file_size or 0 for file in listed if file.will_download)
         _check_room(self.dataset, self.directory, wanted)
-        say(f"downloading {readable_bytes(wanted)} of dataset {self.dataset} to {self.directory}")
+        show(progress(f"downloading {readable_bytes(wanted)} of dataset {self.dataset} to {self.directory}"))
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:

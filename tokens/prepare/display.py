@@ -9,8 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.errors import BadInput
-from common.output import say
-from common.text import printable
+from common.output import progress, show
 from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of
@@ -49,7 +48,7 @@ class UnitProgress:
         self._bar.update(done_bytes - self._bar.n)
         if self._bar.disable and now - self._shown >= self.LINE_SECONDS:
             self._shown = now
-            print(self._line(n=done_bytes, elapsed=now - self._began, postfix=rates), file=sys.stderr)
+            show(progress(self._line(n=done_bytes, elapsed=now - self._began, postfix=rates)))
 
     def close(self) -> None:
         self._bar.close()
@@ -58,15 +57,15 @@ class UnitProgress:
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
     what = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
-    print(f"{printable(command.output)}: {what}, {manifest.tokens:,} tokens in {seconds:.1f} s")
+    show(f"{command.output}: {what}, {manifest.tokens:,} tokens in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # of each file, by split
     for name, entry in manifest.files.items():
         tokens.setdefault(str(split_of(name)), []).append(entry.tokens)
     for split, counts in tokens.items():
         what = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
-        print(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
+        show(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
     if manifest.rows is not None:
-        print(f"  {manifest.rows.shares(manifest.tokens)}")
+        show(f"  {manifest.rows.shares(manifest.tokens)}")
     report_problems(manifest, "ledger.jsonl has more")
 
 
@@ -76,11 +75,11 @@ def report_problems(found: Manifest | DocumentSample, more: str) -> None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
     lost = f"{found.lost_documents:,} documents and {found.lost_bytes:,} bytes of input"
-    say(f"bad documents: {kinds}; {lost} are left out" + ":" * any(found.examples.values()))
+    show(progress(f"bad documents: {kinds}; {lost} are left out" + ":" * any(found.examples.values())))
     for line in itertools.chain.from_iterable(found.examples.values()):
-        say(f"  {line}")
+        show(progress(f"  {line}"))
     if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):
-        say(f"  {more}")
+        show(progress(f"  {more}"))
 
 
 def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:

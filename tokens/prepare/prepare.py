@@ -7,7 +7,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder, open_locked, replace_file, writing
-from common.output import note, say
+from common.output import note, progress, show
 from common.text import quoted
 from tokens.documents.inputs import Input
 from tokens.documents.reader import Reader
@@ -70,7 +70,7 @@ def prepare(command: PrepareCommand) -> Manifest:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
                 bucket.delete_leftovers()
-            say(f"{command.output}: complete already")
+            show(progress(f"{command.output}: complete already"))
             return finished
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
         if bucket is not None:
@@ -108,7 +108,7 @@ def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)
         if tokenizer.surrounding_note is not None:
-            say(tokenizer.surrounding_note)
+            show(tokenizer.surrounding_note)
         return tokenizer
     if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
         return load_tokenizer(plan.settings.tokenizer)
@@ -116,7 +116,7 @@ def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan
     reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
     for piece in (piece for unit in units.units for piece in reader.read(unit)):
         found.update(piece.text)
-    say(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}")
+    show(progress(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}"))
     return load_tokenizer(CHARACTERS + "".join(sorted(found)))
 
 
@@ -133,7 +133,7 @@ def _write(
     writer = TokenWriter(directory, plan, directory / RANKS_FILE if tokenizer.has_ranks_file else None, log, bucket)
     try:
         if log.totals.units:
-            say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
+            show(progress(f"resuming after {log.totals.units:,} of {len(plan.units):,} units"))
         if log.totals.units < len(plan.units):
             _compute(command, plan, inputs, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
@@ -158,11 +158,11 @@ def _write(
     if manifest.split is not None and manifest.split.from_tail:
         held_out = " or ".join(manifest.split.from_tail)
         what = "no document's hash, or those of too few documents, fell to"
-        say(note(f"{what} {held_out}: the last ones are held out, and copies may be in train"))
+        show(note(f"{what} {held_out}: the last ones are held out, and copies may be in train"))
     if manifest.split is not None and manifest.split.shortened:
         held_out = " or ".join(manifest.split.shortened)
         what = "the hashes of too many documents fell to"
-        say(note(f"{what} {held_out}: the last ones of these are at the end of train, and copies may be in both"))
+        show(note(f"{what} {held_out}: the last ones of these are at the end of train, and copies may be in both"))
     return manifest
 
 
@@ -183,7 +183,7 @@ def _compute(
         for results in in_order(executor, job, _tasks(plan, inputs, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                say(note("encoding with tiktoken: fastokens, several times faster, is not installed, or differs"))
+                show(note("encoding with tiktoken: fastokens, several times faster, is not installed, or differs"))
             lost = [result for result in results if result.lost_documents or result.lost_bytes]
             if lost and command.on_bad_document == "fail":
                 example = next(iter(lost[0].examples.values()))[0]
@@ -222,7 +222,7 @@ def _refuse_other_tokens(directory: Path) -> None:
     for path in partial_files(directory):
         size = path.lstat().st_size
         path.unlink()
-        say(note(f"{path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})"))
+        show(note(f"{path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})"))
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import replace_file, sync
-from common.output import note, say
+from common.output import note, show
 from tokens.format.header import read_header
 from tokens.format.manifest import (
     MANIFEST,
@@ -65,7 +65,7 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
             if settings.split != TAIL:
                 raise
         splits = " and ".join(settings.held_out)
-        say(note(f"whole documents would miss the share asked for, so {splits} may begin or end inside a document"))
+        show(note(f"whole documents would miss the share asked for, so {splits} may begin or end inside a document"))
     return _cut_by_tokens(train, settings, totals)
 
 

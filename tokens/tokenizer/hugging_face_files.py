@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from common.errors import BadInput, refusing
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
-from common.output import note, say
+from common.output import note, show
 from common.text import quoted
 from tokens.tokenizer.known import GPT2, PATTERNS, recognized
 from tokens.tokenizer.ranks import BYTE_LEVEL, library_values, merges, printable_letters, read_ranks
@@ -176,7 +176,7 @@ def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
             try:
                 others = read_ranks(path)
             except BadInput:  # SentencePiece's, for one
-                say(note(f"{path}: is not read; the tokenizer is that of {TOKENIZER}"))
+                show(note(f"{path}: is not read; the tokenizer is that of {TOKENIZER}"))
                 continue
             if others != words:
                 raise BadInput(f"{path}: has other ranks; {advice}")

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from common.errors import BadInput
 from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
-from common.output import note, say
-from common.text import printable, readable_bytes
+from common.output import note, show
+from common.text import readable_bytes
 from training.batch_finder.probe import Prober, Report, Verdict
 from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
@@ -69,12 +69,13 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; {remedies}"
             )
         if device == "cpu":
-            say(note("a CPU's memory is not measured, so this is the largest size that ran, not a limit"))
-        print("" if all_known else "time was up: a larger one may fit\n", end="")
-        print(_summary(run, prober.world_size, size), flush=True)
+            show(note("a CPU's memory is not measured, so this is the largest size that ran, not a limit"))
+        if not all_known:
+            show("time was up: a larger one may fit")
+        show(_summary(run, prober.world_size, size))
         if write:
             changed = "written" if write_microbatch(run.train.file, size) else "unchanged"
-            print(printable(f"{run.train.file}: {changed}"), flush=True)
+            show(f"{run.train.file}: {changed}")
     except dist.DistError as error:
         raise not_met() from error
 
@@ -92,7 +93,7 @@ def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]
         verdict, reports = prober.probe(size)
         if verdict.outcome == "late" and not fits:
             raise BadInput(f"micro-batch {size}: {verdict.reason}")
-        print(f"micro-batch {size}: {_describe(verdict, reports)}", flush=True)
+        show(f"micro-batch {size}: {_describe(verdict, reports)}")
         if verdict.outcome == "late":
             break
         fits, fails = (size, fails) if reports else (fits, size)

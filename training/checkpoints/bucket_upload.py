@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
-from common.output import advisory
+from common.output import advisory, show
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.retention import prune_bucket
@@ -32,7 +32,6 @@ from training.checkpoints.saved_state import best_name, parse_state, read_state
 from training.config.train_config import Run
 from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
-from training.telemetry.reporter import print_lines
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
@@ -60,7 +59,7 @@ class Uploader:
         self.failed = False  # the last upload of this rank
 
         def claim() -> None:
-            self._lease = BucketLease(self.bucket, run.directory, lambda line: print_lines(ranks, [line]))
+            self._lease = BucketLease(self.bucket, run.directory)
 
         from_coordinator(ranks, claim, group=ranks.download)
 
@@ -155,14 +154,14 @@ class Uploader:
 class BucketLease:
     """Claim of this job on a bucket prefix, renewed by a thread until `release`; for rank 0."""
 
-    def __init__(self, bucket: Bucket, run_directory: Path, say: Callable[[str], object]):
-        """Take the lease. `say` is told when that takes a while. Raises BadInput while another job holds it."""
+    def __init__(self, bucket: Bucket, run_directory: Path):
+        """Take the lease, and print a line when that takes a while. Raises BadInput while another job holds it."""
         self._bucket = bucket
         # Name of the run directory on this machine; another boot is another machine, of the same name
         self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot_id()}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._version: Version | None = self._write(self._free(say))  # None: another job has taken it
+        self._version: Version | None = self._write(self._free())  # None: another job has taken it
         threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
 
     def check(self) -> None:
@@ -190,12 +189,12 @@ class BucketLease:
             with advisory("lease of the bucket"), suppress(BadInput):  # the next upload says so
                 self.check()
 
-    def _free(self, say: Callable[[str], object]) -> Version | None:
+    def _free(self) -> Version | None:
         """Return the version to replace, once it has expired or is of this run directory, which only one job locks."""
         before = self._bucket.read(LEASE)
         if before is None or _name(before) == self._holder:
             return before
-        say(f"{self._bucket.url}: waiting {EXPIRY_SECONDS:.0f} s: {_name(before)} held it last")
+        show(f"{self._bucket.url}: waiting {EXPIRY_SECONDS:.0f} s: {_name(before)} held it last")
         deadline = time.monotonic() + EXPIRY_SECONDS
         while time.monotonic() < deadline:
             time.sleep(LEASE_POLL_SECONDS)

@@ -25,7 +25,7 @@ from pathlib import Path
 from common.errors import BadInput
 from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
-from common.output import note, say
+from common.output import note, show
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 ARCHIVED_HERE = ".archive"  # folder among checkpoints that are on another file system than the archive
@@ -160,7 +160,7 @@ def point(link: Path, name: str | None) -> None:
     remove(partial)
     if link.exists() and link_target(link) is None:
         moved = archive(link.parent, [link.name])
-        say(note(f"{link} is no link; it is now {moved / link.name}"))
+        show(note(f"{link} is no link; it is now {moved / link.name}"))
     if name is None:
         link.unlink(missing_ok=True)
         return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import BadInput
 from common.files import is_folder
-from common.output import say, warning
+from common.output import show, warning
 from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
@@ -117,7 +117,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
             if STEP_NAME.fullmatch(target) and target > checkpoint.name and not is_folder(directory / target):
                 problems.insert(0, f"{directory / 'latest'}: refers to {target}, which does not exist")
             for line in problems:
-                say(warning(f"{line}; falling back to {checkpoint.name}"))
+                show(warning(f"{line}; falling back to {checkpoint.name}"))
             return checkpoint
         problems.append(problem)
     if problems:
@@ -159,7 +159,7 @@ def find_before(directory: Path, step: int) -> Path | None:
     for checkpoint in [checkpoints[saved] for saved in reversed(checkpoints) if saved < step]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        say(warning(f"{problem}; falling back to an earlier one, or the start"))
+        show(warning(f"{problem}; falling back to an earlier one, or the start"))
     return None
 
 

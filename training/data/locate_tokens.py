@@ -13,7 +13,6 @@ from tokens.format.manifest import MANIFEST, PLAN, has_split
 from tokens.format.token_file import TokenStream, open_split
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
-from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +119,7 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
 def _note_local(dataset: str, directory: Path) -> None:
     """Say that a folder is read whose name may be a dataset's of the hub, unless prepare_data.py has made it."""
     is_ours = any((directory / name).is_file() for name in (MANIFEST, PLAN))
-    if "/" in dataset and not is_ours and environment_rank() == 0:
+    if "/" in dataset and not is_ours:
         from common.hub_client import DATASET, note_local
 
         note_local(dataset, DATASET)

@@ -12,8 +12,8 @@ import attrs
 
 from common.errors import BadInput, check_all
 from common.files import sha256
-from common.output import note, say, show
-from common.text import printable, readable_bytes
+from common.output import note, show
+from common.text import readable_bytes
 from tokens.format.header import TokenFile
 from tokens.format.manifest import Content, read_contents, still_grows
 from tokens.format.token_file import TokenStream, Version, version_of
@@ -44,8 +44,8 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
     train, plan, vocabulary_size = run.train, tokens.plan, run.model.vocab_size
     directories = _with_enough_validation(tokens.token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
-    if ranks.coordinates and size > ANNOUNCED_BYTES:
-        print(f"checking token files: {readable_bytes(size)}", flush=True)
+    if size > ANNOUNCED_BYTES:
+        show(f"checking token files: {readable_bytes(size)}", once=True)
     checked = []
     for directory in directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
@@ -138,20 +138,19 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
     for directory in token_set.directories:
         growing, stream, kept = directory.growing, directory.validation, directory
         if stream is not None and growing is not None:
-            wait = functools.partial(_wait_for_validation, growing, wanted, say=ranks.coordinates)
+            wait = functools.partial(_wait_for_validation, growing, wanted)
             together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
             growing.refresh()
         elif stream is not None and stream.length < wanted:
             if directory is token_set.validated[0]:
                 _check_length(stream, train, plan.layout.context_length)
             kept = attrs.evolve(directory, validation=None)
-            if ranks.coordinates:
-                got = f"got {stream.length:,} tokens, wanted {wanted:,}"
-                say(note(f"{stream.files[0].path}: not validated on: {got}"))
-        elif stream is None and train.validation.validation_interval is not None and ranks.coordinates:
-            say(note(_why_not_validated(directory, token_set)))
+            got = f"got {stream.length:,} tokens, wanted {wanted:,}"
+            show(note(f"{stream.files[0].path}: not validated on: {got}"), once=True)
+        elif stream is None and train.validation.validation_interval is not None:
+            show(note(_why_not_validated(directory, token_set)), once=True)
         directories.append(kept)
-        if growing is None and ranks.coordinates:
+        if growing is None:
             _tell_missing_shards(kept)
     return directories
 
@@ -164,7 +163,7 @@ def _tell_missing_shards(directory: TokenDirectory) -> None:
     from tokens.format.foreign_files import describe_missing_first
 
     for stream in foreign:
-        show(describe_missing_first(directory.path, stream.files))
+        show(*describe_missing_first(directory.path, stream.files), once=True)
 
 
 def _why_not_validated(directory: TokenDirectory, token_set: TokenSet) -> str:
@@ -190,19 +189,20 @@ def _check_length(stream: TokenStream, train: TrainConfig, context_length: int) 
         )
 
 
-def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int, *, say: bool) -> None:
+def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int) -> None:
     """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
     growing.refresh()
+    is_announced = False
     while (have := growing.committed("validation")) < wanted_tokens:
         if growing.finished:
             raise BadInput(
                 f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
                 "hold out more with --validation-fraction, or lower validation_sequences in train.json"
             )
-        if say:
-            say = False
-            where = printable(f"{growing.directory}: {growing.progress()}")
-            print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
+        if not is_announced:
+            is_announced = True
+            where = f"{growing.directory}: {growing.progress()}"
+            show(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", once=True)
         if (problem := growing.abandoned()) is not None:
             raise BadInput(problem)
         time.sleep(TOKEN_POLL_SECONDS)

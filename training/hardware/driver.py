@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from common.errors import EXIT_DONE, EXIT_ERROR
+from common.output import Notice, Severity, show
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"  # parts of the driver
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU of the kernel's driver
@@ -42,11 +43,11 @@ def main() -> int:
     cuda = driver_cuda()
     if cuda is None or int(cuda.partition(".")[0]) >= int(TORCH_CUDA.partition(".")[0]):
         return EXIT_DONE
-    print(
+    line = (
         f"the NVIDIA driver is too old: it supports CUDA {cuda}, the torch of requirements.txt is built for CUDA "
-        f"{TORCH_CUDA}; update the driver, or install a torch for its CUDA into .venv",
-        file=sys.stderr,
+        f"{TORCH_CUDA}; update the driver, or install a torch for its CUDA into .venv"
     )
+    show(Notice(line, Severity.ERROR))
     return EXIT_ERROR
 
 

@@ -110,17 +110,17 @@ def report(needs: PreflightRequirements) -> int:
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
         checks.insert(1, check_each_gpu())
     checks += [] if needs.bucket is None else [check_bucket(needs.bucket)]
-    print(*checks, sep="\n", flush=True)
+    show(*map(str, checks))
     return EXIT_ERROR if any(check.level == "problem" for check in checks) else EXIT_DONE
 
 
 def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
-    """Print the warnings, a line each, unless `quiet`. Raises BadInput with all problems."""
+    """Print the warnings on rank 0, a line each, unless `quiet`. Raises BadInput with all problems."""
     checks = machine_checks(needs)
     if problems := [check.found for check in checks if check.level == "problem"]:
         raise BadInput(*problems)
     if not quiet:
-        show(warning(check.found) for check in checks if check.level == "warning")
+        show(*[warning(check.found) for check in checks if check.level == "warning"], once=True)
 
 
 def check_compiler(compiles: Mapping[str, str]) -> Check:

@@ -17,6 +17,7 @@ from tabulate import tabulate
 from common.checks import ValueCheck, integer, number, structured, text
 from common.errors import refusing
 from common.json_files import read_json, read_json_lines
+from common.output import show
 from common.text import printable, quoted
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import ModelConfig, shard_counts
@@ -83,7 +84,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
         network = Network(nodes=command.nodes, link=command.node_link or math.inf)
         estimate = make_estimate(run, prices, lengths, network, command.options.price_per_hour)
         lines = wrapped([*describe_estimate(estimate), *describe_forecast_file(run), *describe_core(run)])
-    print("\n".join(map(printable, [*wrapped(map(str, run.notices)), *lines])))
+    show(*wrapped(map(str, run.notices)), *lines)
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:

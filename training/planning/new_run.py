@@ -22,7 +22,7 @@ from training.config.train_config import KEYS, Run, TrainConfig, make_run, overr
 from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
-from training.launch import environment_rank, environment_world_size, is_first_on_machine
+from training.launch import environment_world_size, is_first_on_machine
 
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
@@ -50,7 +50,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     begins, values = not (directory / "train.json").exists(), read_files(source)
     if model:
         local = like.removeprefix(HUB)  # hf:DIR has the network of the model in a folder
-        if is_folder(Path(local)) and not is_own_export(Path(local)) and environment_rank() == 0:
+        if is_folder(Path(local)) and not is_own_export(Path(local)):
             note_local(local, MODEL, f"run `hf download {local} --local-dir DIR`, and write --like {HUB}DIR")
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
@@ -74,8 +74,8 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     check_tokens(run, None, world_size)
     for section in KEYS:
         _write(directory / f"{section}.json", values[section], like, writes=writes)
-    if begins and environment_rank() == 0:
-        show(lines)
+    if begins:
+        show(*lines, once=True)
     return run
 
 

@@ -8,7 +8,6 @@ the main thread hangs has beats, so that the others' collective times out: the b
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from common.errors import EXIT_ERROR, Reason
-from common.output import advisory
+from common.output import Notice, Severity, advisory, show
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, collective_failed, torchrun_store
 from training.parallel.step_clock import StepSeconds
@@ -215,9 +214,9 @@ class Heartbeat:
             os._exit(EXIT_ERROR)
 
     def _print_places(self, problem: str) -> None:
-        _print("\n  ".join([f"{problem}; the ranks at their last heartbeats:", *self.beats.report()]))
+        _print(f"{problem}; the ranks at their last heartbeats:")
+        show(*[Notice(f"  {line}", Severity.ERROR) for line in self.beats.report()])
 
 
 def _print(problem: str) -> None:
-    line = "\n" if sys.stderr.isatty() else ""  # below the progress bar
-    print(f"{line}train.py: {problem}", file=sys.stderr, flush=True)
+    show(Notice(f"train.py: {problem}", Severity.ERROR))

@@ -19,7 +19,7 @@ from typing import NamedTuple, TextIO
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, REASONS, BadInput, Reason
 from common.files import check_replaceable, is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
-from common.output import say, warning
+from common.output import show, warning
 from common.redaction import redacted
 from common.text import printable
 from training.launch import environment_nodes, job_identity, restarts, torchrun_identity
@@ -129,7 +129,7 @@ class ExitRecord:
             try:
                 replace_file(path, json.dumps(record) + "\n")
             except OSError as error:  # a full disk: the exit status still tells
-                say(warning(str(write_error(path, error))))
+                show(warning(str(write_error(path, error))))
 
 
 class JobExit(NamedTuple):

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.files import LOCK_POLL_SECONDS
-from common.output import advisory
+from common.output import advisory, show
 from common.redaction import redacted_shell
-from common.text import printable
 from training import launch
 from training.supervision.run_lock import (
     NODE_VARIABLE,
@@ -174,7 +173,7 @@ class Supervision:
             line = f"{cause} before the first step: nothing is lost; the same command continues"
             launch.tell_torchrun(line, EXIT_STOPPED, "stopped")
             if self.run_lock.file is not None:  # rank 0 speaks for all
-                print(f"train.py: {line}", flush=True)
+                show(f"train.py: {line}")
             then()
         finally:
             os._exit(EXIT_STOPPED)
@@ -216,9 +215,9 @@ def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) 
         while status == EXIT_STOPPED and os.environ.get("GROUP_RANK", "0") == "0" and lock_is_held(run_directory):
             time.sleep(LOCK_POLL_SECONDS)
     elif not uploaded:
-        print("--then: NOT RUN: the bucket lacks the last checkpoint", flush=True)
+        show("--then: NOT RUN: the bucket lacks the last checkpoint")
     else:
-        print(printable(f"--then: {redacted_shell(command)}"), flush=True)
+        show(f"--then: {redacted_shell(command)}")
         environment = {name: value for name, value in launch.without_launcher().items() if name != NODE_VARIABLE}
         ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
-        print(f"--then: ended with status {ended}", flush=True)
+        show(f"--then: ended with status {ended}")

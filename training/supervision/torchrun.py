@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.json_files import read_json
+from common.output import progress, show
 from training.supervision.run_lock import NODE_VARIABLE
 
 
@@ -38,7 +39,7 @@ def main() -> int:
             status = read_json(record)["status"] if record.exists() else -1
     if status == EXIT_STOPPED or status < 0:
         end = f"stopped, status {status}" if status > 0 else killed
-        print(f"{end}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}", file=sys.stderr)
+        show(progress(f"{end}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}"))
     return status if status >= 0 else EXIT_ERROR
 
 

@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import EXIT_ERROR, BadInput
 from common.files import check_replaceable, replace_file, writing
-from common.output import guard_outputs, keep_logs_only, say, warning
+from common.output import guard_outputs, keep_logs_only, show, warning
 from common.text import printable
 from training.launch import without_launcher
 from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
@@ -103,5 +103,5 @@ if __name__ == "__main__":
     try:
         draw_chart(Path(sys.argv[1]))
     except BadInput as error:
-        say(warning(str(error)))
+        show(warning(str(error)))
         sys.exit(EXIT_ERROR)

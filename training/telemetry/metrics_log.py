@@ -13,7 +13,7 @@ from typing import Any
 from common.checks import integer, number, optional
 from common.files import writing
 from common.json_files import JsonLines, JsonLog, is_number, read_json_lines, utc_now
-from common.output import Notice, say, warning
+from common.output import progress, show, warning
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
@@ -83,13 +83,12 @@ _DETAILS = {RunEvent.DIVERGED: ("problem",), RunEvent.STOPPED: ("reason",)}  # t
 
 
 class MetricsLog:
-    """Appends records; each is in the file when `write` returns. `say` gets a line where writing fails."""
+    """Appends records; each is in the file when `write` returns. A line is printed where writing fails."""
 
-    def __init__(self, directory: Path, say: Callable[[str | Notice], None] = say):
+    def __init__(self, directory: Path):
         """Open it. Raises BadInput where that cannot be done, or where it is no regular file."""
         with writing(directory / METRICS):
             self._log = JsonLog(directory / METRICS)
-        self._say = say
         self._failing = False
 
     def write(self, record: dict[str, Any]) -> None:
@@ -98,7 +97,7 @@ class MetricsLog:
             self._log.append(record)
         except OSError as error:
             if not self._failing:
-                self._say(
+                show(
                     warning(
                         f"{self._log.path}: cannot be written: {error.strerror}; its lines are kept in memory and "
                         "tried again with each new one"
@@ -108,7 +107,7 @@ class MetricsLog:
             return
         if self._failing:
             self._failing = False
-            self._say(f"{self._log.path}: written again, with the lines that were kept")
+            show(progress(f"{self._log.path}: written again, with the lines that were kept"))
 
     def close(self) -> None:
         """Write the lines kept in memory and close the file; print how many are lost."""
@@ -118,7 +117,7 @@ class MetricsLog:
         except OSError as error:
             reason = error.strerror
         if lost := self._log.unwritten:
-            self._say(warning(f"{self._log.path}: {lost:,} lines could not be written and are lost: {reason}"))
+            show(warning(f"{self._log.path}: {lost:,} lines could not be written and are lost: {reason}"))
         self._log.close()
 
 

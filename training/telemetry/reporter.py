@@ -1,11 +1,10 @@
-"""Reporter: metrics records, log lines, progress bar and chart of a training run. Quiet on all ranks but rank 0.
+"""Reporter: metrics records, progress bar and chart of a training run. Quiet on all ranks but rank 0.
 
 Beside it: introduction and summary of a job, as lines for people.
 """
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +14,8 @@ import attrs
 import torch
 from tqdm import tqdm
 
-from common.output import Notice, advisory, newly_dropped, show, warning
-from common.text import dollars, duration, printable
+from common.output import Notice, advisory, newly_dropped, progress, show, warning
+from common.text import dollars, duration
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
 from training.hardware.environment import peak_memory_bytes
@@ -35,12 +34,6 @@ FAILURES = {
     RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
     RunEvent.UPLOAD_FAILED: (RunEvent.UPLOAD, "NOT UPLOADED"),
 }
-
-
-def print_lines(ranks: Ranks, lines: Iterable[str | Notice]) -> None:
-    """Print lines on rank 0, each where its severity says."""
-    if ranks.coordinates:
-        show(lines)
 
 
 class ProgressBar:
@@ -67,10 +60,7 @@ class ProgressBar:
         self._bar.set_postfix_str(line)
         if self._bar.disable and (time.monotonic() - self._last_line >= LINE_SECONDS or step == self._bar.total):
             self._last_line = time.monotonic()
-            self.say(f"step {step:,}/{self._bar.total:,}  {line}")
-
-    def say(self, line: str | Notice) -> None:
-        tqdm.write(printable(str(line)), file=sys.stderr)
+            show(progress(f"step {step:,}/{self._bar.total:,}  {line}"))
 
     def warn(self, topic: str, warning: str | None) -> None:
         """Show a warning beside the numbers, in the place of an earlier one of its topic; None removes that."""
@@ -113,15 +103,6 @@ class Reporter:
                 self.bar.warn(success, f"step {step:,} {words}" if event == failure else None)
         if self.chart is not None and event == RunEvent.CHECKPOINT:
             self.chart.redraw()
-
-    @advisory("log lines")
-    def say(self, line: str | Notice) -> None:
-        if self.bar is not None:
-            self.bar.say(line)
-
-    @advisory("log lines")
-    def say_on_machine(self, line: str | Notice) -> None:
-        tqdm.write(printable(str(line)), file=sys.stderr)
 
     @advisory("progress bar")
     def step_done(self) -> None:
@@ -168,7 +149,7 @@ class Reporter:
         if self.bar is not None:
             with advisory("progress bar"):
                 self.bar.close()
-            show(lines)
+            show(*lines)
         if self.metrics is not None:
             self._record_dropped()
             self.metrics.close()

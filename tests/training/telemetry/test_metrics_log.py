@@ -95,27 +95,28 @@ def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("room", [None, 1000])
 def test_what_cannot_be_written_is_said_once_and_written_later_or_counted_as_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], room: int | None
 ) -> None:
     monkeypatch.setattr(json_files, "PENDING_BYTES", room or json_files.PENDING_BYTES)
-    said: list[str] = []
-    log = MetricsLog(tmp_path, lambda line: said.append(str(line)))
+    log = MetricsLog(tmp_path)
     with full_disk(500):
         for step in range(100):
             log.write({"step": step, "train_loss": 1.0})
-        assert len(said) == 1
-        assert said[0].startswith(f"WARNING: {tmp_path / METRICS}: cannot be written: File too large; ")
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"WARNING: {tmp_path / METRICS}: cannot be written: File too large; ")
         if room is not None:
             log.close()
     whole = len(read_metrics(tmp_path))
     if room is None:
         log.write({"step": 100, "train_loss": 1.0})
         log.close()
-        assert said[1:] == [f"{tmp_path / METRICS}: written again, with the lines that were kept"]
+        assert capsys.readouterr().err.splitlines() == [
+            f"{tmp_path / METRICS}: written again, with the lines that were kept"
+        ]
         assert [record["step"] for record in read_metrics(tmp_path)] == list(range(101))
     else:
         lost = f"{100 - whole} lines could not be written and are lost: File too large"
-        assert said[1:] == [f"WARNING: {tmp_path / METRICS}: {lost}"]
+        assert capsys.readouterr().err.splitlines() == [f"WARNING: {tmp_path / METRICS}: {lost}"]
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "pipe"])

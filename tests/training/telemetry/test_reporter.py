@@ -9,11 +9,10 @@ from unittest.mock import Mock, create_autospec
 import pytest
 import torch
 
-from common.output import warning
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import Metric, MetricsLog
-from training.telemetry.reporter import ProgressBar, Reporter, print_lines
+from training.telemetry.reporter import ProgressBar, Reporter
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 REMAINING = Remaining(steps=1, validations=0, checkpoints=0)
@@ -83,21 +82,11 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     assert result.mock_calls == []  # a tensor that is read waits for the GPU
     quiet.event(1, "checkpoint")
     quiet.step_done()
-    quiet.say("of rank 0")
     quiet.record(1, {Metric.VALIDATION_LOSS: 2.0})
     assert quiet.finish() == "no chart" and math.isnan(quiet.last_loss)
     quiet.close()
-    quiet.say_on_machine(warning("a file was touched"))
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", "WARNING: a file was touched\n")
-
-
-def test_rank_0_prints_lines_with_warnings_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    for coordinates in (True, False):
-        ranks: Any = SimpleNamespace(coordinates=coordinates)
-        print_lines(ranks, ["resuming", warning("numerics changed")])
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("resuming\n", "WARNING: numerics changed\n")
+    assert (printed.out, printed.err) == ("", "")
 
 
 def test_seconds_of_each_rank_are_recorded_and_the_slowest_is_named_until_it_is_not_slow(clock: list[float]) -> None:

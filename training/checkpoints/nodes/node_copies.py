@@ -16,7 +16,7 @@ import torch.distributed as dist
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import is_folder, write_error
-from common.output import warning
+from common.output import show, warning
 from training.checkpoints.atomic_commit import write_copy
 from training.checkpoints.bucket_download import fetch
 from training.checkpoints.directory import (
@@ -40,7 +40,6 @@ from training.parallel.process_group import (
     gather,
     once_per_disk,
 )
-from training.telemetry.reporter import print_lines
 
 FILES = (*TENSOR_FILES, STATE, MANIFEST)
 BROADCAST_BYTES = 64 << 20
@@ -102,11 +101,11 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
     is_here = has_newest[here]
     checkpoint = directory / (content.choice[1] if content.choice is not None and is_here else name_of(newest))
     if receivers := [rank for rank, has in zip(leaders, has_newest, strict=True) if not has]:
-        print_lines(ranks, [f"bringing {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes"])
+        show(f"bringing {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes", once=True)
         sent_steps = contents[source].steps
         strange = [name_of(step) for step, digest in content.steps.items() if sent_steps.get(step) != digest]
         archives = search.on_disks(lambda: None if is_here else _archive(directory, {*strange, name_of(newest)}))
-        print_lines(ranks, [f"what else was there is now in {where}" for where in archives if where])
+        show(*[f"what else was there is now in {where}" for where in archives if where], once=True)
         _copy(checkpoint, leaders[source], receivers, search)
     return checkpoint
 
@@ -134,15 +133,15 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
     for candidate in from_coordinator(ranks, lambda: candidates(bucket, name), group=ranks.download):
         if newest is not None and name_of(newest[0]) >= candidate:
             return False
-        print_lines(ranks, [f"downloading {candidate} from {bucket.url}"])
+        show(f"downloading {candidate} from {bucket.url}", once=True)
         archives = search.on_disks(functools.partial(_archive, directory, {candidate}))
-        print_lines(ranks, [f"what had its name is now in {where}" for where in archives if where])
+        show(*[f"what had its name is now in {where}" for where in archives if where], once=True)
         problems = [*filter(None, search.on_disks(functools.partial(fetch, bucket, directory / candidate)))]
         if not problems:
             if name in LINKS:
                 search.on_disks(functools.partial(point, directory / name, candidate))
             return True
-        print_lines(ranks, [warning(problems[0])])
+        show(warning(problems[0]), once=True)
         damages.append(problems[0])
     if damages and newest is None:
         others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
