@@ -95,7 +95,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print anything but whole lines for people: help, generated text as it comes, coloured tokens, a shell script
+# Files that print more than whole lines for people: help, generated text as it comes, coloured tokens, a shell script
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     *("evaluation/shared/generation.py", "evaluation/sample/sample.py", "evaluation/chat/chat.py"),
