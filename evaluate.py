@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
-import os
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any
 
-from common.errors import BadInput
-from common.script import exit_status, prepare_process, run_command
+from common.errors import EXIT_DONE, BadInput
+from common.script import Script
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
@@ -31,17 +29,17 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
-    prepare_process("evaluate.py")
-    from common.arguments import ScriptTexts, parse
-    from evaluation.command_line import COMMANDS
-    from training.command import key_rows
+    with Script("evaluate.py", has_ranks=True) as script:
+        from common.arguments import ScriptTexts, parse
+        from evaluation.command_line import COMMANDS
+        from training.command import key_rows
 
-    classes = {name: command.options for name, command in COMMANDS.items()}
-    texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
-    options = parse("evaluate.py", classes, sys.argv[1:], texts=texts, key_rows=key_rows)
-    follows = os.environ.get("RANK", "0") != "0"
-    return run_command("evaluate.py", partial(run, sys.argv[1], options), "; stored results are kept", follows=follows)
+        classes = {name: command.options for name, command in COMMANDS.items()}
+        texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
+        options = parse("evaluate.py", classes, sys.argv[1:], texts=texts, key_rows=key_rows)
+        script.interrupted = "; stored results are kept"
+        script.status = run(sys.argv[1], options) or EXIT_DONE
+    return script.status
 
 
 def run(name: str, options: Any) -> int | None:
@@ -57,4 +55,4 @@ def run(name: str, options: Any) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("evaluate.py", main))
+    sys.exit(main())

@@ -3,7 +3,8 @@
 
 import sys
 
-from common.script import exit_status, prepare_process, run_command
+from common.errors import EXIT_DONE
+from common.script import Script
 
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
 EPILOG = """examples:
@@ -19,17 +20,18 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
-    prepare_process("experiment.py")
-    from common.arguments import ScriptTexts, parse
-    from experiments.command import LadderCommand, SweepCommand, TrialCommand
-    from training.command import key_rows
+    with Script("experiment.py") as script:
+        from common.arguments import ScriptTexts, parse
+        from experiments.command import LadderCommand, SweepCommand, TrialCommand
+        from training.command import key_rows
 
-    commands = {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand}
-    texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
-    command = parse("experiment.py", commands, sys.argv[1:], texts=texts, key_rows=key_rows)
-    return run_command("experiment.py", command.run, "; the same command continues")
+        commands = {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand}
+        texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
+        command = parse("experiment.py", commands, sys.argv[1:], texts=texts, key_rows=key_rows)
+        script.interrupted = "; the same command continues"
+        script.status = command.run() or EXIT_DONE
+    return script.status
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("experiment.py", main))
+    sys.exit(main())

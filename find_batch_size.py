@@ -3,26 +3,26 @@
 
 import json
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 from common.errors import BadInput, accepted
 from common.output import show
-from common.script import exit_status, prepare_process, run_command
+from common.script import Script
 
 if TYPE_CHECKING:
     from training.command import FindCommand
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
-    prepare_process("find_batch_size.py")
-    from common.arguments import ScriptTexts, parse
-    from training.command import FIND_EPILOG, FindCommand, key_rows
+    with Script("find_batch_size.py") as script:
+        from common.arguments import ScriptTexts, parse
+        from training.command import FIND_EPILOG, FindCommand, key_rows
 
-    texts = ScriptTexts(epilog=FIND_EPILOG)
-    command = parse("find_batch_size.py", FindCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
-    return run_command("find_batch_size.py", partial(find, command), ": nothing is written")
+        texts = ScriptTexts(epilog=FIND_EPILOG)
+        command = parse("find_batch_size.py", FindCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
+        script.interrupted = ": nothing is written"
+        find(command)
+    return script.status
 
 
 def find(command: "FindCommand") -> None:
@@ -53,4 +53,4 @@ def find(command: "FindCommand") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("find_batch_size.py", main))
+    sys.exit(main())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, BadInput
 from common.output import keep_logs_only, show
-from common.script import exit_status, prepare_process, run_command
+from common.script import Script
 
 if TYPE_CHECKING:
     from tokens.command import Lines
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
-    prepare_process("prepare_data.py")
-    from tokens.command import parse_command_line
-    from training.command import key_rows
+    with Script("prepare_data.py") as script:
+        from tokens.command import parse_command_line
+        from training.command import key_rows
 
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
-    command = parse_command_line(sys.argv[1:], key_rows)
-    return run_command("prepare_data.py", partial(run, command), partial(kept, command))
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
+        command = parse_command_line(sys.argv[1:], key_rows)
+        script.interrupted = partial(kept, command)
+        script.status = run(command)
+    return script.status
 
 
 def run(command: "PrepareCommand | Lines") -> int:
@@ -60,4 +61,4 @@ def kept(command: "PrepareCommand | Lines") -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("prepare_data.py", main))
+    sys.exit(main())

@@ -3,7 +3,8 @@
 
 import sys
 
-from common.script import exit_status, prepare_process, run_command
+from common.errors import EXIT_DONE
+from common.script import Script
 
 EPILOG = """examples:
   python report.py runs/quickstart
@@ -14,16 +15,17 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
-    prepare_process("report.py")
-    from common.arguments import ScriptTexts, parse
-    from reporting.command import ReportCommand
-    from training.command import key_rows
+    with Script("report.py") as script:
+        from common.arguments import ScriptTexts, parse
+        from reporting.command import ReportCommand
+        from training.command import key_rows
 
-    texts = ScriptTexts(epilog=EPILOG)
-    command = parse("report.py", ReportCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
-    return run_command("report.py", command.run, "; the last whole report is in place")
+        texts = ScriptTexts(epilog=EPILOG)
+        command = parse("report.py", ReportCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
+        script.interrupted = "; the last whole report is in place"
+        script.status = command.run() or EXIT_DONE
+    return script.status
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("report.py", main))
+    sys.exit(main())

@@ -47,7 +47,7 @@ class Notice:
 
 
 def progress(text: str) -> Notice:
-    """Return a notice of what a command that takes long is doing."""
+    """Return a notice about the progress of a command that takes long."""
     return Notice(text, Severity.PROGRESS)
 
 

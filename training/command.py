@@ -9,14 +9,13 @@ from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import KeyRows, integer, number
-from common.errors import BadInput, Diverged, Reason, UsageError, reason_of_system_error
-from common.files import system_error
+from common.errors import UsageError
 from common.option_rules import OptionRules
-from training.launch import environment_rank, environment_world_size, job_seconds
+from training.launch import job_seconds
 from training.telemetry.budget import USD, Budget
 
 if TYPE_CHECKING:
-    from training.config.train_config import Run
+    pass
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
@@ -261,24 +260,3 @@ class FindCommand:
     overrides: Overrides = ()
     device: Device = None  # cpu: a dry trial
     probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
-
-
-def describe_error(error: Exception, run: "Run | None") -> tuple[Reason, str | None]:
-    """Return why an error ends this command, and its lines if the user can do something about it; None for any other.
-
-    What the ranks around it do is not considered: `collective_failed`.
-    """
-    from training.hardware.usable_gpus import describe_memory_error, is_memory_error
-
-    if isinstance(error, BadInput):
-        return error.reason, str(error)
-    if isinstance(error, Diverged):
-        return "non-finite", str(error)
-    if is_memory_error(error):
-        if run is None:
-            return "out-of-memory", None
-        problem = describe_memory_error(error, run.train, run.directory, environment_world_size())
-        return "out-of-memory", f"rank {environment_rank()}: {problem}"
-    if isinstance(error, OSError) and error.filename is not None:
-        return reason_of_system_error(error), system_error(error)  # a file or folder that cannot be read, for one
-    return "crash", None

@@ -11,7 +11,7 @@ from common.arguments import ScriptTexts, arguments_of, option, option_names, op
 from common.checks import integer
 from common.errors import EXIT_USAGE, UsageError
 from common.option_rules import given_options, repeated_problem
-from common.script import exit_status
+from common.script import Script
 from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
 from experiments.command import LadderCommand, SweepCommand, TrialCommand
 from reporting.command import ReportCommand
@@ -44,7 +44,9 @@ def parsed(*words: str) -> Example:
 
 def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: Any = Example) -> str:
     """Return the one line about a wrong command line."""
-    assert exit_status("example.py", lambda: parse("example.py", commands, words)) == EXIT_USAGE
+    with Script("example.py") as script:
+        parse("example.py", commands, words)
+    assert script.status == EXIT_USAGE
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
     assert shown.out == "" and line.isprintable()
@@ -154,10 +156,11 @@ def parsed_by(script: str, words: Sequence[str]) -> Any:
 
 def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line about a wrong command line of one of our scripts, in our words."""
-    status = exit_status(script, lambda: parsed_by(script, words))
+    with Script(script) as end:
+        parsed_by(script, words)
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
-    assert (status, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
+    assert (end.status, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
     assert line.endswith("; see --help") and not any(text in line for text in OF_LIBRARIES), line
     return line
 

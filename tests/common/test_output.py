@@ -15,14 +15,13 @@ from tests.conftest import ROOT
 
 COMMAND = """
 import sys
-from common import output, script
-def main():
-    script.prepare_process("x.py")
+from common import output
+from common.script import Script
+with Script("script.py") as script:
     {first}
     print("\\udc80" + "x" * 10**5)
     print("work is done", file=sys.stderr)
-    return 0
-sys.exit(script.exit_status("script.py", main))
+sys.exit(script.status)
 """
 INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.script import ALLOCATOR_SETTINGS, run_command, use_expandable_segments
+from common.script import ALLOCATOR_SETTINGS, Script, use_expandable_segments
 from tests.conftest import ROOT
 from tests.test_house import ENTRY_SCRIPTS
 
@@ -52,9 +52,14 @@ def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
     try:
-        assert run_command("evaluate.py", read, "; results are kept") == EXIT_INTERRUPTED
+        with Script("evaluate.py") as script:
+            script.interrupted = "; results are kept"
+            read()
+        assert script.status == EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "evaluate.py: interrupted; results are kept\n"
     (tmp_path / "weights").write_bytes(b"damaged")
-    assert run_command("evaluate.py", read, "") == EXIT_ERROR
+    with Script("evaluate.py") as script:
+        read()
+    assert script.status == EXIT_ERROR

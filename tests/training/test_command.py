@@ -1,20 +1,15 @@
 """Command lines of train.py and find_batch_size.py."""
 
-import errno
 import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.arguments import parse
-from common.errors import REASONS, BadInput, Diverged, UsageError
-from common.files import write_error
-from tests.conftest import MakeRun
-from training.command import FindCommand, TrainCommand, describe_error
-from training.config.train_config import load_run
+from common.errors import UsageError
+from training.command import FindCommand, TrainCommand
 from training.telemetry.budget import Budget
 
 
@@ -139,29 +134,3 @@ def test_keys_go_alone() -> None:
 def test_a_prediction_takes_no_device() -> None:
     with pytest.raises(UsageError, match="--device goes with a search, not with --predict"):
         parse("find_batch_size.py", FindCommand, ["runs/x", "--predict", "a100-40gb", "--device", "cpu"])
-
-
-@pytest.mark.parametrize(
-    ("error", "reason", "has_line"),
-    [
-        (BadInput("no"), "user-error", True),
-        (BadInput("no", reason="out-of-budget"), "out-of-budget", True),
-        (write_error("x", OSError(errno.ENOSPC, "full")), "disk-full", True),
-        (write_error("x", OSError(errno.EACCES, "no")), "user-error", True),
-        (Diverged("step 3"), "non-finite", True),
-        (MemoryError(), "out-of-memory", True),
-        (torch.OutOfMemoryError("CUDA out of memory"), "out-of-memory", True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out-of-memory", True),
-        (OSError(errno.EDQUOT, "quota", "file"), "disk-full", True),
-        (FileNotFoundError(errno.ENOENT, "none", "file"), "user-error", True),
-        (ConnectionError("reset"), "crash", False),
-        (KeyError("--max-hours"), "crash", False),
-        (RuntimeError("disk full"), "crash", False),
-    ],
-)
-def test_every_error_has_a_reason_and_the_users_have_a_line(
-    make_run: MakeRun, error: Exception, reason: str, *, has_line: bool
-) -> None:
-    told, line = describe_error(error, load_run(make_run(), ()))
-    assert told == reason and told in REASONS and (line is not None) is has_line
-    assert describe_error(error, None)[0] == reason  # before the run is read

@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +12,10 @@ import torch
 from common.errors import BadInput
 from common.text import either
 from training.hardware.driver import driver_gpus
-from training.launch import setting
+from training.launch import environment_rank, environment_world_size, setting
 
 if TYPE_CHECKING:
-    from training.config.train_config import TrainConfig
+    from training.config.train_config import Run, TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 # What plain RuntimeErrors of torch say when memory is missing; only torch's own allocator for CUDA has a type of error.
@@ -63,6 +65,19 @@ def is_memory_error(error: Exception) -> bool:
 
 def is_gpu_memory_error(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or _torch_says(error, GPU_WORDS)
+
+
+@contextmanager
+def memory_advice(run: "Run") -> Iterator[None]:
+    """Raise an error of memory as BadInput of this rank alone, with the user's remedies in this run."""
+    try:
+        yield
+    except Exception as error:
+        if not is_memory_error(error):
+            raise
+        problem = describe_memory_error(error, run.train, run.directory, environment_world_size())
+        line = f"rank {environment_rank()}: {problem}"
+        raise BadInput(line, alone=True, reason="out-of-memory") from error
 
 
 def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ranks: int) -> str:

@@ -59,8 +59,8 @@ FIRST_RANK_SECONDS = 120.0  # for the first rank of a node to end, which draws t
 class Supervision:
     """Supervision of this process; one object a process. Needs no torch until the ranks meet."""
 
-    def __init__(self, run_directory: Path | None):
-        """Receive signals, then lock the run directory, if rank 0 is to train. Raises BadInput if it is locked."""
+    def __init__(self) -> None:
+        """Receive signals from now on."""
         self.stop_asked = threading.Event()
         self.earlier_exit: JobExit | None = None  # final one of an earlier group of this job: end with it again
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
@@ -68,8 +68,6 @@ class Supervision:
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
         self.training = False  # from then on, requests to stop are only noted
         receive_signals(self._on_signal)
-        if run_directory is not None:
-            self.lock(run_directory)
 
     def lock(self, run_directory: Path) -> None:
         """Lock a run directory, once. Raises BadInput when another job has locked it."""
@@ -179,12 +177,6 @@ class Supervision:
             os._exit(EXIT_STOPPED)
 
 
-def hold_torchruns_signal() -> None:
-    """Under torchrun, let SIGTERM wait until `receive_signals`: before, it would end this rank as a failure."""
-    if launch.torchrun_job() is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
 def receive_signals(on_signal: Callable[[str], object]) -> None:
     """Call `on_signal` with the name of each signal from now on, in a thread. Call it once, in the main thread."""
     received, wakeup = os.pipe()
@@ -193,7 +185,6 @@ def receive_signals(on_signal: Callable[[str], object]) -> None:
         signal.signal(number, lambda *_: None)
     # Python's own handlers wait while the main thread is in C++, as in a rendezvous or collective; this pipe does not.
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # of `hold_torchruns_signal`
 
     def listen() -> None:
         while True:
