@@ -2,10 +2,9 @@
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
 import sys
-from importlib import import_module
 from typing import Any
 
-from common.errors import EXIT_DONE, BadInput
+from common.errors import BadInput
 from common.script import Script
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
@@ -30,28 +29,27 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 
 def main() -> int:
     with Script("evaluate.py", has_ranks=True) as script:
-        from common.arguments import ScriptTexts, parse
+        from common.arguments import ScriptTexts, read_command
         from evaluation.command_line import COMMANDS
         from training.command import key_rows
 
-        classes = {name: command.options for name, command in COMMANDS.items()}
         texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
-        options = parse("evaluate.py", classes, sys.argv[1:], texts=texts, key_rows=key_rows)
+        command, options = read_command("evaluate.py", COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows)
         script.interrupted = "; stored results are kept"
-        script.status = run(sys.argv[1], options) or EXIT_DONE
+        check_processes(sys.argv[1], options)
+        script.status = command.run(options)
     return script.status
 
 
-def run(name: str, options: Any) -> int | None:
-    """Run a command; return its exit status. Raises BadInput where several processes would each do all of its work."""
-    from evaluation.command_line import COMMANDS, MeasureOptions
+def check_processes(name: str, options: Any) -> None:
+    """Raise BadInput if several processes would each do all of a command's work."""
+    from evaluation.command_line import MeasureOptions
     from training.launch import check_environment, environment_world_size
 
     check_environment()
     processes = environment_world_size()
     if processes > 1 and not isinstance(options, MeasureOptions):
         raise BadInput(f"{name}: got {processes} processes of torchrun, wanted one: python evaluate.py {name}")
-    return import_module(COMMANDS[name].module).run(options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 import sys
 
-from common.errors import EXIT_DONE
 from common.script import Script
 
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
@@ -21,15 +20,14 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 
 def main() -> int:
     with Script("experiment.py") as script:
-        from common.arguments import ScriptTexts, parse
-        from experiments.command import LadderCommand, SweepCommand, TrialCommand
+        from common.arguments import ScriptTexts, read_command
+        from experiments.command import COMMANDS
         from training.command import key_rows
 
-        commands = {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand}
         texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
-        command = parse("experiment.py", commands, sys.argv[1:], texts=texts, key_rows=key_rows)
+        command, options = read_command("experiment.py", COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows)
         script.interrupted = "; the same command continues"
-        script.status = command.run() or EXIT_DONE
+        script.status = command.run(options)
     return script.status
 
 

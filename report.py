@@ -3,7 +3,6 @@
 
 import sys
 
-from common.errors import EXIT_DONE
 from common.script import Script
 
 EPILOG = """examples:
@@ -16,14 +15,14 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 
 def main() -> int:
     with Script("report.py") as script:
-        from common.arguments import ScriptTexts, parse
-        from reporting.command import ReportCommand
+        from common.arguments import ScriptTexts, read_command
+        from reporting.command import COMMANDS
         from training.command import key_rows
 
         texts = ScriptTexts(epilog=EPILOG)
-        command = parse("report.py", ReportCommand, sys.argv[1:], texts=texts, key_rows=key_rows)
+        command, options = read_command("report.py", COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows)
         script.interrupted = "; the last whole report is in place"
-        script.status = command.run() or EXIT_DONE
+        script.status = command.run(options)
     return script.status
 
 

@@ -4,6 +4,7 @@
 import faulthandler
 import sys
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Reason
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 
 # Of a status that no error has caused; EXIT_ERROR is then of --preflight or --replay, for a problem or a difference
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
+# What an option of train.py does instead of training: the module, imported then, and its function of (run, command,
+# initial weights), which returns an exit status, None for success
+INSTEAD_OF_TRAINING = {
+    "dry_run": ("training.planning.estimate_table", "dry_run"),
+    "plan": ("training.planning.estimate_table", "dry_run"),
+    "find_max_microbatch": ("training.batch_finder.find", "find_for_training"),
+    "preflight": ("training.run_checks", "preflight"),
+    "look": ("reporting.samples.batch_text", "look"),
+}
 
 
 def main() -> int:
@@ -118,25 +128,10 @@ def report(supervision: Supervision, error: Exception) -> int:
 
 def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
     """Carry out a command that trains nothing; return its status, or None for one that trains. Raises BadInput."""
-    if command.dry_run or command.plan:
-        from training.planning.estimate_table import dry_run
-
-        dry_run(run, command, initial)
-        return EXIT_DONE
-    if command.find_max_microbatch:
-        from training.batch_finder.finder import report_largest
-
-        report_largest(run, command.overrides, command.options.device, None, command.write)
-        return EXIT_DONE
-    if command.preflight:
-        from training.hardware.preflight import report
-        from training.run_checks import machine_requirements
-
-        return report(machine_requirements(run, command))
-    if command.look is not None:
-        from reporting.samples.batch_text import look
-
-        return look(run, command, initial)
+    for option, (module, function) in INSTEAD_OF_TRAINING.items():
+        if getattr(command, option) not in (None, False):
+            status = getattr(import_module(module), function)(run, command, initial)
+            return EXIT_DONE if status is None else int(status)
     return None
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +46,23 @@ class ScriptTexts:
 NO_TEXTS = ScriptTexts()
 
 
+@attrs.frozen
+class Command:
+    """A command of a script: its options, and the function that carries it out.
+
+    The function is named by its module, which is imported when the command runs, so that --help is quick. It takes the
+    options, and returns the exit status, or None for success.
+    """
+
+    options: type  # a frozen class of options; its docstring is the command's help
+    module: str
+    function: str = "run"
+
+    def run(self, options: Any) -> int:
+        status = getattr(import_module(self.module), self.function)(options)
+        return EXIT_DONE if status is None else int(status)
+
+
 def option(
     help_text: str,
     metavar: str = "",
@@ -68,6 +86,23 @@ def option(
     converter = None if check is None else convert
     # The first line of the help is the metavar, which cyclopts does not know: PlainHelp splits it off.
     return Parameter(name=name, help=f"{metavar}\n{help_text}", converter=converter, required=required)
+
+
+def read_command(
+    script: str,
+    commands: Mapping[str, Command],
+    words: Sequence[str],
+    *,
+    texts: ScriptTexts = NO_TEXTS,
+    key_rows: Callable[[], KeyRows] = dict,
+) -> tuple[Command, Any]:
+    """Return the command that a command line names, and its options; the arguments and errors are those of `parse`.
+
+    A script without commands has a single one, named "".
+    """
+    classes = {name: command.options for name, command in commands.items()}
+    options = parse(script, classes[""] if [*classes] == [""] else classes, words, texts=texts, key_rows=key_rows)
+    return next(command for command in commands.values() if command.options is type(options)), options
 
 
 def parse(

@@ -1,4 +1,4 @@
-"""Errors: exit statuses, reasons, and what a user gave that is wrong, as data."""
+"""Errors: exit statuses, reasons, and the problems with the input of a user, as data."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator

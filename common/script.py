@@ -26,8 +26,9 @@ class Script:
 
     In the block the command line is read and carried out. It may raise BadInput, UsageError, and after --help
     SystemExit; the block sets `status`, and in `interrupted` the state that Ctrl-C leaves. `report` prints an error
-    that ends the script and returns the exit status, or None for an error of the program, which is raised; the default is
-    `report_error`. `has_ranks`: all ranks of a job run the script, and rank 0 prints the errors that all of them raise.
+    that ends the script and returns the exit status, or None for an error of the program, which is raised; by default
+    it is `report_error`. `has_ranks`: all ranks of a job run the script, and rank 0 prints the errors that all of them
+    raise.
     """
 
     def __init__(self, name: str, report: Callable[[Exception], int | None] | None = None, *, has_ranks: bool = False):

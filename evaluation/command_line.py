@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import option
+from common.arguments import Command, option
 from common.checks import ValueCheck, integer, number
 from common.option_rules import OptionRules
 
@@ -221,12 +221,12 @@ class ExportCommand:
 
 
 @attrs.frozen
-class RegisteredCommand:
-    """A command, in a module that is imported at use; its results are stored under its name."""
+class RegisteredCommand(Command):
+    """A command whose results are stored under its name."""
 
-    options: type  # frozen, of options; the docstring is the command's help
-    module: str  # its `run` takes the options, and returns an exit status, None for success
-    measures: str | None = None  # module whose `read_results` structures such a line; it may raise rows.UNREADABLE
+    measures: str | None = attrs.field(
+        default=None, kw_only=True
+    )  # module whose `read_results` structures such a line; it may raise rows.UNREADABLE
 
 
 COMMANDS = {  # in the order of the comparison's columns
@@ -234,12 +234,12 @@ COMMANDS = {  # in the order of the comparison's columns
     "chat": RegisteredCommand(ChatCommand, "evaluation.chat.chat"),
     "serve": RegisteredCommand(ServeCommand, "evaluation.serve.serve"),
     "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
-    "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
-    "core": RegisteredCommand(CoreCommand, "evaluation.core.core", "evaluation.core.core_scores"),
+    "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", measures="evaluation.loss.loss_measures"),
+    "core": RegisteredCommand(CoreCommand, "evaluation.core.core", measures="evaluation.core.core_scores"),
     "instruct": RegisteredCommand(
-        InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
+        InstructCommand, "evaluation.instruct.instruct", measures="evaluation.instruct.reference_scores"
     ),
-    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.scores"),
+    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", measures="evaluation.judging.scores"),
     "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.compare"),
     "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
 }

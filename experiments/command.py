@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import attrs
 
-from common.arguments import option
+from common.arguments import Command, option
 from common.checks import integer
 from common.errors import EXIT_STOPPED, BadInput
 from common.option_rules import OptionRules
@@ -39,32 +39,6 @@ class ExperimentCommand:
 
     pool: PoolOptions = attrs.field(factory=PoolOptions)
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
-
-    def execute(
-        self,
-        output: Path,
-        plan: Sequence[str | Notice],
-        missing: str | None,
-        train: "Callable[[RunPool], Callable[[], int | None]]",
-    ) -> int | None:
-        """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
-        from common.files import writing
-        from experiments.shared.run_pool import PoolStopped, RunPool
-
-        if self.dry_run:
-            show(*plan, *describe_jobs(self.pool), *([warning(missing)] if missing else []))
-            return None
-        if missing is not None:
-            raise BadInput(missing)
-        with writing(output):
-            output.mkdir(parents=True, exist_ok=True)
-        try:
-            with RunPool(output, self.pool) as pool:
-                show_results = train(pool)
-        except PoolStopped as stopped:
-            show("", f"experiment.py: {stopped}")
-            return EXIT_STOPPED
-        return show_results()  # now Ctrl-C interrupts
 
 
 @attrs.frozen(kw_only=True)
@@ -100,38 +74,6 @@ class SweepCommand(FileCommand):
     ] = False
     collect: Annotated[bool, option("print the table of what is there; train nothing")] = False
 
-    def run(self) -> int | None:
-        """Train what is missing, and print the table."""
-        from experiments.shared.experiment_files import check_results, missing_tokens, output_of
-        from experiments.sweep import variant_runs
-        from experiments.sweep.measured_loss import check_unseen
-        from experiments.sweep.sweep_file import read_sweep
-        from training.hardware.usable_gpus import choose_device
-
-        sweep, output = read_sweep(self.file), output_of(self.file, self.output)
-        check_results(output, "sweep")
-        missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
-        runs = variant_runs.runs_of(sweep, output, self.pool.ranks)
-        if self.collect:
-            if not output.is_dir():
-                raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
-            variant_runs.show_sweep(sweep, runs, output, choose_device(self.pool.device))
-            return None
-        variant_runs.check_rungs(sweep, runs)
-        trains_here = not (self.print_commands or self.dry_run)
-        variant_runs.check_variants(sweep, runs, choose_device(self.pool.device) if trains_here else None)
-        if sweep.measure is not None and missing is None and not self.dry_run:
-            check_unseen(sweep.measure, [variant.run.train for variant in sweep.variants])
-        if self.print_commands:
-            commands = variant_runs.shell_commands(sweep, runs, self.pool)
-            variant_runs.write_runs(runs)
-            print("\n".join(commands))
-            return None
-        device, price = choose_device(self.pool.device), self.pool.price_per_hour
-        plan = variant_runs.describe_runs(sweep, runs, price, device) if self.dry_run else []
-        train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output, device=device)
-        return self.execute(output, plan, missing, train)
-
 
 @attrs.frozen(kw_only=True)
 class LadderCommand(FileCommand):
@@ -141,30 +83,6 @@ class LadderCommand(FileCommand):
     best_for: Annotated[
         float | None, option("print the best size for this much money, too, on each machine", "USD", check=USD)
     ] = None
-
-    def run(self) -> int | None:
-        """Train what is missing, print the results, write the target's forecast."""
-        from experiments.ladder.forecast import check_forecast, write_forecast
-        from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_table import train_ladder
-        from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk import describe_plan
-        from experiments.shared.experiment_files import check_results, missing_tokens, write_or_remove
-
-        ladder = read_ladder(self.file, self.output, self.pool.ranks)
-        missing = missing_tokens(self.file, ladder.target.train)
-        check_results(ladder.output, "ladder")
-        check_forecast(ladder.target.directory)
-        plan = describe_plan(ladder, self.pool.price_per_hour)  # refuses what could not be trained before anything is
-        if self.best_for is not None:
-            plan.append(f"then the best size for {dollars(self.best_for)} on each machine")
-        try:
-            return self.execute(ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=self.best_for))
-        except NoForecast:  # those of an earlier call hold no more
-            write_forecast(ladder.target.directory, None)
-            for path in (ladder.output / "ladder.md", ladder.output / "ladder.json"):
-                write_or_remove(path, None)
-            raise
 
 
 REVISION = "a git revision, or . for the working tree"
@@ -190,17 +108,112 @@ class TrialCommand(ExperimentCommand):
         ),
     ] = None
 
-    def run(self) -> int | None:
-        """Train until the rule ends it, and print the verdict; return its exit status."""
-        from experiments.shared.experiment_files import check_results
-        from experiments.trial.checkout import Snapshots
-        from experiments.trial.trial import Trial
-        from experiments.trial.trial_runs import describe_trial, train_trial
 
-        with Snapshots() as snapshots:
-            trial = Trial.of(snapshots, self.base, self.candidate, self.run_directory)
-            check_results(trial.output, "trial")
-            plan = describe_trial(trial, self.pairs, self.pool) if self.dry_run else []
-            if not self.dry_run:
-                trial.check_out(snapshots)
-        return self.execute(trial.output, plan, None, partial(train_trial, trial=trial, pairs=self.pairs))
+COMMANDS = {
+    "sweep": Command(SweepCommand, __name__, "run_sweep"),
+    "trial": Command(TrialCommand, __name__, "run_trial"),
+    "ladder": Command(LadderCommand, __name__, "run_ladder"),
+}
+
+
+def run_sweep(command: SweepCommand) -> int | None:
+    """Train what is missing, and print the table."""
+    from experiments.shared.experiment_files import check_results, missing_tokens, output_of
+    from experiments.sweep import variant_runs
+    from experiments.sweep.measured_loss import check_unseen
+    from experiments.sweep.sweep_file import read_sweep
+    from training.hardware.usable_gpus import choose_device
+
+    sweep, output = read_sweep(command.file), output_of(command.file, command.output)
+    check_results(output, "sweep")
+    missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
+    runs = variant_runs.runs_of(sweep, output, command.pool.ranks)
+    if command.collect:
+        if not output.is_dir():
+            raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
+        variant_runs.show_sweep(sweep, runs, output, choose_device(command.pool.device))
+        return None
+    variant_runs.check_rungs(sweep, runs)
+    trains_here = not (command.print_commands or command.dry_run)
+    variant_runs.check_variants(sweep, runs, choose_device(command.pool.device) if trains_here else None)
+    if sweep.measure is not None and missing is None and not command.dry_run:
+        check_unseen(sweep.measure, [variant.run.train for variant in sweep.variants])
+    if command.print_commands:
+        commands = variant_runs.shell_commands(sweep, runs, command.pool)
+        variant_runs.write_runs(runs)
+        print("\n".join(commands))
+        return None
+    device, price = choose_device(command.pool.device), command.pool.price_per_hour
+    plan = variant_runs.describe_runs(sweep, runs, price, device) if command.dry_run else []
+    train = partial(variant_runs.train_sweep, sweep=sweep, runs=runs, output=output, device=device)
+    return execute(command, output, plan, missing, train)
+
+
+def run_ladder(command: LadderCommand) -> int | None:
+    """Train what is missing, print the results, write the target's forecast."""
+    from experiments.ladder.forecast import check_forecast, write_forecast
+    from experiments.ladder.ladder_file import read_ladder
+    from experiments.ladder.ladder_table import train_ladder
+    from experiments.ladder.loss_law import NoForecast
+    from experiments.ladder.trunk import describe_plan
+    from experiments.shared.experiment_files import check_results, missing_tokens, write_or_remove
+
+    ladder = read_ladder(command.file, command.output, command.pool.ranks)
+    missing = missing_tokens(command.file, ladder.target.train)
+    check_results(ladder.output, "ladder")
+    check_forecast(ladder.target.directory)
+    plan = describe_plan(ladder, command.pool.price_per_hour)  # refuses what could not be trained before anything is
+    if command.best_for is not None:
+        plan.append(f"then the best size for {dollars(command.best_for)} on each machine")
+    try:
+        return execute(
+            command, ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=command.best_for)
+        )
+    except NoForecast:  # those of an earlier call hold no more
+        write_forecast(ladder.target.directory, None)
+        for path in (ladder.output / "ladder.md", ladder.output / "ladder.json"):
+            write_or_remove(path, None)
+        raise
+
+
+def run_trial(command: TrialCommand) -> int | None:
+    """Train until the rule ends it, and print the verdict; return its exit status."""
+    from experiments.shared.experiment_files import check_results
+    from experiments.trial.checkout import Snapshots
+    from experiments.trial.trial import Trial
+    from experiments.trial.trial_runs import describe_trial, train_trial
+
+    with Snapshots() as snapshots:
+        trial = Trial.of(snapshots, command.base, command.candidate, command.run_directory)
+        check_results(trial.output, "trial")
+        plan = describe_trial(trial, command.pairs, command.pool) if command.dry_run else []
+        if not command.dry_run:
+            trial.check_out(snapshots)
+    return execute(command, trial.output, plan, None, partial(train_trial, trial=trial, pairs=command.pairs))
+
+
+def execute(
+    command: ExperimentCommand,
+    output: Path,
+    plan: Sequence[str | Notice],
+    missing: str | None,
+    train: "Callable[[RunPool], Callable[[], int | None]]",
+) -> int | None:
+    """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+    from common.files import writing
+    from experiments.shared.run_pool import PoolStopped, RunPool
+
+    if command.dry_run:
+        show(*plan, *describe_jobs(command.pool), *([warning(missing)] if missing else []))
+        return None
+    if missing is not None:
+        raise BadInput(missing)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    try:
+        with RunPool(output, command.pool) as pool:
+            show_results = train(pool)
+    except PoolStopped as stopped:
+        show("", f"experiment.py: {stopped}")
+        return EXIT_STOPPED
+    return show_results()  # now Ctrl-C interrupts

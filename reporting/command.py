@@ -4,12 +4,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import attrs
 
-from common.arguments import option
+from common.arguments import Command, option
 from common.checks import number
 from common.errors import BadInput, UsageError
 from common.files import check_replaceable, replace_file, writing
@@ -71,99 +72,105 @@ class ReportCommand:
         if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
             raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
 
-    def run(self) -> None:
-        from reporting.report_page import SIGN
 
-        keep_logs_only()
-        os.nice(NICENESS)
-        if self.to is not None:
-            self._send(self.to)
-            return
-        if self.reference is not None:
-            from reporting.reference_runs import write_reference
+def run(command: ReportCommand) -> None:
+    """Write the page or a reference, or send metrics to a tracker. Raises BadInput."""
+    from reporting.report_page import SIGN
 
-            show(*write_reference(self._found(), self.reference))
-            return
-        check_replaceable(self._file, SIGN, "a report of report.py", "--output")
-        if self.watch:
-            watch(self._found, self._write, self.every or LOOK_SECONDS)
+    keep_logs_only()
+    os.nice(NICENESS)
+    if command.to is not None:
+        _send(command, command.to)
+        return
+    if command.reference is not None:
+        from reporting.reference_runs import write_reference
+
+        show(*write_reference(_begun_runs(command), command.reference))
+        return
+    check_replaceable(_file(command), SIGN, "a report of report.py", "--output")
+    if command.watch:
+        watch(partial(_begun_runs, command), partial(_write, command), command.every or LOOK_SECONDS)
+    else:
+        _write(command)
+
+
+def _file(command: ReportCommand) -> Path:
+    return command.output or (command.runs[0] if len(command.runs) == 1 else Path()) / REPORT
+
+
+def _begun_runs(command: ReportCommand) -> list[Path]:
+    """Return the runs that have begun in each sweep, ladder, trial or archive; of any other path, itcommand."""
+    from reporting.report_page import is_experiment
+
+    runs: list[Path] = []
+    for path in command.runs:
+        begun = [] if (path / METRICS).exists() else runs_in(path)
+        runs += begun or ([] if is_experiment(path) else [path])
+    return list(dict.fromkeys(runs))
+
+
+def _send(command: ReportCommand, name: str) -> None:
+    from reporting.trackers.tracker_sync import TrackerSync
+
+    runs = _begun_runs(command)
+    syncs = [TrackerSync(run, name, command.project or PROJECT) for run in runs]
+
+    def advance(*, last: bool = False) -> None:
+        for run, sync in zip(runs, syncs, strict=True):
+            sent, held = sync.advance()
+            if last:
+                sync.close()  # may find that the tracker has not taken all
+            show(f"{run}: {sent:,} new steps for {name}, {held:,} in all")
+
+    with ExitStack() as stack:
+        for sync in syncs:
+            stack.callback(sync.close)
+        if command.watch:
+            watch(lambda: runs, advance, command.every or LOOK_SECONDS)
+        advance(last=True)
+
+
+def _write(command: ReportCommand) -> None:
+    """Write the page, first with what is known: to record the samples of a large model takes minutes."""
+    from reporting.report_page import experiment_results, report_page
+    from reporting.run_history import NotBegun, read_history, run_names
+    from reporting.samples.sample_log import lacks_samples
+    from reporting.samples.sample_sections import sample_sections
+
+    runs, problems = _readable(command)
+    results = {"Results": list(filter(None, map(experiment_results, command.runs)))}
+    sampled = runs if len(runs) <= MOST_SAMPLED else []
+    lacking = not command.no_samples and any(map(lacks_samples, sampled))
+    for record in (False, True) if lacking else (not command.no_samples,):
+        named = zip(runs, run_names(runs), strict=True)
+        histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
+        sections, notes = sample_sections(sampled, record=record)
+        page = report_page(runs, histories, results | sections)
+        with writing(_file(command)):
+            replace_file(_file(command), page)
+    notes = [*(notice for history in histories for notice in history.notes), *notes]
+    notes += [note(f"left out: {problem}") for problem in problems if isinstance(problem, NotBegun)]
+    show(*notes, f"report {_file(command)}")
+    if damaged := [problem for problem in problems if not isinstance(problem, NotBegun)]:
+        raise BadInput(*(f"left out of the page: {problem}" for problem in damaged))
+
+
+def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
+    """Return the runs that can be shown, and the problems of the others. Raises BadInput where none can be."""
+    from reporting.run_history import read_history
+
+    runs: list[Path] = []
+    problems: list[BadInput] = []
+    for run in _begun_runs(command):
+        try:
+            read_history(run)
+        except BadInput as problem:
+            problems.append(problem)
         else:
-            self._write()
-
-    @property
-    def _file(self) -> Path:
-        return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
-
-    def _found(self) -> list[Path]:
-        """Return the runs that have begun in each sweep, ladder, trial or archive; of any other path, itself."""
-        from reporting.report_page import is_experiment
-
-        runs: list[Path] = []
-        for path in self.runs:
-            begun = [] if (path / METRICS).exists() else runs_in(path)
-            runs += begun or ([] if is_experiment(path) else [path])
-        return list(dict.fromkeys(runs))
-
-    def _send(self, name: str) -> None:
-        from reporting.trackers.tracker_sync import TrackerSync
-
-        runs = self._found()
-        syncs = [TrackerSync(run, name, self.project or PROJECT) for run in runs]
-
-        def advance(*, last: bool = False) -> None:
-            for run, sync in zip(runs, syncs, strict=True):
-                sent, held = sync.advance()
-                if last:
-                    sync.close()  # may find that the tracker has not taken all
-                show(f"{run}: {sent:,} new steps for {name}, {held:,} in all")
-
-        with ExitStack() as stack:
-            for sync in syncs:
-                stack.callback(sync.close)
-            if self.watch:
-                watch(lambda: runs, advance, self.every or LOOK_SECONDS)
-            advance(last=True)
-
-    def _write(self) -> None:
-        """Write the page, first with what is known: to record the samples of a large model takes minutes."""
-        from reporting.report_page import experiment_results, report_page
-        from reporting.run_history import NotBegun, read_history, run_names
-        from reporting.samples.sample_log import lacks_samples
-        from reporting.samples.sample_sections import sample_sections
-
-        runs, problems = self._readable()
-        results = {"Results": list(filter(None, map(experiment_results, self.runs)))}
-        sampled = runs if len(runs) <= MOST_SAMPLED else []
-        lacking = not self.no_samples and any(map(lacks_samples, sampled))
-        for record in (False, True) if lacking else (not self.no_samples,):
-            named = zip(runs, run_names(runs), strict=True)
-            histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
-            sections, notes = sample_sections(sampled, record=record)
-            page = report_page(runs, histories, results | sections)
-            with writing(self._file):
-                replace_file(self._file, page)
-        notes = [*(notice for history in histories for notice in history.notes), *notes]
-        notes += [note(f"left out: {problem}") for problem in problems if isinstance(problem, NotBegun)]
-        show(*notes, f"report {self._file}")
-        if damaged := [problem for problem in problems if not isinstance(problem, NotBegun)]:
-            raise BadInput(*(f"left out of the page: {problem}" for problem in damaged))
-
-    def _readable(self) -> tuple[list[Path], list[BadInput]]:
-        """Return the runs that can be shown, and the problems of the others. Raises BadInput where none can be."""
-        from reporting.run_history import read_history
-
-        runs: list[Path] = []
-        problems: list[BadInput] = []
-        for run in self._found():
-            try:
-                read_history(run)
-            except BadInput as problem:
-                problems.append(problem)
-            else:
-                runs.append(run)
-        if not runs and problems:
-            raise problems[0]
-        return runs, problems
+            runs.append(run)
+    if not runs and problems:
+        raise problems[0]
+    return runs, problems
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -202,3 +209,6 @@ def _version(run: Path) -> list[object]:
     from tokens.format.token_file import version_of
 
     return [*(version_of(run / name) for name in (METRICS, EVALUATIONS, EXIT_FILE)), *steps_in(checkpoints_of(run))]
+
+
+COMMANDS = {"": Command(ReportCommand, __name__)}

@@ -1,11 +1,15 @@
 """train.py: errors of one line and their statuses, and the dry run, through the real command."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
+import attrs
 import pytest
 
+import train as script
 from tests.conftest import ROOT, MakeRun, complete, one_line, train
+from training.command import TrainCommand
 from training.supervision.run_lock import read_exit
 
 LONG_NAME = "n" * 5000
@@ -90,3 +94,9 @@ def test_a_dry_run_needs_no_tokens() -> None:
     assert "124,439,808 parameters" in done.stdout
     assert "24,874 steps x 131,072 = 3,260,284,928 tokens" in done.stdout
     assert "micro-batch 16 x accumulation 1 x world size 8" in done.stdout
+
+
+def test_what_is_done_instead_of_training_is_an_option_and_a_function() -> None:
+    assert script.INSTEAD_OF_TRAINING.keys() <= attrs.fields_dict(TrainCommand).keys()
+    for module, function in script.INSTEAD_OF_TRAINING.values():
+        assert callable(getattr(import_module(module), function))

@@ -1,13 +1,15 @@
 """Command lines of prepare_data.py: prepare tokens, or inspect, verify and publish a token directory."""
 
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-from common.arguments import ScriptTexts, option, parse, usage_error
+import attrs
+
+from common.arguments import Command, ScriptTexts, option, read_command, usage_error
 from common.checks import KeyRows, integer
+from common.output import keep_logs_only, show
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
@@ -57,73 +59,114 @@ def _local_folder(text: str) -> str:
 BucketOrDirectory = Annotated[str, option("token directory, or s3://...", name="DIR")]
 Directory = Annotated[str, option("token directory", name="DIR", check=_local_folder)]
 OUTPUTS = {"--output"[:length] for length in range(len("--o"), len("--output") + 1)}  # and what abbreviates it
-Lines = Callable[[], list[str]]  # does the work of a command; returns lines to print
 
 
-def _call(module: str, name: str, *arguments: Any, **options: Any) -> list[str]:
-    """Call a function; its module is imported now, when Ctrl-C is one line."""
-    return cast(list[str], getattr(import_module(module), name)(*arguments, **options))
-
-
-def status_command(directory: BucketOrDirectory) -> Lines:
+@attrs.frozen
+class StatusCommand:
     """Progress of a preparation."""
-    return partial(_call, "tokens.prepare.verify", "status", directory)
+
+    directory: BucketOrDirectory
 
 
-def verify_command(directory: BucketOrDirectory) -> Lines:
+@attrs.frozen
+class VerifyCommand:
     """Check every token file against its manifest."""
-    return partial(_call, "tokens.prepare.verify", "verify", directory)
+
+    directory: BucketOrDirectory
 
 
-def stats_command(
-    directory: Directory,
-    *,
+@attrs.frozen
+class StatsCommand:
+    """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
+
+    directory: Directory
     end_of_text: Annotated[
         int | None, option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1))
-    ] = None,
+    ] = attrs.field(default=None, kw_only=True)
     against: Annotated[
         tuple[Path, ...], option("JSON Lines, or the held-out splits of a token directory: is it in train?", "FILE|DIR")
-    ] = (),
-    near_duplicates: Annotated[bool, option("look for documents that are nearly alike")] = False,
-) -> Lines:
-    """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
-    options = {"against": against, "near_duplicates": near_duplicates}
-    return partial(_call, "tokens.stats.stats", "stats", Path(directory), end_of_text, **options)
+    ] = attrs.field(default=(), kw_only=True)
+    near_duplicates: Annotated[bool, option("look for documents that are nearly alike")] = attrs.field(
+        default=False, kw_only=True
+    )
 
 
-def push_command(
-    directory: Directory,
-    repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")],
-    *,
-    private: Annotated[bool, option("visible only to its owner; default: public")] = False,
-    license: Annotated[str | None, option("license, a hub id such as odc-by; default: none", "ID")] = None,
-) -> Lines:
+@attrs.frozen
+class PushCommand:
     """Upload to the Hugging Face hub, as a dataset."""
-    options = {"private": private, "license_name": license}
-    return partial(_call, "tokens.hub.upload", "push", Path(directory), repository, **options)
+
+    directory: Directory
+    repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")]
+    private: Annotated[bool, option("visible only to its owner; default: public")] = attrs.field(
+        default=False, kw_only=True
+    )
+    license: Annotated[str | None, option("license, a hub id such as odc-by; default: none", "ID")] = attrs.field(
+        default=None, kw_only=True
+    )
 
 
-COMMANDS: dict[str, Any] = {
-    "tokenizer": TokenizerCommand,
-    "status": status_command,
-    "verify": verify_command,
-    "stats": stats_command,
-    "push": push_command,
+COMMANDS = {
+    "": Command(PrepareCommand, __name__, "write_tokens"),
+    "tokenizer": Command(TokenizerCommand, __name__, "write_tokenizer"),
+    "status": Command(StatusCommand, __name__, "show_status"),
+    "verify": Command(VerifyCommand, __name__, "show_verified"),
+    "stats": Command(StatsCommand, __name__, "show_stats"),
+    "push": Command(PushCommand, __name__, "push"),
 }
 
 
-def parse_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> PrepareCommand | Lines:
-    """Return the command of a command line: the first word is one of COMMANDS, or anything else prepares tokens.
+def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
+    """Return the command of a command line and its options, as `read_command` does.
 
-    `key_rows`: as of `parse`.
+    The first word is one of COMMANDS, or anything else prepares tokens.
     """
     script = "prepare_data.py"
-    reads_only = bool(words) and words[0] in COMMANDS and words[0] != "tokenizer"
+    reads_only = bool(words) and words[0] in COMMANDS and words[0] not in ("", "tokenizer")
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
         advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
         raise usage_error(f"'{words[0]}' is a command, which takes no --output; {advice}")
-    texts = ScriptTexts(epilog=EPILOG)
-    command = parse(script, {"": PrepareCommand, **COMMANDS}, words, texts=texts, key_rows=key_rows)
-    if isinstance(command, TokenizerCommand):
-        return partial(_call, "tokens.prepare.trained_tokenizer", "train_tokenizer", command)
-    return cast("PrepareCommand | Lines", command)
+    return read_command(script, COMMANDS, words, texts=ScriptTexts(epilog=EPILOG), key_rows=key_rows)
+
+
+def write_tokens(command: PrepareCommand) -> None:
+    """Prepare tokens, and report them. Raises BadInput, also if too much of the input could not be read."""
+    from tokens.prepare.display import refuse_losses, report
+    from tokens.prepare.prepare import prepare
+
+    keep_logs_only()
+    began = time.monotonic()
+    manifest = prepare(command)
+    report(command, manifest, time.monotonic() - began)
+    refuse_losses(manifest, sum(source.bytes for source in manifest.sources), "the token files are")
+
+
+def write_tokenizer(command: TokenizerCommand) -> None:
+    from tokens.prepare.trained_tokenizer import train_tokenizer
+
+    show(*train_tokenizer(command))
+
+
+def show_status(command: StatusCommand) -> None:
+    from tokens.prepare.verify import status
+
+    show(*status(command.directory))
+
+
+def show_verified(command: VerifyCommand) -> None:
+    from tokens.prepare.verify import verify
+
+    show(*verify(command.directory))
+
+
+def show_stats(command: StatsCommand) -> None:
+    from tokens.stats.stats import stats
+
+    directory, end_of_text = Path(command.directory), command.end_of_text
+    show(*stats(directory, end_of_text, command.against, near_duplicates=command.near_duplicates))
+
+
+def push(command: PushCommand) -> None:
+    from tokens.hub import upload
+
+    directory, private = Path(command.directory), command.private
+    show(*upload.push(directory, command.repository, private=private, license_name=command.license))

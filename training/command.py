@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import option
+from common.arguments import Command, option
 from common.checks import KeyRows, integer, number
 from common.errors import UsageError
 from common.option_rules import OptionRules
@@ -260,3 +260,6 @@ class FindCommand:
     overrides: Overrides = ()
     device: Device = None  # cpu: a dry trial
     probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
+
+
+FIND_COMMANDS = {"": Command(FindCommand, "training.batch_finder.find")}

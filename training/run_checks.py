@@ -16,7 +16,7 @@ from training.config.train_config import Run, TrainConfig, override, read_files
 from training.data.open_tokens import PlannedTokens
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import compiled_on_gpu
-from training.hardware.preflight import PreflightRequirements, enforce
+from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
 from training.launch import (
     check_launcher,
@@ -60,6 +60,11 @@ def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequiremen
         ranks=None if command.preflight else environment_local_world_size(),
         bucket=run.train.checkpoints.checkpoints,
     )
+
+
+def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
+    """Print the checks of this machine; return the exit status."""
+    return report(machine_requirements(run, command))
 
 
 @contextmanager

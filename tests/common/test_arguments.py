@@ -1,23 +1,23 @@
 """Command lines: checked numbers, usage errors of one line, plain help."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import attrs
 import pytest
 
-from common.arguments import ScriptTexts, arguments_of, option, option_names, options_of, parse
+from common.arguments import Command, ScriptTexts, arguments_of, option, option_names, options_of, parse
 from common.checks import integer
 from common.errors import EXIT_USAGE, UsageError
-from common.option_rules import given_options, repeated_problem
+from common.option_rules import OptionRules, given_options, repeated_problem
 from common.script import Script
 from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
-from experiments.command import LadderCommand, SweepCommand, TrialCommand
-from reporting.command import ReportCommand
+from experiments.command import COMMANDS as EXPERIMENT_COMMANDS
+from reporting.command import COMMANDS as REPORT_COMMANDS
 from tokens.command import COMMANDS as PREPARE_COMMANDS
-from tokens.prepare.command import PrepareCommand
-from training.command import FindCommand, TrainCommand
+from training.command import FIND_COMMANDS, TrainCommand
 
 
 @attrs.frozen(kw_only=True)
@@ -127,14 +127,16 @@ def test_a_command_without_a_name_is_meant_by_other_words(capsys: pytest.Capture
     assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is one of example.py; see --help")
 
 
-# All commands of all scripts, by script and command.
-SCRIPTS: dict[str, dict[str, Any]] = {
-    "train.py": {"": TrainCommand},
-    "find_batch_size.py": {"": FindCommand},
-    "prepare_data.py": {"": PrepareCommand, **PREPARE_COMMANDS},
-    "evaluate.py": {name: command.options for name, command in EVALUATE_COMMANDS.items()},
-    "report.py": {"": ReportCommand},
-    "experiment.py": {"sweep": SweepCommand, "trial": TrialCommand, "ladder": LadderCommand},
+COMMANDS: dict[str, Mapping[str, Command]] = {
+    "find_batch_size.py": FIND_COMMANDS,
+    "prepare_data.py": PREPARE_COMMANDS,
+    "evaluate.py": EVALUATE_COMMANDS,
+    "report.py": REPORT_COMMANDS,
+    "experiment.py": EXPERIMENT_COMMANDS,
+}
+# The options of all commands of all scripts, by script and command.
+SCRIPTS: dict[str, dict[str, Any]] = {"train.py": {"": TrainCommand}} | {
+    script: {name: command.options for name, command in commands.items()} for script, commands in COMMANDS.items()
 }
 PAIRS = [(script, command) for script, commands in SCRIPTS.items() for command in commands]
 OF_LIBRARIES = (
@@ -147,6 +149,12 @@ OF_LIBRARIES = (
     "Did you mean",
     "Command",
 )
+
+
+@pytest.mark.parametrize("script", list(COMMANDS))
+def test_every_command_names_a_function(script: str) -> None:
+    for command in COMMANDS[script].values():
+        assert callable(getattr(import_module(command.module), command.function)), command
 
 
 def parsed_by(script: str, words: Sequence[str]) -> Any:
@@ -308,7 +316,8 @@ def test_an_option_without_effect_is_refused(script: str, command: str) -> None:
 
 def test_a_sweep_bounds_its_own_machine_alone() -> None:
     def problem(*names: str) -> str | None:
-        return SweepCommand.option_rules.problem({name: ["1"] for name in names})
+        rules: OptionRules = SCRIPTS["experiment.py"]["sweep"].option_rules
+        return rules.problem({name: ["1"] for name in names})
 
     assert problem("--max-hours") is None and problem("--max-usd", "--price-per-hour") is None
     assert problem("--max-usd") == "--max-usd needs --price-per-hour: the price of the machine"

@@ -34,7 +34,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "poetry", RegisteredCommand(SmokeCommand, __name__, __name__))
+    monkeypatch.setitem(COMMANDS, "poetry", RegisteredCommand(SmokeCommand, __name__, measures=__name__))
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))

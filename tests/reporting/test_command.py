@@ -10,7 +10,8 @@ import pytest
 
 from common.arguments import parse
 from common.errors import BadInput, UsageError
-from reporting.command import ReportCommand, watch
+from reporting.command import ReportCommand, _write, watch
+from reporting.command import run as report
 from reporting.samples.sample_log import read_samples
 from tests import launch
 from tests.conftest import ROOT, MakeRun
@@ -71,14 +72,14 @@ def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypa
     for number in range(9):
         write_run(output / f"base-seed-{number}", training())
     (output / "unbegun").mkdir()
-    ReportCommand(runs=(output,)).run()
+    report(ReportCommand(runs=(output,)))
     page = (output / REPORT).read_text()
     assert "<h1>9 runs</h1>" in page and page.count("<td>complete</td>") == 9
     archived = output / "base-seed-0" / "archive" / "20260101T000000Z"
     archived.mkdir(parents=True)
     (output / "base-seed-0" / METRICS).rename(archived / METRICS)
     for path in (archived, archived.parent):
-        ReportCommand(runs=(path,), no_samples=True).run()
+        report(ReportCommand(runs=(path,), no_samples=True))
         assert "base-seed-0/archive/2026" in (path / REPORT).read_text()
 
 
@@ -120,7 +121,7 @@ def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.Ca
             (folder / "probes").mkdir()
             for side in ("base", "candidate"):
                 write_run(folder / "probes" / f"{side}-short", training(5))
-        ReportCommand(runs=(folder,), no_samples=True).run()
+        report(ReportCommand(runs=(folder,), no_samples=True))
         page = (folder / REPORT).read_text()
         assert "Same bits in a run shortened to 16 steps." in page and ("base-short" in page) == (number == 0)
         assert f"report {folder / REPORT}" in capsys.readouterr().out
@@ -130,11 +131,11 @@ def test_one_bad_run_does_not_stop_the_page(tmp_path: Path, capsys: pytest.Captu
     write_run(tmp_path / "good", training())
     write_run(tmp_path / "new", [started()])
     command = ReportCommand(runs=(tmp_path,), no_samples=True)
-    command._write()
+    _write(command)
     assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: holds no measurement yet" in capsys.readouterr().err
     assert "good" in (tmp_path / REPORT).read_text()
     (tmp_path / REPORT).unlink()
     (write_run(tmp_path / "damaged", training()) / "model.json").write_text("{")
     with pytest.raises(BadInput, match=r"left out of the page: .*damaged"):
-        command._write()
+        _write(command)
     assert "good" in (tmp_path / REPORT).read_text()

@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import BadInput
 from reporting.command import ReportCommand
+from reporting.command import run as report
 from reporting.reference_runs import write_reference
 from reporting.report_page import report_page
 from reporting.run_history import read_history
@@ -29,7 +30,7 @@ def finished_run(place: Path, seed: int, loss: float = 3.0, **resolved: Any) -> 
 
 def reference_in(tmp_path: Path) -> list[Path]:
     runs = [finished_run(tmp_path / f"run-{seed}", seed) for seed in range(1, 4)]
-    ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+    report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     return runs
 
 
@@ -133,10 +134,10 @@ def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.Ca
     path = runs[0] / "reference.json"
     size = f"{path.stat().st_size:,} bytes"
     capsys.readouterr()
-    ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+    report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     said = f"NOTE: {path}: replaces the reference that was there ({size})\n"
     assert capsys.readouterr() == (f"reference {path}\n", said)
     path.write_text('{"papers": []}')
     with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
-        ReportCommand(runs=tuple(runs), reference=runs[0]).run()
+        report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     assert path.read_text() == '{"papers": []}'

@@ -15,6 +15,7 @@ from common.errors import BadInput
 from common.files import replace_file
 from evaluation.loss.loss_measures import HELD_OUT
 from reporting.command import ReportCommand
+from reporting.command import run as report
 from reporting.report_page import experiment_results, ledger_rows, report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_log import Said
@@ -103,10 +104,10 @@ def test_a_file_that_is_no_earlier_report_is_refused_in_one_line(
     monkeypatch.setattr(os, "nice", lambda _: None)
     run = write_run(tmp_path / "run", training())
     os.mkfifo(run / "pipe")
-    ReportCommand(runs=(run,), no_samples=True).run()
-    ReportCommand(runs=(run,), no_samples=True).run()
+    report(ReportCommand(runs=(run,), no_samples=True))
+    report(ReportCommand(runs=(run,), no_samples=True))
     with pytest.raises(BadInput, match="--output"):
-        ReportCommand(runs=(run,), output=run / name, no_samples=True).run()
+        report(ReportCommand(runs=(run,), output=run / name, no_samples=True))
 
 
 def loss_result(model: str) -> dict[str, Any]:

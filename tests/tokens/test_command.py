@@ -5,28 +5,27 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from tokens.command import parse_command_line, push_command, stats_command, verify_command
+from tokens.command import PushCommand, StatsCommand, VerifyCommand, read_command_line
 from tokens.prepare.command import PrepareCommand
 
 
 def test_a_source_named_like_a_command_is_reached() -> None:
     for words in (["./stats", "--output", "x"], ["a.txt", "stats", "--output", "x"], ["--output", "x", "stats"]):
-        command = parse_command_line(words)
+        _, command = read_command_line(words)
         assert isinstance(command, PrepareCommand) and command.sources[-1] in ("./stats", "stats")
-    assert repr(parse_command_line(["stats", "DIR"])) == repr(stats_command("DIR"))
+    assert read_command_line(["stats", "DIR"])[1] == StatsCommand("DIR")
 
 
 def test_every_option_has_its_place() -> None:
     line = "a b --output s3://x/y --shard-tokens=9 --scratch here --test-fraction 0.5 --on-bad-document fail"
-    command = parse_command_line([*line.split(), "--executor", "ray", "--ray-address", "auto"])
+    _, command = read_command_line([*line.split(), "--executor", "ray", "--ray-address", "auto"])
     assert isinstance(command, PrepareCommand)
     assert (command.sources, command.output, command.scratch) == (("a", "b"), "s3://x/y", Path("here"))
     assert (command.shard_tokens, command.test_fraction, command.validation_fraction) == (9, 0.5, 0.01)
     assert (command.tokenizer, command.text_field) == ("gpt2", "text")
     assert (command.split, command.unit_bytes) == ("hash", 1 << 24)
-    assert repr(parse_command_line(["verify", "s3://x"])) == repr(verify_command("s3://x"))
-    pushed = repr(parse_command_line(["push", "d", "me/it", "--private"]))
-    assert pushed == repr(push_command("d", "me/it", private=True))
+    assert read_command_line(["verify", "s3://x"])[1] == VerifyCommand("s3://x")
+    assert read_command_line(["push", "d", "me/it", "--private"])[1] == PushCommand("d", "me/it", private=True)
 
 
 @pytest.mark.parametrize(
@@ -50,5 +49,5 @@ def test_every_option_has_its_place() -> None:
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_command_line(words)
+        read_command_line(words)
     assert said in str(raised.value) and str(raised.value).isprintable()

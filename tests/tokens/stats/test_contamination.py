@@ -3,14 +3,15 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from common.errors import BadInput
+from common.errors import EXIT_DONE, BadInput
+from common.text import printable
 from tests.tokens.preparing import jsonl, write
 from tests.tokens.stats.test_stats import save
-from tokens.command import Lines, parse_command_line
+from tokens.command import read_command_line
 from tokens.format.token_file import open_split
 from tokens.stats import stats
 from tokens.stats.contamination import contamination, likeness, read_items
@@ -25,7 +26,9 @@ def items(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_items_are_searched_for_by_every_text_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_searched_for_by_every_text_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
     path = items(
         tmp_path / "items.jsonl",
@@ -45,7 +48,9 @@ def test_items_are_searched_for_by_every_text_they_hold(tmp_path: Path, monkeypa
     assert re.fullmatch(rf"    item 3 +{where}.*doc\[ument 33:\] hhhhhhhhh", lines[3])
     monkeypatch.setattr(stats, "_compare_with_gpt2", lambda *_: [])  # which may look for a download
     words = ["stats", str(tmp_path / "out"), "--against", str(path), "--against", str(path), "--near-duplicates"]
-    printed = cast(Lines, parse_command_line(words))()
+    command, options = read_command_line(words)
+    assert command.run(options) == EXIT_DONE
+    printed, lines = capsys.readouterr().out.splitlines(), [*map(printable, lines)]
     assert [line for line in printed if line in lines] == lines * 2
     assert any(line.startswith("  near-duplicates ") for line in printed)
 

@@ -1,0 +1,41 @@
+"""find_batch_size.py: a search on this machine, a prediction for other GPUs, or one rank of a search."""
+
+import json
+
+from common.errors import BadInput, accepted
+from common.output import show
+from training.command import FindCommand, TrainCommand
+from training.config.train_config import Run, load_run
+from training.launch import check_environment
+
+
+def run(command: FindCommand) -> None:
+    """Search, predict, or take part in a search. Raises BadInput."""
+    check_environment()
+    run = load_run(command.run, command.overrides)
+    if command.predict is not None:
+        from training.batch_finder.search import prediction_table
+        from training.hardware.gpus import find_gpu
+        from training.planning.price_list import gpus_of
+
+        known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
+        gpus, problems = accepted(command.predict.split(","), lambda name: find_gpu(name.strip(), known))
+        if gpus:
+            show(*prediction_table(run.model, run.train, gpus, ranks))
+        if problems:
+            raise BadInput(*problems)
+    elif command.probe is not None:
+        from training.batch_finder.probe import run_probe
+
+        run_probe(run, command.device, **json.loads(command.probe))
+    else:
+        from training.batch_finder.finder import report_largest
+
+        report_largest(run, command.overrides, command.device, command.world_size, command.write)
+
+
+def find_for_training(run: Run, command: TrainCommand, _: object) -> None:
+    """Search on the ranks of train.py. Raises BadInput."""
+    from training.batch_finder.finder import report_largest
+
+    report_largest(run, command.overrides, command.options.device, None, command.write)
