@@ -1,7 +1,6 @@
 """Pool of training jobs: an experiment's runs side by side, each resumed after any kill, under one budget."""
 
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -10,74 +9,24 @@ from types import TracebackType
 from typing import Any
 
 import attrs
-from tqdm import tqdm
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput
 from common.files import open_locked
-from common.output import keep_logs_only, progress, show
-from common.text import duration
+from common.output import keep_logs_only
 from experiments.shared.account import Account
-from experiments.shared.run_progress import RunProgress, Target, logged_step, read_progress
+from experiments.shared.job_end import LEAST_SECONDS, TABLE_SECONDS, ended_over_budget, failure_of
+from experiments.shared.pool_display import PoolDisplay
+from experiments.shared.run_progress import RunProgress, Target, read_progress
 from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
 from training.launch import SETTINGS_OF_EXPERIMENT, SETTINGS_VARIABLE
 from training.supervision.run_lock import lock_is_held
-from training.supervision.training_process import JobEnd, TrainingProcess
-from training.telemetry.budget import LIMITS
+from training.supervision.training_process import TrainingProcess
 from training.telemetry.time_ledger import read_earlier
-
-SHOW_SECONDS = 2.0  # between updates of the bar
-
-
-class PoolDisplay:
-    """Progress of one call of `train`: a line for each event, in a terminal a bar over the steps of all runs."""
-
-    def __init__(self, targets: Sequence[Target], account: Account):
-        self._targets, self._account = targets, account
-        self._first, self._total = self._steps(), sum(target.step for target in targets)
-        self._began = self._shown = time.monotonic()
-        self._bar = tqdm(
-            total=self._total,
-            initial=self._first,
-            unit="step",
-            dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
-            disable=not sys.stderr.isatty() or self._first == self._total,
-        )
-
-    def close(self) -> None:
-        self._bar.close()
-
-    def say(self, line: str) -> None:
-        """Print a line with the runs done, the time and money spent, and, once it can be estimated, the time left."""
-        text, steps, seconds = self._spent(), self._steps(), time.monotonic() - self._began
-        if self._first < steps < self._total:
-            text += f"; about {duration((self._total - steps) * seconds / (steps - self._first))} left"
-        show(progress(f"{line} ({text})"))
-
-    def show(self) -> None:
-        if self._bar.disable or time.monotonic() - self._shown < SHOW_SECONDS:
-            return
-        self._shown = time.monotonic()
-        self._bar.set_postfix_str(self._spent(), refresh=False)
-        self._bar.n = self._steps()
-        self._bar.refresh()
-
-    def _spent(self) -> str:
-        done = sum(target.done for target in self._targets)
-        return f"{done} of {len(self._targets)} runs; {self._account.describe()}"
-
-    def _steps(self) -> int:
-        return sum(
-            target.step if target.done else min(logged_step(target.directory), target.step) for target in self._targets
-        )
-
 
 EXPERIMENT_LOCK = ".experiment.lock"
 LAST_CALL_SECONDS = 2.0  # to wait for a call that is about to end
 POOL_POLL_SECONDS = 0.2
-TABLE_SECONDS = 3.0  # kept of the budget for the end of experiment.py: the table
 KILL_SECONDS = 1.5  # before the end of the budget, a job that has not stopped by itself is killed
-START_SECONDS = 15.0  # least rest of the budget to start a job with: imports, tokens, a step, a checkpoint
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -173,7 +122,7 @@ class RunPool:
             devices, left = self._devices.free([job.devices for job in self._jobs]), self.account.seconds_left()
             if devices is None or self._stopping:
                 return
-            if left is not None and left < START_SECONDS + TABLE_SECONDS:
+            if left is not None and left < LEAST_SECONDS:
                 self._over_budget = True
                 return
             waiting.remove(target)
@@ -196,7 +145,7 @@ class RunPool:
             return
         self._jobs.remove(job)
         target, progress = job.target, read_progress(job.target.directory)
-        over_budget = self._ended_over_budget(end, progress)
+        over_budget = ended_over_budget(end, progress, self.account.seconds_left())
         if target.end(progress) is not None and end.status in (EXIT_DONE, EXIT_DIVERGED):
             self._finish(target, progress, display)
         elif end.status == EXIT_STOPPED or self._stopping:
@@ -207,26 +156,8 @@ class RunPool:
             waiting.insert(0, target)
         elif over_budget:
             self._over_budget = True
-        elif end.status == EXIT_DONE:
-            self._problem = (
-                f"{target.name}: has no validation loss at step {target.step:,}: it was trained beyond by hand; move "
-                f"{target.directory} away to train it again"
-            )
         else:
-            self._problem = f"{target.name}: training failed: {end.problem}; its output: {job.process.log}"
-
-    def _ended_over_budget(self, end: JobEnd, progress: RunProgress) -> bool:
-        """Tell whether a job has ended because of the budget.
-
-        A train.py of an earlier version, which a trial may run, gives no reason. If such a job was stopped, its metrics
-        name the limit; if it has failed, what is left of the budget decides: it is refused if too little is.
-        """
-        if end.reason is not None:
-            return end.reason == "out-of-budget"
-        if end.status == EXIT_STOPPED:
-            return progress.stopped_by in LIMITS
-        left = self.account.seconds_left()
-        return end.status == EXIT_ERROR and left is not None and left < START_SECONDS + TABLE_SECONDS
+            self._problem = failure_of(target, end, job.process.log)
 
     def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
         """Note that a target has ended, and how."""
@@ -253,7 +184,7 @@ class RunPool:
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         left, more = max(0.0, self.account.seconds_left() or 0.0), " with a larger budget"
-        reason = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + TABLE_SECONDS:.0f} s"
+        reason = f"{left:.0f} s of the budget are left, a job needs {LEAST_SECONDS:.0f} s"
         if self._signal is not None:
             reason, more = f"stopped by {signal.Signals(self._signal).name}", ""
         at = ", ".join(f"{one.name} ({one.place()})" for one in missing)
