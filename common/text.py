@@ -24,11 +24,6 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
-def printable_lines(text: str) -> str:
-    """Return text of several lines for a terminal or a log, each as `printable`."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def quoted(value: Any) -> str:
     """Return the repr of a value for an error, cut to QUOTED_CHARACTERS."""
     try:
