@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 @attrs.frozen(kw_only=True)
-class Panel:
+class CurvePanel:
     """A chart below the losses, in the report of a run and, if `in_image`, in its training-run-chart.png."""
 
     metric: str
@@ -23,11 +23,11 @@ class Panel:
 
 
 PANELS = (
-    Panel(metric=Metric.LEARNING_RATE, title="learning rate", in_image=True),
-    Panel(metric=Metric.GRAD_NORM, title="gradient norm, before clipping", logarithmic=True, in_image=True),
-    Panel(metric=Metric.TOKENS_PER_SECOND, title="tokens/s, whole job"),
-    Panel(metric=Metric.MFU, title="MFU, %", factor=100.0),
-    Panel(metric=Metric.PEAK_MEMORY_BYTES, title="peak memory of a rank, GiB", factor=1 / GIB),
+    CurvePanel(metric=Metric.LEARNING_RATE, title="learning rate", in_image=True),
+    CurvePanel(metric=Metric.GRAD_NORM, title="gradient norm, before clipping", logarithmic=True, in_image=True),
+    CurvePanel(metric=Metric.TOKENS_PER_SECOND, title="tokens/s, whole job"),
+    CurvePanel(metric=Metric.MFU, title="MFU, %", factor=100.0),
+    CurvePanel(metric=Metric.PEAK_MEMORY_BYTES, title="peak memory of a rank, GiB", factor=1 / GIB),
 )
 LOGGED = (Metric.TRAIN_LOSS, *(panel.metric for panel in PANELS))
 LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)
