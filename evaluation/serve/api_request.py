@@ -13,7 +13,7 @@ from common.checks import ValueCheck, boolean, checked, integer, is_absent, numb
 from common.errors import LARGEST_INTEGER, BadInput, InvalidValue, Problem, quoted
 from common.json_files import check_text, is_number, parse_json
 from evaluation.command_line import LEAST_TEMPERATURE
-from evaluation.shared.generation import TooLong, latest_turns
+from evaluation.generation.generated_text import TooLong, latest_turns
 from evaluation.shared.load import Trained
 from model.generate import Sampling
 from tokens.documents.messages import read_message

@@ -14,10 +14,10 @@ from common.checks import structured
 from common.errors import LARGEST_INTEGER, BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines
+from evaluation.generation.smoke import AskedPrompt, smoke
 from evaluation.loss.held_out_loss import token_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load
-from evaluation.smoke.smoke import AskedPrompt, smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.manifest import read_manifest

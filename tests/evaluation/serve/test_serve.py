@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from common.errors import BadInput
-from evaluation.chat.chat import Conversation
+from evaluation.generation.chat import Conversation
 from evaluation.serve.engine import CHUNK
 from evaluation.shared.load import load, locate
 from model.generate import Sampling

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.command_line import SampleCommand
-from evaluation.sample.sample import print_samples, trace, training_data
-from evaluation.shared.generation import sampling_of
+from evaluation.generation.generated_text import sampling_of
+from evaluation.generation.sample import print_samples, trace, training_data
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT

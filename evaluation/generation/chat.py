@@ -15,7 +15,7 @@ from common.errors import BadInput, nearest, note, printable, refusing, say
 from common.files import writing
 from common.json_files import JsonLog
 from evaluation.command_line import ChatCommand
-from evaluation.shared.generation import (
+from evaluation.generation.generated_text import (
     forgotten,
     latest_turns,
     load_for_generation,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from evaluation.shared.generation import read_prompt, whole_characters
+from evaluation.generation.generated_text import read_prompt, whole_characters
 from evaluation.shared.load import Trained
 from tokens.tokenizer.loading import load_tokenizer
 

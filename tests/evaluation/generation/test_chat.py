@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import save_file
 
 from common.errors import BadInput, printable_lines
-from evaluation.chat.chat import Conversation, obey, wrapped
+from evaluation.generation.chat import Conversation, obey, wrapped
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
 from model.generate import Drawn, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
-from tests.evaluation.sample.test_sample import start
+from tests.evaluation.generation.test_sample import start
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, network, plain_of
@@ -164,7 +164,7 @@ def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch:
     def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
         return (Drawn(ord(letter), torch.zeros(1)) for letter in next(words)[:count])
 
-    monkeypatch.setattr("evaluation.chat.chat.draw", draw)
+    monkeypatch.setattr("evaluation.generation.chat.draw", draw)
     assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
     assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
         talk, "/save", path

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.errors import BadInput, printable
 from evaluation.command_line import SampleCommand
-from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
+from evaluation.generation.generated_text import load_for_generation, read_prompt, sampling_of, show, whole_characters
 from evaluation.shared.load import Trained
 from tokens.format.token_file import TokenStream
 from tokens.search.excerpt import excerpt
