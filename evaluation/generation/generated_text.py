@@ -1,27 +1,92 @@
-"""Generation for a reader: a model laid out for it, prompts, and text streamed character by character."""
+"""Generated text, in the one way that all commands share: prompt ids -> ids of new tokens -> pieces of text.
 
+`GeneratedText` is one text, as chat, sample, smoke, instruct and the samples of a report read it. The server computes
+the next tokens of several texts in one forward pass, so its engine uses the same parts directly: `Drawing` and
+`advance` of model/generate.py, which choose tokens and end a text, and `TextDecoder`, which turns them into characters.
+"""
+
+import codecs
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
+import attrs
 import torch
 
-from common.errors import BadInput, printable, refusing
+from common.errors import printable, refusing
 from common.installation import GuardedStream
-from common.json_files import FILE_BYTES, check_text
 from evaluation.command_line import GenerationOptions, ModelOptions
 from evaluation.shared.load import Trained, load_on_all, locate
 from evaluation.shared.measuring import TIMEOUT_SECONDS
-from model.generate import Sampling, lay_out_for_generation
-from tokens.tokenizer.template import USER, Message
+from model.generate import Finish, Prefix, Sampling, draw, lay_out_for_generation
 from training.parallel.process_group import meet, stop
 
-FILE = "FILE:"  # before the path of a prompt, as in nanoGPT's sample.py
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these
 
 
-class TooLong(BadInput):
-    """A message of a user that leaves no room to an answer."""
+class TextPiece(NamedTuple):
+    text: str  # the characters that a token completes
+    offset: int  # in characters: where the character that holds the token's first byte stands in the whole text
+
+
+class TextDecoder:
+    """Text of tokens as they come: a character is returned with the token that holds its last byte."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        """`spell`: the bytes of a token, as `Trained.spell` returns them."""
+        self._spell = spell
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.characters = 0  # returned so far
+
+    def add(self, token: int) -> TextPiece:
+        """Return the text that a token completes, which may be empty; broken UTF-8 becomes U+FFFD."""
+        spelled = self._spell(token)
+        text = self._decoder.decode(spelled[:1])
+        pending, _ = self._decoder.getstate()  # bytes of a character that is not complete
+        offset = self.characters + len(text)
+        if spelled:  # the first two bytes of a surrogate are pending, although they can only become two characters
+            offset += len(pending.decode(errors="replace")) - 1
+        text += self._decoder.decode(spelled[1:])
+        self.characters += len(text)
+        return TextPiece(text, offset)
+
+    def end(self) -> str:
+        """Return what is left of a character that was not completed, as U+FFFD."""
+        text = self._decoder.decode(b"", final=True)
+        self.characters += len(text)
+        return text
+
+
+@attrs.define(eq=False)
+class GeneratedText:
+    """A text that a model generates after a prompt: iterate over it to generate it in pieces of whole characters."""
+
+    trained: Trained
+    prompt: list[int]
+    count: int  # most new tokens
+    sampling: Sampling
+    stop: Collection[int] = attrs.field(default=(), kw_only=True)  # ids that end the text
+    prefix: Prefix | None = attrs.field(default=None, kw_only=True)  # of an earlier text, whose beginning is reused
+    tokens: list[int] = attrs.field(factory=list, init=False)  # generated so far, without the one that ended the text
+    finish: Finish | None = attrs.field(default=None, init=False)  # why the text ended; None until then, or interrupted
+    interrupted: bool = attrs.field(default=False, init=False)  # set it to end the text before its next token
+
+    def __iter__(self) -> Iterator[str]:
+        """Generate and yield the text. Raises BadInput for logits that are not finite."""
+        prefix = self.prefix or Prefix(self.trained.network)
+        decoder = TextDecoder(self.trained.spell)
+        with refusing(self.trained.place.path):
+            for drawn in draw(prefix, self.prompt, self.count, self.sampling, self.stop):
+                if self.interrupted and drawn.finish != "stop":
+                    break
+                self.finish = drawn.finish
+                if drawn.finish != "stop":
+                    self.tokens.append(drawn.token)
+                    if text := decoder.add(drawn.token).text:
+                        yield text
+        if text := decoder.end():
+            yield text
 
 
 def load_for_generation(options: ModelOptions) -> Trained:
@@ -40,19 +105,6 @@ def sampling_of(options: GenerationOptions, number: int) -> Sampling:
     return Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=seed)
 
 
-def read_prompt(given: str | None) -> str:
-    """Return the prompt of an option; None: of stdin, unless a terminal. One last line end is cut. Raises BadInput."""
-    if given is not None and not given.startswith(FILE):
-        check_text(given, "--prompt")
-        return given
-    with refusing(f"{given or 'stdin'}: cannot be read as a prompt", kinds=(OSError, ValueError)):
-        with open(given.removeprefix(FILE) if given else 0, "rb", closefd=given is not None) as file:
-            data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
-        if len(data) > FILE_BYTES:
-            raise ValueError(f"got more than {FILE_BYTES:,} bytes")
-        return data.decode().removesuffix("\n")
-
-
 def show(parts: Iterable[str]) -> bool:
     """Print parts of a text as they come, control characters escaped, and a line end; return False if nobody reads."""
     try:
@@ -63,42 +115,3 @@ def show(parts: Iterable[str]) -> bool:
     finally:
         print(flush=True)
     return True
-
-
-def latest_turns(
-    system: list[Message],
-    turns: list[Message],
-    encode: Callable[[list[Message]], list[int]],
-    context: int,
-    longest: int,
-) -> tuple[int, list[int]]:
-    """Return how many of the oldest turns have to be left out, and the ids of the prompt that the rest makes.
-
-    The prompt keeps the messages of `system`. It goes on with a user's turn, and leaves a quarter of the context to the
-    answer, or `longest` tokens if that is less. Raises TooLong if the user's last turn alone leaves less.
-    """
-    limit = context - max(1, min(longest, context // 4))
-    ids: list[int] = []
-    for first in [number for number, turn in enumerate(turns) if turn.role == USER] or [0]:
-        ids = encode([*system, *turns[first:]])
-        if len(ids) <= limit:
-            return first, ids
-    counted = "message and system message" if system else "message"
-    raise TooLong(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {context:,}")
-
-
-def forgotten(context: int) -> str:
-    """Return the note about turns that `latest_turns` left out."""
-    return f"the oldest turns are forgotten: the context has {context:,} tokens"
-
-
-def whole_characters(trained: Trained, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of ids in parts as it comes. A part that ends with U+FFFD waits: a character may be incomplete."""
-    pending: list[int] = []
-    for token in ids:
-        pending.append(token)
-        text = trained.decode(pending)
-        if not text.endswith("\ufffd"):
-            yield text
-            pending = []
-    yield trained.decode(pending)

@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +12,7 @@ from common.checks import ValueCheck, boolean, checked, integer, is_absent, numb
 from common.errors import LARGEST_INTEGER, BadInput, InvalidValue, Problem, quoted
 from common.json_files import check_text, is_number, parse_json
 from evaluation.command_line import LEAST_TEMPERATURE
-from evaluation.generation.generated_text import TooLong, latest_turns
+from evaluation.generation.prompts import TooLong, latest_turns
 from evaluation.shared.load import Trained
 from model.generate import Sampling
 from tokens.documents.messages import read_message
@@ -329,9 +328,7 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> tuple[int | None, lis
     with _about("messages"):
         messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
         system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
-        return _prompt_of(
-            system, messages[len(system) :], partial(trained.template.prompt, trained.tokenizer), wanted, served
-        )
+        return _prompt_of(system, messages[len(system) :], trained.ask, wanted, served)
 
 
 def _message(where: str, given: Any) -> Message:

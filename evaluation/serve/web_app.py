@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
-from evaluation.generation.generated_text import forgotten
+from evaluation.generation.prompts import forgotten
 from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
