@@ -10,7 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from model.gpt import GPT, Cache, CacheGroup, KeyValueCache, ScoringCache
+from model.loss import check_finite
 
+LOGITS = "the model's logits are"  # the subject of an error
 Finish = Literal["stop", "length"]  # a token that ends texts; the most tokens
 
 
@@ -133,15 +135,9 @@ def draw(
             return
 
 
-def check_finite(logits: Float[Tensor, "*B V"]) -> None:
-    """Raise ValueError when a logit is not finite."""
-    if not bool(torch.isfinite(logits).all()):
-        raise ValueError("the model's logits are not finite: its weights are damaged or training diverged")
-
-
 def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
     """Return one token id for each row of logits. Raises ValueError when a logit is not finite."""
-    check_finite(logits)
+    check_finite(logits, LOGITS)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if sampling.top_k is not None:

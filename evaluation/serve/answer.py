@@ -12,7 +12,8 @@ from torch import Tensor
 
 from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.api_request import AnswerRequest, ServedModel
-from model.generate import Drawing, Drawn, Prefix, check_finite
+from model.generate import LOGITS, Drawing, Drawn, Prefix
+from model.loss import check_finite
 
 ANSWER_SECONDS = 300.0  # most, waiting included
 JSON = dict[str, Any]
@@ -68,7 +69,7 @@ class DrawnAnswer:
 
     def score_prompt(self, logits: Tensor) -> None:
         """Keep the probabilities of the next tokens of the prompt. `logits`: (T, V), after T of its tokens."""
-        check_finite(logits)
+        check_finite(logits, LOGITS)
         first = len(self._prompt_scores)
         following = self.request.prompt[first : first + len(logits)]
         self._prompt_scores += scores_of(following, logits[: len(following)], self.request.alternatives or 0)
