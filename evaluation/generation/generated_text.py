@@ -73,7 +73,8 @@ class GeneratedText:
     interrupted: bool = attrs.field(default=False, init=False)  # set it to end the text before its next token
 
     def __iter__(self) -> Iterator[str]:
-        """Generate and yield the text. Raises BadInput for logits that are not finite."""
+        """Generate and yield the text, once. Raises BadInput for logits that are not finite."""
+        assert not self.tokens, "this text is generated already"
         prefix = self.prefix or Prefix(self.trained.network)
         decoder = TextDecoder(self.trained.spell)
         with refusing(self.trained.place.path):

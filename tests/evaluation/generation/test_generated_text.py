@@ -13,6 +13,7 @@ def test_the_streamed_text_is_that_of_all_tokens(some: bytes, text: str) -> None
     trained = Trained(None, load_tokenizer("bytes"), None)  # type: ignore[arg-type]
     ids = [*some, 256, *text.encode(), *some, 300]
     assert "".join(streamed(trained, ids)) == trained.decode(ids)
+    assert trained.spell(300) == b""  # an id beyond the tokenizer has no text
     assert streamed(trained, [*"aé€😀".encode(), 0xE2]) == ["a", "", "é", "", "", "€", "", "", "", "😀", "", "\ufffd"]
 
 
