@@ -33,7 +33,7 @@ def distinct_bytes(*counts: float) -> list[str]:
 
 
 def time_cost(seconds: float, price_per_hour: float | None) -> float | None:
-    """Return what a machine's time costs, in dollars; None if its price per hour is unknown."""
+    """Return the cost of a machine's time, in dollars; None if its price per hour is unknown."""
     return None if price_per_hour is None else price_per_hour * seconds / 3600
 
 

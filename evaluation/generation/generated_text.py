@@ -52,7 +52,7 @@ class TextDecoder:
         return TextPiece(text, offset)
 
     def end(self) -> str:
-        """Return what is left of a character that was not completed, as U+FFFD."""
+        """Return the rest of a character that was not completed, as U+FFFD."""
         text = self._decoder.decode(b"", final=True)
         self.characters += len(text)
         return text
