@@ -119,7 +119,7 @@ def write(directory: Path, seed: int) -> None:
 
 def ask(model: str, questions: Path) -> None:
     """Print the share of questions that a model answers right, greedily, each in a conversation of its own."""
-    from evaluation.chat.chat import Conversation
+    from evaluation.generation.chat import Conversation
     from evaluation.shared.load import load, locate
 
     torch.set_num_threads(1)

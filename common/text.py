@@ -1,9 +1,12 @@
 """Text for people: untrusted text on one line, values and lists in errors; sizes, dollars and durations.
 
-An amount is never shown as zero unless it is zero, and amounts that differ are never shown by one text.
+An amount is never shown as zero unless it is zero, and amounts that differ are never shown by one text. Dollars are
+counted here as well: a machine's price per hour times its hours. An unknown price is None, and so is what depends on
+it.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,3 +104,28 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def time_cost(seconds: float, price_per_hour: float | None) -> float | None:
+    """Return the cost of a machine's time, in dollars; None if its price per hour is unknown."""
+    return None if price_per_hour is None else price_per_hour * seconds / 3600
+
+
+def paid_seconds(usd: float, price_per_hour: float) -> float:
+    """Return the seconds of a machine's time that an amount pays for: the inverse of `time_cost`."""
+    return usd / price_per_hour * 3600
+
+
+def dollars_of_total(amount: float, total: float) -> str:
+    """Return a part of a total for a column of parts, all with the same decimals: more for a total below a dollar."""
+    return f"${amount:,.{2 if total >= 1 else 4}f}"
+
+
+def dollars_at_most(amount: float) -> str:
+    """Return an amount rounded up: no printed cost is below the bill."""
+    return f"${math.ceil(amount * 1e4 - 1e-6) / 1e4:.4f}"
+
+
+def rough_number(value: float) -> str:
+    """Return hours or dollars of an estimate, without more digits than it deserves: "1.89", "18.9", "189"."""
+    return f"{value:,.{2 if value < 10 else int(value < 100)}f}"

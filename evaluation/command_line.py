@@ -230,10 +230,10 @@ class RegisteredCommand(Command):
 
 
 COMMANDS = {  # in the order of the comparison's columns
-    "sample": RegisteredCommand(SampleCommand, "evaluation.sample.sample"),
-    "chat": RegisteredCommand(ChatCommand, "evaluation.chat.chat"),
+    "sample": RegisteredCommand(SampleCommand, "evaluation.generation.sample"),
+    "chat": RegisteredCommand(ChatCommand, "evaluation.generation.chat"),
     "serve": RegisteredCommand(ServeCommand, "evaluation.serve.serve"),
-    "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
+    "smoke": RegisteredCommand(SmokeCommand, "evaluation.generation.smoke"),
     "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", measures="evaluation.loss.loss_measures"),
     "core": RegisteredCommand(CoreCommand, "evaluation.core.core", measures="evaluation.core.core_scores"),
     "instruct": RegisteredCommand(

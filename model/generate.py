@@ -1,15 +1,19 @@
 """Text generation: sampling one token at a time with a key-value cache."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import attrs
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.gpt import GPT, KeyValueCache
+from model.gpt import GPT, Cache, CacheGroup, KeyValueCache, ScoringCache
+from model.loss import check_finite
+
+LOGITS = "the model's logits are"  # the subject of an error
+Finish = Literal["stop", "length"]  # a token that ends texts; the most tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -61,65 +65,79 @@ class Drawn(NamedTuple):
 
     token: int
     logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
+    finish: Finish | None  # why the text ends here; the token of a "stop" is no part of the text
 
 
 class Drawing:
-    """A text that is drawn token by token from the logits that a caller computes; `draw` is such a caller."""
+    """A text that is drawn token by token, from logits that `advance` computes.
 
-    def __init__(self, prefix: Prefix, prompt: list[int], sampling: Sampling):
-        self.prefix, self.sampling = prefix, sampling
+    The network sees the last `context_length` tokens, as in nanoGPT: beyond that, each token computes all of them.
+    """
+
+    def __init__(
+        self, prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
+    ) -> None:
+        """Begin a text of at most `count` new tokens, which a token of `stop` ends. Raises ValueError without a prompt.
+
+        With a used prefix, logits equal those of a new one up to rounding, as sums are taken in another order.
+        """
+        if not prompt:
+            raise ValueError("the prompt has no tokens")
+        self.prefix, self.sampling, self.remaining, self.stop = prefix, sampling, count, stop
         self.context = prefix.model.config.context_length
         self.generator = torch.Generator(prefix.cache.memory.device).manual_seed(sampling.seed)
         self.new = prefix.reuse(prompt[-self.context :])  # tokens to compute next
 
     def take(self, logits: Float[Tensor, "1 V"]) -> Drawn:
-        """Return the token after those in `new`, whose last one has these logits. Raises ValueError as `choose`."""
+        """Return the token after `new`, whose last one has these logits. Raises ValueError as `choose`."""
         token, tokens = int(choose(logits.float(), self.sampling, self.generator)), self.prefix.tokens
         tokens.append(token)
         self.new = [token]
         if len(tokens) > self.context:
             self.prefix.cache.length = 0  # each token has another position now
             self.new = self.prefix.reuse(tokens[-self.context :])
-        return Drawn(token, logits[0].float())
+        self.remaining -= 1
+        finish: Finish | None = "stop" if token in self.stop else "length" if self.remaining == 0 else None
+        return Drawn(token, logits[0].float(), finish)
+
+
+def advance(
+    drawings: Sequence[Drawing], *, most: int | None = None, all_positions: bool = False
+) -> Float[Tensor, "N V"]:
+    """Compute new tokens of several texts in one forward pass, `most` of each; return logits after the last of each.
+
+    `all_positions`: of one text, the logits after each of the tokens, (T, V).
+    """
+    parts = [drawing.new[:most] for drawing in drawings]
+    caches = [drawing.prefix.cache for drawing in drawings]
+    cache: Cache = ScoringCache(caches[0]) if all_positions else caches[0] if len(caches) == 1 else CacheGroup(caches)
+    tokens = torch.tensor([[token for part in parts for token in part]], device=caches[0].memory.device)
+    logits = drawings[0].prefix.model(tokens, cache)[0]
+    for drawing, part in zip(drawings, parts, strict=True):
+        drawing.new = drawing.new[len(part) :]
+    return logits
 
 
 @torch.inference_mode()
 def draw(
     prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
 ) -> Iterator[Drawn]:
-    """Yield `count` new tokens after `prompt`, or fewer up to a token of `stop`, which is left out.
+    """Yield the new tokens of one text, the one that ends it as well; the arguments are those of `Drawing`.
 
-    The network sees the last `context_length` tokens, as in nanoGPT: beyond that, each token computes all of them.
-    With a used prefix, logits equal those of a new one up to rounding, as sums are taken in another order.
     Raises ValueError when the prompt is empty, or the logits are not finite.
     """
-    if not prompt:
-        raise ValueError("the prompt has no tokens")
-    model, drawing = prefix.model.eval(), Drawing(prefix, prompt, sampling)
-    for _ in range(count):
-        logits = model(torch.tensor([drawing.new], device=prefix.cache.memory.device), prefix.cache)  # (1, 1, V)
-        drawn = drawing.take(logits[:, -1])
-        if drawn.token in stop:
-            return
+    prefix.model.eval()
+    drawing = Drawing(prefix, prompt, count, sampling, stop)
+    while drawing.remaining:
+        drawn = drawing.take(advance([drawing]))
         yield drawn
-
-
-def generate(
-    model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
-) -> Iterator[int]:
-    """Yield the ids that `draw` draws with a new prefix. Raises ValueError as it does."""
-    return (drawn.token for drawn in draw(Prefix(model), prompt, count, sampling, stop))
-
-
-def check_finite(logits: Float[Tensor, "*B V"]) -> None:
-    """Raise ValueError when a logit is not finite."""
-    if not bool(torch.isfinite(logits).all()):
-        raise ValueError("the model's logits are not finite: its weights are damaged or training diverged")
+        if drawn.finish == "stop":
+            return
 
 
 def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
     """Return one token id for each row of logits. Raises ValueError when a logit is not finite."""
-    check_finite(logits)
+    check_finite(logits, LOGITS)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if sampling.top_k is not None:

@@ -2,9 +2,9 @@
 
 Pre-norm blocks with fused queries, keys and values. By default GPT-2 (Radford et al. 2019, OpenAI's released code); the
 options of ModelConfig choose other parts, once, at construction.
-`Block.forward` and `GPT.hidden` are the only description of what the network computes. Tensor shards (model/shards.py)
-run the same two functions on layers that exchange their results, so what they do with `x` has to work there, too: they
-call layers, and add and multiply what these return.
+`Block.forward` and `GPT.hidden` are the only description of the network's computation. Tensor shards (model/shards.py)
+run the same two functions on layers that exchange their results. Therefore these functions only call layers, and add
+or multiply the results.
 B micro-batch, T tokens, C embedding width, H heads, K heads of keys and values, D head width (C = H * D), V vocabulary,
 S tokens seen so far.
 """

@@ -96,8 +96,7 @@ def head_loss(
     reduction: str,
 ) -> Float[Tensor, "*N"]:
     """Return the cross-entropy from the output head's input; `reduction` as torch.nn.functional.cross_entropy's."""
-    logits = output_logits(hidden, weight, options)
-    return F.cross_entropy(logits.float(), targets, reduction=reduction)
+    return token_losses(output_logits(hidden, weight, options), targets, reduction)
 
 
 def sequence_losses(
@@ -110,3 +109,19 @@ def sequence_losses(
     """Return the mean loss of each sequence, that of each target times its factor."""
     losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "none").view(targets.shape)
     return (losses if factors is None else losses * factors).mean(dim=1)
+
+
+def token_losses(
+    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
+) -> Float[Tensor, "*N"]:
+    """Return the loss of each target under its row of logits, in nats and fp32, or their mean or sum.
+
+    Training and every measurement of a model's loss compute it here; `reduction` is that of cross_entropy in torch.
+    """
+    return F.cross_entropy(logits.float(), targets, reduction=reduction)
+
+
+def check_finite(values: Tensor, subject: str) -> None:
+    """Raise ValueError if a loss or logit is not finite. `subject`: what the values are, with its verb."""
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{subject} not finite: the weights are damaged, or training diverged")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from common.errors import BadInput, refusing
 from common.json_files import read_json, utc_now
 from common.line_chart import PALETTE, Line, LineChart
-from common.text import dollars, duration
+from common.text import dollars, dollars_of_total, duration
 from common.web_page import render
 from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import Row, distinct, read_rows
@@ -66,7 +66,7 @@ def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
     paid = history.ledger_usd if total > 0 else None
     for name, seconds in [*history.ledger.items(), ("total", total)] if positive else []:
         if seconds:
-            usd = "" if paid is None else f"${paid * seconds / total:,.{2 if paid >= 1 else 4}f}"
+            usd = "" if paid is None else dollars_of_total(paid * seconds / total, paid)
             yield name, duration(seconds), usd, max(0.0, seconds) / positive
 
 

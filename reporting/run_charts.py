@@ -8,10 +8,9 @@ import numpy as np
 from common.line_chart import PALETTE, Line, LineChart, VerticalMark
 from reporting.run_history import AXES, RunHistory
 from training.config.train_config import recipe
-from training.telemetry.curves import TRAIN, VALIDATION, Curve, losses
+from training.telemetry.curves import LOSSES, PANELS, TRAIN, VALIDATION, Curve, losses
 from training.telemetry.metrics_log import Metric
 
-GIB = 1 << 30
 MOST_COLUMNS = 500  # of a line
 COLUMNS = 2000  # of one curve of all runs: the page is to stay below 3 MB
 SHORT_HOURS = 1.0  # below, the axis shows minutes
@@ -20,14 +19,6 @@ MOST_RAW = 2  # runs whose losses are drawn beside their moving average
 LOGARITHMIC_FACTOR = 10.0  # between the greatest values of runs, from which on they share no linear axis
 WEIGHTS = "thick: moving average; thin: as logged"
 PANEL_COLOUR = 2  # of a single run's curves that are no losses
-# Charts below the losses: key of the curve, title, factor of the values.
-PANELS = (
-    (Metric.LEARNING_RATE, "learning rate", 1.0),
-    (Metric.GRAD_NORM, "gradient norm, before clipping", 1.0),
-    (Metric.TOKENS_PER_SECOND, "tokens/s, whole job", 1.0),
-    (Metric.MFU, "MFU, %", 100.0),
-    (Metric.PEAK_MEMORY_BYTES, "peak memory of a rank, GiB", 1 / GIB),
-)
 NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
 EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the chart
@@ -130,13 +121,16 @@ class ChartedAxis:
         else:
             yield from self._losses(Metric.TRAIN_LOSS, TRAIN)
             yield from self._losses(Metric.VALIDATION_LOSS, VALIDATION)
-        for key, title, factor in PANELS:
-            known = {at: Curve(curve.steps, curve.values * factor) for at, curve in self._known(key).items()}
+        for panel in PANELS:
+            known = {
+                at: Curve(curve.steps, curve.values * panel.factor) for at, curve in self._known(panel.metric).items()
+            }
             tops = [float(curve.known.max()) for curve in known.values()]
             uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops)
             # A run without a positive value would have no place on a logarithmic axis.
             positive = bool(tops) and min(tops) > 0
-            yield self._chart(title, key, known, logarithmic=positive and (uneven or key == Metric.GRAD_NORM))
+            logarithmic = positive and (uneven or panel.logarithmic)
+            yield self._chart(panel.title, panel.metric, known, logarithmic=logarithmic)
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
         """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
@@ -163,7 +157,7 @@ class ChartedAxis:
         drawn = [*known.values()]
         if key in NOISY and not self._shows_raw(key):
             drawn = [Curve(curve.steps, curve.smoothed()) for curve in drawn]
-        top = np.inf if logarithmic or not drawn else common_top(drawn, losses=key.endswith("_loss"))
+        top = np.inf if logarithmic or not drawn else common_top(drawn, losses=key in LOSSES)
         averages = "" if key not in NOISY or self._shows_raw(key) else ", moving average"
         return self._line_chart(title + averages, lines, top, logarithmic=logarithmic)
 
@@ -179,7 +173,7 @@ class ChartedAxis:
         )
 
     def _shows_raw(self, key: str) -> bool:
-        return len(self.histories) <= (MOST_RAW if key.endswith("_loss") else 1)
+        return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
         """Return a run's curve as it is, and its moving average or both where it is noisy."""

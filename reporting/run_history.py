@@ -13,6 +13,7 @@ from common.checks import structured
 from common.errors import BadInput
 from common.json_files import is_number, read_json
 from common.output import Notice, note
+from common.text import time_cost
 from evaluation.shared.machines import TrainedOn, trained_on
 from model.config import ModelConfig
 from tokens.format.manifest import TokenizerRecord
@@ -198,7 +199,7 @@ def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[
     """Return seconds and dollars, both (n,), over all lines, lost work too; `price`: where jobs have recorded none."""
     seconds, usd, known = [0.0], [0.0], last_price(lines, price)
     for reached, paid in priced_seconds(lines, known):
-        usd.append(usd[-1] + (paid or 0.0) * (reached - seconds[-1]) / 3600)
+        usd.append(usd[-1] + (time_cost(reached - seconds[-1], paid) or 0.0))
         seconds.append(reached)
     return np.array(seconds), None if known is None else np.array(usd)
 

@@ -36,9 +36,10 @@ ROOT = Path(__file__).parents[1]
 IMPORTED_ONCE = """
 torch._dynamo torch.distributed.run torch.distributed.fsdp matplotlib.figure matplotlib.backends.backend_agg
 training.job training.optimizers.adamw training.planning.estimate_table training.supervision.stack_location
-evaluation.export.export evaluation.judging.client evaluation.loss.held_out_loss evaluation.sample.sample
-evaluation.serve.serve evaluation.smoke.smoke experiments.command experiments.sweep.variant_runs reporting.report_page
-tokens.prepare.prepare jinja2.environment obstore.store openai.resources rich.console sacrebleu.metrics.chrf xxhash
+evaluation.export.export evaluation.generation.sample evaluation.generation.smoke evaluation.judging.client
+evaluation.loss.held_out_loss evaluation.serve.serve experiments.command experiments.sweep.variant_runs
+reporting.report_page tokens.prepare.prepare jinja2.environment obstore.store openai.resources rich.console
+sacrebleu.metrics.chrf xxhash
 """
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

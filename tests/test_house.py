@@ -89,7 +89,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
         "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic',\n"
         "             'obstore'):\n"
         "    sys.modules[name] = None\n"
-        "import training.job, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
+        "import training.job, evaluation.generation.smoke, evaluation.shared.load, tokens.documents.reader\n"
         "import tokens.prepare.token_writer, tokens.hub.download"
     )
     execute(sys.executable, "-c", code).check_returncode()
@@ -98,7 +98,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
 # Files that print more than whole lines for people: help, generated text as it comes, coloured tokens, a shell script
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
-    *("evaluation/shared/generation.py", "evaluation/sample/sample.py", "evaluation/chat/chat.py"),
+    *(f"evaluation/generation/{name}.py" for name in ("chat", "generated_text", "sample")),
 }
 
 

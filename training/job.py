@@ -83,7 +83,7 @@ def resume_job(job: OpenJob) -> Loop | None:
 
 
 def changes_now(record: RunRecord, position: Position, consequence: str) -> list[Notice]:
-    """Return a note of the settings that this job changes, and what follows from it."""
+    """Return a note of the settings that this job changes, with the consequence."""
     changes = [change for change in record.changes if change.step == position.step]
     return [note(f"{line}; {consequence}") for line in describe_changes(changes)]
 

@@ -52,7 +52,7 @@ def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -
 
 
 def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequirements:
-    """Return what a run needs of this machine; for --preflight, whatever the number of ranks."""
+    """Return the requirements of a run on this machine; those of --preflight hold for any number of ranks."""
     return PreflightRequirements(
         device=command.options.device,
         compiles=compiled_on_gpu(run.train),

@@ -13,11 +13,9 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tabulate import tabulate
 from torch.nn.utils.rnn import pad_sequence
 
-from common.errors import BadInput
 from common.output import show
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
@@ -31,11 +29,13 @@ from evaluation.core.core_scores import (
     sum_of_means,
     task_score,
 )
-from evaluation.loss.held_out_loss import BATCH_TOKENS, NOT_FINITE, byte_lengths
+from evaluation.loss.held_out_loss import byte_lengths
+from evaluation.loss.token_losses import BATCH_TOKENS, check_losses
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import plus_minus
 from model.gpt import output_logits
+from model.loss import token_losses
 from tokens.search.overlap import GRAM, find_overlap, forms, open_comparable
 from training.parallel.process_group import Ranks, from_coordinator
 
@@ -172,12 +172,11 @@ def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[l
         tokens = pad_sequence(rows, batch_first=True).to(next(network.parameters()).device)  # padding has no effect
         places = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
         targets = torch.cat([tokens[row, begin:end] for row, begin, end in places])  # (N,)
-        hidden = network.hidden(tokens[:, :-1])  # (B, T, C)
+        hidden: Any = network.hidden(tokens[:, :-1])  # (B, T, C)
         hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in places])  # (N, C)
-        logits = output_logits(hidden, network.output_weight(), network.head_options).float()  # (N, V)
-        nats = F.cross_entropy(logits, targets, reduction="none").double().cpu()
-        if not nats.isfinite().all():
-            raise BadInput(f"{trained.place.path}: {NOT_FINITE}")
+        logits = output_logits(hidden, network.output_weight(), network.head_options)  # (N, V)
+        nats = token_losses(logits, targets).double().cpu()
+        check_losses(trained, nats)
         parts = zip(nats.split(counts), (logits.argmax(-1) == targets).cpu().split(counts), strict=True)
         found |= {
             int(number): (losses.numpy(), best.numpy()) for number, (losses, best) in zip(batch, parts, strict=True)

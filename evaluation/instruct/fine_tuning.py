@@ -21,7 +21,7 @@ from common.errors import EXIT_DONE, BadInput
 from common.files import replace_file
 from common.output import show
 from evaluation.command_line import FineTuneSettings
-from evaluation.loss.held_out_loss import prediction_losses
+from evaluation.loss.token_losses import prediction_losses
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from model.gpt import GPT

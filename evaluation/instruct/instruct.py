@@ -15,6 +15,7 @@ from common.files import replace_file, sha256, writing
 from common.json_files import read_json
 from common.output import note, show
 from evaluation.command_line import FineTuneSettings, InstructCommand
+from evaluation.generation.generated_text import GeneratedText
 from evaluation.instruct.fine_tuning import (
     FineTuned,
     answer_losses,
@@ -202,8 +203,8 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
 
     def answer(record: Record) -> str:
         prompt = prompt_ids(trained, record)[-max(1, context - longest) :]
-        chosen = trained.generate(prompt, longest, Sampling(temperature=0), [trained.tokenizer.end_of_text_id])
-        return trained.decode([*chosen]).strip()
+        ends = [trained.tokenizer.end_of_text_id]
+        return "".join(GeneratedText(trained, prompt, longest, Sampling(temperature=0), stop=ends)).strip()
 
     texts = share(ranks, records, answer, "answer")
     return [

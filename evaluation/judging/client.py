@@ -21,11 +21,11 @@ from common.errors import BadInput
 from common.json_files import parse_json
 from common.output import progress, show
 from common.redaction import hidden_in
-from common.text import quoted
+from common.text import dollars_at_most, quoted
 from common.transports import wrap_transports
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
-from evaluation.judging.store import Asked, Reply, Usage, money
+from evaluation.judging.store import Asked, Reply, Usage
 from tokens.documents.messages import read_content
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a request
@@ -181,7 +181,7 @@ class Asker:
                     self._slots.widen()
         except Exception as error:  # noqa: BLE001  # the other prompts' replies are paid for: keep them
             judgement.fail(error)
-        bar.set_postfix_str(money(judgement.cost.usd))
+        bar.set_postfix_str(dollars_at_most(judgement.cost.usd))
         bar.update()
 
     async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:

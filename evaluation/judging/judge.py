@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
 from common.output import show
 from common.redaction import HIDDEN, SHORTEST_KEY, redacted
+from common.text import dollars_at_most
 from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
 from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
-from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, money, read_price
+from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, read_price
 
 OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
@@ -116,7 +117,7 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     if missing and judgement.over_budget is not None:
         show(
             f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to "
-            f"{money(judgement.over_budget)}; nothing is lost, raise --max-usd to continue"
+            f"{dollars_at_most(judgement.over_budget)}; nothing is lost, raise --max-usd to continue"
         )
         return EXIT_STOPPED
     reasons = Counter(verdict.why for verdict in left_out if verdict.why != NOT_ASKED)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from common.errors import BadInput
-from common.text import printable
+from common.text import dollars_at_most, printable
 from evaluation.command_line import JudgeCommand
 from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, read_grades, request_body
 from evaluation.judging.store import (
@@ -19,7 +19,6 @@ from evaluation.judging.store import (
     Usage,
     VerdictStore,
     expected_usage,
-    money,
     most_output,
 )
 
@@ -80,13 +79,15 @@ class Judgement:
         requests = [(prompt.answers, self.request(prompt)[0].most) for prompt in left]
         usd = sum(self.price.of(expected_usage(most.input, answers, self.judge)) for answers, most in requests)
         if left and most_usd is not None and paid + usd > most_usd:
-            before = f", beside {money(paid)} that earlier sessions paid" if paid else ""
+            before = f", beside {dollars_at_most(paid)} that earlier sessions paid" if paid else ""
             raise BadInput(
-                f"--max-usd: got {most_usd:g}, and {len(left):,} requests may cost about {money(usd)}{before}; "
-                "nothing was sent: allow more, or pass fewer --orders or answers"
+                f"--max-usd: got {most_usd:g}, and {len(left):,} requests may cost about {dollars_at_most(usd)}"
+                f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
             )
-        most = money(sum(self.price.of(most) for _, most in requests))
-        estimate = f"about {money(usd)} at prices of {self.price.date}, {most} if every reply is as long as allowed"
+        most = dollars_at_most(sum(self.price.of(most) for _, most in requests))
+        estimate = (
+            f"about {dollars_at_most(usd)} at prices of {self.price.date}, {most} if every reply is as long as allowed"
+        )
         return (
             f"{len(left):,} requests, {len(self.by_key) - len(left):,} already answered, "
             f"{estimate if self.price.date else 'price unknown'}"

@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.files import open_locked, writing
 from common.json_files import JsonLog, read_json, read_json_lines, utc_now
 from common.output import show
-from common.text import nearest
+from common.text import dollars_at_most, nearest
 from evaluation.judging.prompt import Judge, read_grades
 
 _COUNT = integer(0, 1 << 50)
@@ -170,11 +170,11 @@ class JudgeCost:
 
     def __str__(self) -> str:
         if not self.open:
-            return money(self.usd)
+            return dollars_at_most(self.usd)
         return (
-            f"at most {money(self.usd)}: {money(self.counted)} by the server's counts, and up to "
-            f"{money(sum(self.open))} for {len(self.open):,} requests without an answer or count, which may have been "
-            "billed"
+            f"at most {dollars_at_most(self.usd)}: {dollars_at_most(self.counted)} by the server's counts, and up to "
+            f"{dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or count, which may "
+            "have been billed"
         )
 
 
@@ -190,11 +190,6 @@ def read_price(path: Path, model: str) -> Price:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
     raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
-
-
-def money(usd: float) -> str:
-    """Return dollars as text, rounded up: no printed cost is below the bill."""
-    return f"${math.ceil(usd * 1e4 - 1e-6) / 1e4:.4f}"
 
 
 def most_output(answers: int, judge: Judge) -> int:

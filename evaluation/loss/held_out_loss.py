@@ -12,19 +12,17 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from common.errors import BadInput
 from common.text import printable
 from evaluation.command_line import LossCommand
 from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
+from evaluation.loss.token_losses import check_losses, range_losses
 from evaluation.loss.token_range import Range, choose, documents_shared, is_known_apart
 from evaluation.shared.load import Trained
-from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.measuring import measure_each
 from evaluation.shared.results import perplexity
 from evaluation.shared.significance import plus_minus, stream_mean
-from model.gpt import GPT
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.loading import is_recorded
@@ -32,14 +30,12 @@ from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.saved_state import SavedState, read_state
 from training.parallel.process_group import Ranks
 
-NOT_FINITE = "its loss is not finite: the weights are damaged, or training diverged"
 UNKNOWN = "; its training data are unknown"
 OTHER_FILES = (
     "\n  Whether the run has read these tokens is unknown: they are in other files than those that it was trained and "
     "validated on."
 )
 UNKNOWN_START = "\n  The run began with the weights of {source}, whose training data are unknown."
-BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
 
 @attrs.frozen(kw_only=True)
@@ -87,9 +83,8 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     stream.read_weights_into(weights, span.start + 1)
     if not weights.any() or (tokenizer is not None and (targets == tokenizer.end_of_text_id).all()):
         raise BadInput(f"{span}: holds no text; pass another --from or --count")
-    losses = token_losses(trained, stream, span, ranks) * weights
-    if not np.isfinite(losses).all():
-        raise BadInput(f"{trained.place.path}: {NOT_FINITE}")
+    losses = range_losses(trained, stream, span, ranks) * weights
+    check_losses(trained, torch.from_numpy(losses))
     result = summary(losses, targets, tokenizer, weights)
     return {"range": identity, **attrs.asdict(result)}, f" {result}{_beside_training(trained, span)}"
 
@@ -126,33 +121,6 @@ def _beside_validation(trained: Trained, state: SavedState, span: Range) -> str:
         f"\n  These are other tokens than those of the validation in training, tokens {begin:,} to "
         f"{begin + count:,}{of}, whose loss was {state.position.validation_loss:.4f}.{shared}"
     )
-
-
-def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
-    """Return the loss of each predicted token, nats, fp32 (count,), on every rank."""
-    network, length = trained.network, trained.network.config.context_length
-    length = min(length, stream.context_length or length)  # no window spans two rows of conversations
-    starts = range(span.start, span.start + span.count, length)
-    whole = span.count // length  # windows; one that is shorter may follow
-    size = max(1, BATCH_TOKENS // length)
-    batches = [starts[at : min(at + size, whole)] for at in range(0, whole, size)]
-    batches += [starts[whole:]] if whole < len(starts) else []
-
-    def losses(batch: range) -> np.ndarray:
-        ends = [min(start + length, span.start + span.count) for start in batch]
-        tokens = np.stack([stream.read(start, end - start + 1) for start, end in zip(batch, ends, strict=True)])
-        return prediction_losses(network, torch.from_numpy(tokens.astype(np.int64))).flatten().cpu().numpy()
-
-    return np.concatenate(share(ranks, batches, losses))
-
-
-@torch.inference_mode()
-def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
-    """Return the loss of each token but the first of each row, nats, fp32 (B, T), of tokens (B, T + 1) int64."""
-    tokens = tokens.to(next(network.parameters()).device)
-    logits = network(tokens[:, :-1])  # (B, T, V)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    return losses.view(len(tokens), -1)
 
 
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray) -> HeldOutLoss:

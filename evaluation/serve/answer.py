@@ -1,6 +1,5 @@
 """Answer to a request: parts of text as tokens are drawn, and bodies and chunks of OpenAI's API made of them."""
 
-import codecs
 import json
 import secrets
 import time
@@ -11,8 +10,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.api_request import AnswerRequest, ServedModel
-from model.generate import Drawing, Drawn, Prefix, check_finite
+from model.generate import LOGITS, Drawing, Drawn, Prefix
+from model.loss import check_finite
 
 ANSWER_SECONDS = 300.0  # most, waiting included
 JSON = dict[str, Any]
@@ -47,8 +48,8 @@ class DrawnAnswer:
         self.drawing: Drawing | None = None  # once it has a slot
         self.cached, self.count = 0, 0  # tokens of the prompt that were not computed again; of the answer
         self.has_begun = False  # the prompt is computed
-        self._spelled, self._end_ids = served.trained.tokenizer.spelled, served.trained.stop_ids
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._trained = served.trained
+        self._decoder = TextDecoder(served.trained.spell)
         self._posted, self._held = 0, ""  # characters that are posted, and text that is not yet
         self._tokens: list[ScoredToken] = []  # not posted yet
         self._prompt_scores: list[Score | None] = [None]  # of as much of the prompt as is computed
@@ -62,12 +63,13 @@ class DrawnAnswer:
         """Take a slot, whose prefix may hold the beginning of the prompt."""
         if self.request.repeatable or self.scores_prompt:
             prefix.cache.length = 0
-        self.drawing = Drawing(prefix, self.request.prompt, self.request.sampling)
+        request, ends = self.request, self._trained.stop_ids
+        self.drawing = Drawing(prefix, request.prompt, request.count, request.sampling, ends)
         self.cached = prefix.cache.length
 
     def score_prompt(self, logits: Tensor) -> None:
         """Keep the probabilities of the next tokens of the prompt. `logits`: (T, V), after T of its tokens."""
-        check_finite(logits)
+        check_finite(logits, LOGITS)
         first = len(self._prompt_scores)
         following = self.request.prompt[first : first + len(logits)]
         self._prompt_scores += scores_of(following, logits[: len(following)], self.request.alternatives or 0)
@@ -85,46 +87,37 @@ class DrawnAnswer:
         """Return the part that a new token completes; its text may be empty."""
         alternatives = self.request.alternatives
         score = None if alternatives is None else scores_of([drawn.token], drawn.logits[None], alternatives)[0]
-        if drawn.token in self._end_ids:
-            self._held += self._decoder.decode(b"", final=True)
+        if drawn.finish == "stop":
+            self._held += self._decoder.end()
             # lm-evaluation-harness asks for one token after the prompt that it scores, and counts on an entry for it.
             if score is not None and self.request.echo is not None:
-                self._tokens.append(ScoredToken(drawn.token, self._posted + len(self._held), score))
+                self._tokens.append(ScoredToken(drawn.token, self._decoder.characters, score))
             return self._part(None, "stop")
         self.count += 1
-        offset = self._spell(drawn.token)
+        text, offset = self._decoder.add(drawn.token)
+        self._held += text
         if score is not None:
             self._tokens.append(ScoredToken(drawn.token, offset, score))
         found = [place for stop in self.request.stop if (place := self._held.find(stop)) >= 0]
         if found:
             return self._part(min(found), "stop")
-        if self.count == self.request.count:
+        if drawn.finish == "length":
             return self._part(None, "length")
         begun = [n for stop in self.request.stop for n in range(1, len(stop)) if self._held.endswith(stop[:n])]
         return self._part(len(self._held) - max(begun, default=0), None)  # the rest may begin a stop string
 
     def _echo_part(self, prompt: list[int]) -> AnswerPart:
         """Return the prompt as the first part, in which no stop string is searched for; as the last, too, if it is."""
-        offsets = [self._spell(token) for token in prompt]
+        pieces = [self._decoder.add(token) for token in prompt]
+        self._held += "".join(piece.text for piece in pieces)
         if self.request.alternatives is not None:
-            self._tokens += map(ScoredToken, prompt, offsets, self._prompt_scores)
+            self._tokens += map(ScoredToken, prompt, (piece.offset for piece in pieces), self._prompt_scores)
         return self._part(len(self._held), None) if self.request.count else self._part(None, "length")
-
-    def _spell(self, token: int) -> int:
-        """Add a token's text to what is held; return its offset."""
-        spelled = self._spelled.get(token, b"")
-        self._held += self._decoder.decode(spelled[:1])
-        pending, _ = self._decoder.getstate()  # bytes of a character that is not complete
-        offset = self._posted + len(self._held)
-        if spelled:  # the first two bytes of a surrogate are pending, although they can only become two characters
-            offset += len(pending.decode(errors="replace")) - 1
-        self._held += self._decoder.decode(spelled[1:])
-        return offset
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
         """Release held text up to `end`, and its tokens; None: all of it, the rest of a broken character too."""
         if end is None:
-            self._held += self._decoder.decode(b"", final=True)
+            self._held += self._decoder.end()
         text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
         self._posted += len(text)
         limit = self._posted + (end is None)  # a last token without text is released, too
@@ -232,7 +225,7 @@ class ApiReply:
         }
 
     def _bytes(self, token: int) -> bytes:
-        return self.served.trained.tokenizer.spelled.get(token, b"")
+        return self.served.trained.spell(token)
 
 
 def as_event(value: JSON) -> bytes:

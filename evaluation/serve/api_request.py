@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -14,7 +13,7 @@ from common.errors import BadInput, InvalidValue, Problem
 from common.json_files import check_text, is_number, parse_json
 from common.text import LARGEST_INTEGER, quoted
 from evaluation.command_line import LEAST_TEMPERATURE
-from evaluation.shared.generation import TooLong, latest_turns
+from evaluation.generation.prompts import TooLong, latest_turns
 from evaluation.shared.load import Trained
 from model.generate import Sampling
 from tokens.documents.messages import read_message
@@ -330,9 +329,7 @@ def _chat_prompt(wanted: ChatBody, served: ServedModel) -> tuple[int | None, lis
     with _about("messages"):
         messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
         system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
-        return _prompt_of(
-            system, messages[len(system) :], partial(trained.template.prompt, trained.tokenizer), wanted, served
-        )
+        return _prompt_of(system, messages[len(system) :], trained.ask, wanted, served)
 
 
 def _message(where: str, given: Any) -> Message:

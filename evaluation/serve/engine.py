@@ -12,8 +12,7 @@ from common.errors import refusing
 from evaluation.serve.answer import DrawnAnswer
 from evaluation.serve.api_request import ApiError
 from evaluation.shared.load import Trained
-from model.generate import Prefix
-from model.gpt import Cache, CacheGroup, ScoringCache
+from model.generate import Prefix, advance
 
 CHUNK = 128  # tokens of a prompt that are computed before the others' next token
 GRACE_SECONDS = 3.0  # for active answers, once the server stops
@@ -92,16 +91,11 @@ class Engine:
         """Compute the next token of each answer of a group, or a chunk of the prompt of a single one."""
         with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
-            caches = [drawing.prefix.cache for drawing in drawings]
-            now = [token for drawing in drawings for token in drawing.new[:CHUNK]]
-            cache: Cache = caches[0] if len(group) == 1 else CacheGroup(caches)
-            if group[0].scores_prompt:  # such an answer is a group of its own
-                cache = ScoringCache(caches[0])
-            logits = self.trained.network(torch.tensor([now], device=caches[0].memory.device), cache)[0]
-            if group[0].scores_prompt:
+            scores_prompt = group[0].scores_prompt  # such an answer is a group of its own
+            logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
+            if scores_prompt:
                 group[0].score_prompt(logits)
-            if len(group) == 1 and (rest := drawings[0].new[CHUNK:]):
-                drawings[0].new = rest
+            if drawings[0].new:  # the rest of a long prompt, whose answer is a group of its own
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):

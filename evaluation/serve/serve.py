@@ -17,11 +17,11 @@ from common.errors import BadInput, refusing
 from common.json_files import read_regular
 from common.output import show
 from evaluation.command_line import ServeCommand
+from evaluation.generation.generated_text import load_for_generation
 from evaluation.serve.answer import ANSWER_SECONDS
 from evaluation.serve.api_request import ServedModel
 from evaluation.serve.engine import GRACE_SECONDS, Engine
 from evaluation.serve.web_app import BODY_SECONDS, web_app
-from evaluation.shared.generation import load_for_generation
 
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
 KEY_CHARACTERS = 16  # least

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
+from evaluation.generation.prompts import forgotten
 from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
-from evaluation.shared.generation import forgotten
 
 BODY_BYTES = 1 << 20  # most of a request
 BODY_SECONDS = 20.0  # to send it, and before it the headers

@@ -1,7 +1,7 @@
 """Loading of a model and its tokenizer from a run, a checkpoint, a model directory, or the Hugging Face hub."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.model_files import CONFIG_FILES, INDEX
 from evaluation.shared.model_files import NANOGPT as NANOGPT_MODEL
 from model.config import ModelConfig
-from model.generate import Sampling, generate
 from model.gpt import GPT
 from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
@@ -34,7 +33,7 @@ from tokens.tokenizer.loading import (
     load_tokenizer,
     recorded_tokenizer,
 )
-from tokens.tokenizer.template import USER, Message, Template
+from tokens.tokenizer.template import ASSISTANT, Message, Template
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.lookup import find_to_evaluate
@@ -136,20 +135,23 @@ class Trained:
         """Return the ids of a prompt; an empty one is `begin_id`."""
         return self.tokenizer.encode(prompt).tolist() or [self.begin_id]
 
-    def ask(self, text: str) -> list[int]:
-        """Return the ids by which the model is asked: a message in its template, or without one a text to continue."""
-        if self.template is None:
-            return self.encode(text)
-        return self.template.prompt(self.tokenizer, [Message(USER, text)])
+    def ask(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids by which the model is asked for the next message of a conversation.
+
+        They are those of its template. Without one, they are the messages as one text to continue, in which a line end
+        follows each answer.
+        """
+        if self.template is not None:
+            return self.template.prompt(self.tokenizer, messages)
+        return self.encode("".join(content + "\n" * (role == ASSISTANT) for role, content in messages))
+
+    def spell(self, token: int) -> bytes:
+        """Return the bytes of an id, special tokens spelled; none for an id beyond the tokenizer's vocabulary."""
+        return self.tokenizer.spell(token) if token < self.tokenizer.vocabulary_size else b""
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; those beyond the tokenizer's vocabulary have none."""
-        return self.tokenizer.decode([token for token in ids if token < self.tokenizer.vocabulary_size])
-
-    def generate(self, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> Iterator[int]:
-        """Yield new ids as model/generate.py does. Raises BadInput for logits that are not finite."""
-        with refusing(self.place.path):
-            yield from generate(self.network, prompt, count, sampling, stop)
+        """Return the text of ids; broken UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.spell, ids)).decode(errors="replace")
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:

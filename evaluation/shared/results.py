@@ -12,7 +12,7 @@ import attrs
 from common.errors import BadInput
 from common.files import write_error
 from common.json_files import JsonLog, is_number, read_json_lines, scalars_in, utc_now
-from common.text import dollars
+from common.text import dollars, time_cost
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from evaluation.shared.weights import WeightsIdentity
@@ -164,8 +164,9 @@ class RunCost:
     @property
     def dollars(self) -> float | None:
         """Cost of all hours; None where no price is known."""
-        priced = [price * hours for price, hours in self.hours_by_price.items() if price is not None]
-        return sum(priced) if priced else None
+        costs = [time_cost(3600 * hours, price) for price, hours in self.hours_by_price.items()]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if known else None
 
     def __str__(self) -> str:
         prices = [dollars(price) for price in self.hours_by_price if price is not None]

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.files import check_replaceable
 from common.json_files import utc_now
+from common.text import dollars, paid_seconds
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
 from experiments.shared.experiment_files import write_or_remove
@@ -170,12 +171,12 @@ def describe_best_sizes(
     """Return the best size for a budget as lines, for the best machines."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
-        return [f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget"]
+        return [f"{dollars(usd)}: not enough for the start-up of any machine of {prices.path}; raise the budget"]
     lines = []
     for index, choice in enumerate(choices[:BEST_SHOWN]):
         model = choice.model
         lines.append(
-            f"{f'${usd:,.2f}' if index == 0 else 'or':<12} {model.n_layers} layers x {model.emb_dim}, N "
+            f"{dollars(usd) if index == 0 else 'or':<12} {model.n_layers} layers x {model.emb_dim}, N "
             f"{matmul_parameter_count(model):,}, on {choice.tokens:,} tokens: loss {choice.loss.text(4)}; "
             f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.tokens_per_second:,.0f} tokens/s "
             f"({choice.source})"
@@ -209,7 +210,7 @@ def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], 
 def _best_on(
     machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float
 ) -> BudgetChoice | None:
-    seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
+    seconds = paid_seconds(usd, machine.usd_per_hour) - ASSUMED_START_UP_SECONDS
     if seconds <= 0 or machine.gpus % target.train.execution.tensor_parallel:
         return None
     share, source, most = float(machine.gpus), ESTIMATE, _tokens_at_hand(target) or math.inf

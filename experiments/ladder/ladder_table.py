@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from common.errors import BadInput
 from common.output import show, warning
+from common.text import dollars
 from experiments.ladder.forecast import Forecast, describe_best_sizes, size_family, write_forecast
 from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate, size_name
 from experiments.ladder.loss_law import fit_law, hold_out_largest, mean_points, refusal
@@ -168,7 +169,7 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     refused = refusal(forecast.held_out, forecast.fit)
     budget: list[str] = []
     if usd is not None:
-        budget = ["", f"for ${usd:,.2f}   no best size without a forecast"]
+        budget = ["", f"for {dollars(usd)}   no best size without a forecast"]
         if refused is None:
             family, prices = size_family(ladder.sizes), read_machines(MACHINES, ())
             budget[1:] = describe_best_sizes(forecast.fit, family, ladder.target, usd, prices)

@@ -55,7 +55,7 @@ class Account(Spending):
         if self.after_kill:
             most = math.inf if self._job_left() else ORPHAN_SECONDS
             seconds = min(max(0.0, self._seconds_since(last) - age), most)
-            earlier = _with(earlier, seconds, last.price_per_hour)
+            earlier = earlier.plus(seconds, last.price_per_hour)
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
         self._beaten = 0.0
@@ -98,7 +98,7 @@ class Account(Spending):
 
     def _write(self, *, ended: bool = False) -> None:
         self._beaten = self.process_seconds()
-        spent = _with(self.earlier, self._beaten, self.price_per_hour)
+        spent = self.earlier.plus(self._beaten, self.price_per_hour)
         now, machine = time.time(), machine_identity()
         line = AccountLine(time=now, spent=spent, price_per_hour=self.price_per_hour, ended=ended, machine=machine)
         with writing(self._directory / ACCOUNT):
@@ -125,12 +125,3 @@ def _largest(totals: Sequence[Spent]) -> Spent:
     """Return the largest totals: they never fall, so a line with smaller ones was edited or is out of order."""
     rows = [attrs.asdict(spent) for spent in totals]
     return Spent(**{key: max(row[key] for row in rows) for key in rows[0]}) if rows else Spent()
-
-
-def _with(spent: Spent, seconds: float, price_per_hour: float | None) -> Spent:
-    """Return the totals with so much more time."""
-    return Spent(
-        seconds=spent.seconds + seconds,
-        usd=spent.usd + (price_per_hour or 0.0) * seconds / 3600,
-        unpriced_seconds=spent.unpriced_seconds + (seconds if price_per_hour is None else 0.0),
-    )

@@ -12,7 +12,7 @@ import attrs
 
 from common.errors import BadInput, Problem
 from common.json_files import open_regular
-from common.text import dollars
+from common.text import dollars, time_cost
 from experiments.shared.experiment_files import counted
 from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of, linked_folders, step_of, steps_in
@@ -77,9 +77,11 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
     """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of earlier runs' speeds."""
     if not speeds:
         return "time and cost: not known before a run of this experiment has ended"
-    hours = work / statistics.median(speeds) / 3600
-    cost = "" if price_per_hour is None else f", {dollars(hours * price_per_hour)}"
-    return f"{hours:.3g} hours{cost} one run after the other, at the {unit} of {counted(len(speeds), 'earlier run')}"
+    seconds = work / statistics.median(speeds)
+    usd = time_cost(seconds, price_per_hour)
+    cost = "" if usd is None else f", {dollars(usd)}"
+    runs = counted(len(speeds), "earlier run")
+    return f"{seconds / 3600:.3g} hours{cost} one run after the other, at the {unit} of {runs}"
 
 
 def logged_step(directory: Path) -> int:

@@ -1,7 +1,6 @@
 """Batch of a step as text: sequences' sources and token losses, rebuilt from the run's record without any lock."""
 
 import json
-import math
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from common.errors import EXIT_DONE, BadInput, refusing
 from common.files import check_replaceable, replace_file, writing
 from common.output import show
 from common.web_page import HEAT_LEGEND, render
-from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
+from evaluation.loss.token_losses import BATCH_TOKENS, log_probabilities, prediction_losses
 from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
 from model.config import ModelConfig
 from model.gpt import GPT
@@ -80,7 +79,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         raise BadInput(f"--rank {command.rank}: wanted 0 to {batch[-1].rank}, a data-parallel rank that reads the step")
     network, under = weights_before(run, record, step, initial, job.tokenizer)
     device = command.options.device or ("cpu" if is_locked(run.directory) else choose_device(None))
-    losses = token_losses(network, torch.tensor([one.ids for one in chosen]), device)
+    losses = batch_losses(network, torch.tensor([one.ids for one in chosen]), device)
     weights = np.stack([one.weights for one in chosen])
     first, last = chosen[0].rank, chosen[-1].rank
     readers = f"data-parallel rank{f' {first}' if first == last else f's {first} to {last}'}"
@@ -93,9 +92,8 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     whole, shown = command.rank is not None or losses.size <= PRINTED_TOKENS, []
     texts = zip(describe(run, model, chosen), losses, weights, strict=True)
     for text, row, own in sorted(texts, key=lambda one: -np.nan_to_num(mean(*one[1:]), nan=np.inf)):
-        values = [
-            None if weight == 0 or not math.isfinite(loss) else -loss for loss, weight in zip(row, own, strict=True)
-        ]
+        known = zip(log_probabilities(row), own, strict=True)
+        values = [None if weight == 0 else value for value, weight in known]
         cells = [cell(text, at, [value]) for at, value in enumerate([0.0, *values])]
         shown.append((f"{mean(row, own):.4f} {text.source}", cells))
         if whole or len(shown) <= LISTED:
@@ -187,7 +185,7 @@ def weights_before(
     return network, f"under {source}: no earlier checkpoint"
 
 
-def token_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
+def batch_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
     """Return the loss of each token of sequences (N, T + 1) but the first, nats, fp32 (N, T). Raises BadInput."""
     try:
         network = network.to(device).eval()

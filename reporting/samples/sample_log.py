@@ -15,10 +15,10 @@ from common.errors import BadInput
 from common.files import lock, sha256, writing
 from common.json_files import JsonLines, JsonLog, read_json_lines
 from common.text import LARGEST_INTEGER
-from evaluation.loss.held_out_loss import token_losses
+from evaluation.generation.smoke import AskedPrompt, smoke
+from evaluation.loss.token_losses import log_probabilities, range_losses
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained, load
-from evaluation.smoke.smoke import AskedPrompt, smoke
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.manifest import read_manifest
@@ -275,7 +275,7 @@ def _sample(run: Path, name: str, text: Range | None, starts: int) -> Checkpoint
 def _measure(trained: Trained, text: Range, ranks: Ranks) -> tuple[HeldOutText, list[float | None]]:
     """Return the text and the log-probability of each predicted token."""
     stream = open_split(text.directory, SPLIT)
-    losses, ids = token_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
+    losses, ids = range_losses(trained, stream, text, ranks), stream.read(text.start, text.count + 1).tolist()
     held_out = HeldOutText(
         source=str(text),
         ids=ids,
@@ -283,4 +283,4 @@ def _measure(trained: Trained, text: Range, ranks: Ranks) -> tuple[HeldOutText, 
         window=trained.network.config.context_length,
         special=special_among(trained.tokenizer, ids),
     )
-    return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]
+    return held_out, [None if value is None else round(value, DECIMALS) for value in log_probabilities(losses)]

@@ -5,7 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.text import distinct_bytes, dollars, duration, nearest, printable, quoted, readable_bytes
+from common.text import (
+    distinct_bytes,
+    dollars,
+    dollars_at_most,
+    dollars_of_total,
+    duration,
+    nearest,
+    paid_seconds,
+    printable,
+    quoted,
+    readable_bytes,
+    rough_number,
+    time_cost,
+)
 
 
 def test_a_size_has_the_unit_that_shows_it() -> None:
@@ -63,3 +76,12 @@ def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(41.6, "42s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")])
 def test_a_duration_is_as_people_read_it(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_price_and_a_time_make_a_cost_and_an_unknown_price_none() -> None:
+    assert time_cost(1800, 14.32) == 7.16 and time_cost(0, 14.32) == 0 and time_cost(1800, None) is None
+    assert paid_seconds(7.16, 14.32) == 1800
+    texts = [dollars_of_total(0.25, total) for total in (0.5, 1, 2000)]
+    assert texts == ["$0.2500", "$0.25", "$0.25"]
+    assert [dollars_at_most(amount) for amount in (0, 0.00001, 1.23456)] == ["$0.0000", "$0.0001", "$1.2346"]
+    assert [rough_number(value) for value in (0.5, 9.994, 18.94, 1234.5)] == ["0.50", "9.99", "18.9", "1,234"]

@@ -1,15 +1,23 @@
 """Generation with a cache says what the network says without one."""
 
+from collections.abc import Collection
+
 import pytest
 import torch
 
 from model.config import ModelConfig
-from model.generate import Prefix, Sampling, choose, draw, generate, lay_out_for_generation
+from model.generate import Prefix, Sampling, choose, draw, lay_out_for_generation
 from model.gpt import GPT, CacheGroup, initialize
 from tests.conftest import slow
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL, network
 from tests.model.test_naming import network as noisy
+
+
+def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> list[int]:
+    """Return the new ids of a text, without the one that ends it."""
+    drawn = draw(Prefix(model), prompt, count, sampling, stop)
+    return [one.token for one in drawn if one.finish != "stop"]
 
 
 def uncached(model: GPT, prompt: list[int], count: int, sampling: Sampling) -> list[int]:
@@ -34,30 +42,30 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
         lay_out_for_generation(model)
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
         assert not model.token_embedding.weight.is_contiguous()
-    chosen = [*generate(model, [3, 1, 4, 1, 5], 43, sampling)]
+    chosen = generate(model, [3, 1, 4, 1, 5], 43, sampling)
     assert chosen == wanted
     assert len(set(chosen)) > 3
-    assert [*generate(model, [3, 1, 4, 1, 5], 43, sampling, {chosen[7], 999})] == chosen[: chosen.index(chosen[7])]
+    assert generate(model, [3, 1, 4, 1, 5], 43, sampling, {chosen[7], 999}) == chosen[: chosen.index(chosen[7])]
 
 
 @pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
 def test_cached_generation_equals_uncached_with_rotated_and_grouped_heads(config: ModelConfig) -> None:
     model = noisy(config)
-    chosen = [*generate(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))]
+    chosen = generate(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
     assert chosen == uncached(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
     assert len(set(chosen)) > 3
 
 
 def test_sampling_is_a_function_of_the_seed() -> None:
     model = network(SMALL)
-    first, again, other = ([*generate(model, [7], 20, Sampling(top_k=25, seed=seed))] for seed in (3, 3, 4))
+    first, again, other = (generate(model, [7], 20, Sampling(top_k=25, seed=seed)) for seed in (3, 3, 4))
     assert first == again != other
 
 
 @pytest.mark.parametrize("only", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(temperature=1e-3)])
 def test_the_narrowest_sampling_is_greedy(only: Sampling) -> None:
     model = network(SMALL)
-    assert [*generate(model, [7], 20, only)] == [*generate(model, [7], 20, Sampling(temperature=0))]
+    assert generate(model, [7], 20, only) == generate(model, [7], 20, Sampling(temperature=0))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_tokens_are_drawn_as_often_as_candidates_and_temperature_say(sampling: S
 def test_beyond_the_context_the_last_tokens_are_seen(config: ModelConfig, length: int) -> None:
     model = noisy(config)
     context, tokens = config.context_length, [n * n % 50 for n in range(length)]
-    chosen = [*generate(model, tokens, context + 9, Sampling(top_k=25))]
+    chosen = generate(model, tokens, context + 9, Sampling(top_k=25))
     generator = torch.Generator().manual_seed(0)
     for token in chosen:
         logits = model(torch.tensor([tokens[-context:]]))[:, -1]
@@ -99,7 +107,7 @@ def test_damaged_weights_and_prompts_without_tokens_are_refused() -> None:
     model.final_norm.weight.data[0] = torch.nan
     for prompt, problem in (([1], "not finite"), ([], "no tokens")):
         with pytest.raises(ValueError, match=problem):
-            next(generate(model, prompt, 3, Sampling()))
+            generate(model, prompt, 3, Sampling())
 
 
 @pytest.mark.parametrize("config", [*slow(SMALL), MODERN["NanoChat"]], ids=["learned", "rope"])

@@ -9,10 +9,11 @@ import torch
 
 from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
-from model.generate import Sampling, generate
+from model.generate import Sampling
 from model.stock import stock_class
 from tests.conftest import slow
 from tests.model.architectures import CASES
+from tests.model.test_generate import generate
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, network
 
@@ -38,4 +39,4 @@ def test_the_stock_class_has_the_same_logits_and_generates_the_same_tokens(
     with torch.no_grad():
         assert (back(TOKENS) - logits).abs().max() < 1e-5
     assert stock_class(back.config).name == name  # it can be exported again
-    assert spoken[0, 5:].tolist() == [*generate(ours, prompt[0].tolist(), 43, Sampling(temperature=0))]
+    assert spoken[0, 5:].tolist() == generate(ours, prompt[0].tolist(), 43, Sampling(temperature=0))

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, Problem
+from common.text import rough_number, time_cost
 from model.config import ModelConfig, shard_counts
 from model.counts import matmul_parameter_count
 from tokens.batches.sampling import balance
@@ -46,16 +47,21 @@ class Offer:
     def fits(self) -> bool:
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
-    def hours(self, tokens_per_second: float | None = None) -> float:
+    def seconds(self, tokens_per_second: float | None = None) -> float:
         """Return the wall clock of the whole run, saves overlapping; at the fastest throughput unless one is given."""
         work = self.token_equivalents / (tokens_per_second or self.throughputs[-1].tokens_per_second)
         if self.preemptions is not None:
-            return self.preemptions.seconds(self.start_up_seconds, work) / 3600
-        return (self.start_up_seconds + work) / 3600
+            return self.preemptions.seconds(self.start_up_seconds, work)
+        return self.start_up_seconds + work
+
+    def hours(self, tokens_per_second: float | None = None) -> float:
+        """Return `seconds` in hours."""
+        return self.seconds(tokens_per_second) / 3600
 
     def usd(self) -> float:
         """Return the least price of the whole run, of those by its throughputs; infinite where there are none."""
-        return self.hours() * self.machine.usd_per_hour if self.throughputs else math.inf
+        usd = time_cost(self.seconds(), self.machine.usd_per_hour) if self.throughputs else None
+        return math.inf if usd is None else usd
 
 
 @attrs.frozen(kw_only=True)
@@ -284,7 +290,7 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], layout
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
         advice += "" if fitting or batch is None else ", and a larger global_batch_size"
     cheapest = [next(iter(each.items())) for each in layouts]
-    other = ", ".join(f"{name} on {offer.machine.name} for ${offer.usd():,.0f}" for name, offer in cheapest)
+    other = ", ".join(f"{name} on {offer.machine.name} for ${rough_number(offer.usd())}" for name, offer in cheapest)
     advice += f"; cheapest parallel/tensor_parallel: {other}" if other else ""
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "

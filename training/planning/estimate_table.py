@@ -18,7 +18,7 @@ from common.checks import ValueCheck, integer, number, structured, text
 from common.errors import refusing
 from common.json_files import read_json, read_json_lines
 from common.output import show
-from common.text import printable, quoted
+from common.text import printable, quoted, rough_number, time_cost
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from model.config import ModelConfig, shard_counts
 from training.checkpoints.directory import checkpoints_of
@@ -255,8 +255,8 @@ def _layouts(estimate: RunEstimate) -> list[str]:
             more = next((f"{name} +{offer.usd() / usd - 1:.0%}" for name, offer in others if offer.usd() > usd), "")
             least = {name.partition("/")[0]: name for name in sorted(layouts, reverse=True)}
             name = first.machine.name.rpartition(" x ")[2]
-            _, _, speed, _, price, _ = _row(name, 1.0, [usd], first.throughputs[-1:])
-            rows.append([name, cheapest, f"{first.largest}", speed, price, more, " ".join(least.values())])
+            _, _, speed, *_ = _row(name, None, [first.hours()], first.throughputs[-1:])
+            rows.append([name, cheapest, f"{first.largest}", speed, rough_number(usd), more, " ".join(least.values())])
     heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
     table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
     divisors = (f"{each}" for each in shard_counts(model) if each <= NODE_GPUS)
@@ -277,12 +277,13 @@ def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str,
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
     """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
     rates = [speed.tokens_per_second for speed in speeds]
+    costs = [time_cost(3600 * each, price) for each in hours]
     return [
         printable(name),
         "" if price is None else f"{price:,.2f}",
         _range([f"{each / 1e6:.2f}M" if each >= 1e6 else f"{each / 1e3:.{int(each < 1e5)}f}K" for each in rates]),
-        _range([_decimals(each) for each in hours]),
-        "" if price is None else _range([_decimals(each * price) for each in hours]),
+        _range([rough_number(each) for each in hours]),
+        _range(["" if usd is None else rough_number(usd) for usd in costs]),
         ", ".join(dict.fromkeys(speed.kind for speed in reversed(speeds))),
     ]
 
@@ -292,17 +293,13 @@ def _range(texts: list[str]) -> str:
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
 
 
-def _decimals(number: float) -> str:
-    return f"{number:,.{2 if number < 10 else int(number < 100)}f}"
-
-
 def _basis(known: list[Offer]) -> list[str]:
     """Return the cheapest and the fastest machine, and the cheapest by measurements."""
     best = {"cheapest": min(known, key=Offer.usd), "fastest": min(known, key=Offer.hours)}
     if measured := [offer for offer in known if offer.throughputs[-1].measured]:
         best["cheapest of the measured"] = min(measured, key=Offer.usd)
     return [
-        f"{word}: {offer.machine.name}, ${_decimals(offer.usd())} in {_decimals(offer.hours())} hours "
+        f"{word}: {offer.machine.name}, ${rough_number(offer.usd())} in {rough_number(offer.hours())} hours "
         f"({offer.throughputs[-1].kind})"
         for word, offer in best.items()
     ]

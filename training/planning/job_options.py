@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.redaction import redacted
-from common.text import dollars
+from common.text import dollars, time_cost
 from training.build import make_intervals
 from training.checkpoints.directory import check_wanted, checkpoints_of
 from training.checkpoints.lookup import find_to_resume
@@ -14,7 +14,7 @@ from training.config.batch_plan import Plan
 from training.config.train_config import Run
 from training.state import Position
 from training.telemetry.reporter import nothing_to_do
-from training.telemetry.time_ledger import Earlier, Spending, read_earlier
+from training.telemetry.time_ledger import Earlier, read_earlier
 
 LABEL = "options"
 
@@ -81,8 +81,7 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
         hours = earlier.seconds / 3600
         yield f"--max-hours {budget.max_hours:g}: {_limit(hours, budget.max_hours)}; {hours:.3g} hours used so far"
     if budget.max_usd is not None:
-        unpriced = Spending(0.0, options.price_per_hour, earlier).price_of(earlier.unpriced_seconds) or 0.0
-        usd = earlier.usd + unpriced
+        usd = earlier.usd + (time_cost(earlier.unpriced_seconds, options.price_per_hour) or 0.0)
         yield f"--max-usd {budget.max_usd:g}: {_limit(usd, budget.max_usd)}; {dollars(usd)} spent so far"
     if options.then is not None:
         yield f"--then: runs {redacted(options.then)} once the job is done or stopped, saved and uploaded"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from common.arguments import option
 from common.checks import number
 from common.errors import BadInput
-from common.text import dollars
+from common.text import dollars, paid_seconds
 from model.config import ModelConfig
 from training.telemetry.time_ledger import Spending, TimeLedger
 
@@ -41,7 +41,7 @@ class Budget:
         if self.max_usd is not None:
             usd = spending.usd()
             assert usd is not None and spending.price_per_hour is not None, "the command line asks for a price"
-            limits.append(((self.max_usd - usd) / spending.price_per_hour * 3600, USD_LIMIT))
+            limits.append((paid_seconds(self.max_usd - usd, spending.price_per_hour), USD_LIMIT))
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:

@@ -16,14 +16,13 @@ from common.files import check_replaceable, replace_file, writing
 from common.output import guard_outputs, keep_logs_only, show, warning
 from common.text import printable
 from training.launch import without_launcher
-from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
+from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # between drawings
 FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 ROOT = Path(__file__).parents[2]
-PANELS = {Metric.LEARNING_RATE: "learning rate", Metric.GRAD_NORM: "gradient norm"}  # below the losses
 
 
 class BackgroundChart:
@@ -68,7 +67,7 @@ class BackgroundChart:
 def draw_chart(directory: Path) -> Path:
     """Draw the chart of a run directory; return its path. Raises BadInput for a file it cannot read or write."""
     from common.line_chart import PALETTE, Line, LineChart, VerticalMark, is_own_png, png
-    from training.telemetry.curves import TRAIN, losses, run_curves
+    from training.telemetry.curves import PANELS, TRAIN, losses, run_curves
 
     path = directory / CHART
     check_replaceable(path, is_own_png, "a chart of train.py")
@@ -85,11 +84,14 @@ def draw_chart(directory: Path) -> Path:
     restarts = [record["step"] for record in records if event_of(record) == RunEvent.START and record["step"] > 0]
     marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
-    for colour, (key, title) in enumerate(PANELS.items(), start=2):
-        known = [curves[key]] if key in curves else []
-        lines = [Line(name=key, x=curve.steps, y=curve.values, colour=colour) for curve in known]
-        axis, logarithmic = "step (optimizer updates)", key == Metric.GRAD_NORM
-        charts.append(LineChart(title=title, axis=axis, lines=lines, marks=marks, logarithmic=logarithmic))
+    for colour, panel in enumerate((panel for panel in PANELS if panel.in_image), start=2):
+        drawn_curves = [curves[panel.metric]] if panel.metric in curves else []
+        lines = [
+            Line(name=panel.metric, x=curve.steps, y=curve.values * panel.factor, colour=colour)
+            for curve in drawn_curves
+        ]
+        axis = "step (optimizer updates)"
+        charts.append(LineChart(title=panel.title, axis=axis, lines=lines, marks=marks, logarithmic=panel.logarithmic))
     last = int(max((curve.steps[-1] for curve in curves.values()), default=0))
     drawn = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))
     with writing(path):

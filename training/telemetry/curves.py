@@ -8,10 +8,29 @@ import numpy as np
 
 from training.telemetry.metrics_log import Metric
 
-LOGGED = (
-    *(Metric.TRAIN_LOSS, Metric.LEARNING_RATE, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU),
-    Metric.PEAK_MEMORY_BYTES,
+GIB = 1 << 30
+
+
+@attrs.frozen(kw_only=True)
+class CurvePanel:
+    """A chart below the losses, in the report of a run and, if `in_image`, in its training-run-chart.png."""
+
+    metric: str
+    title: str
+    factor: float = 1.0  # by which values of the metric are multiplied
+    logarithmic: bool = False  # where all values are positive
+    in_image: bool = False
+
+
+PANELS = (
+    CurvePanel(metric=Metric.LEARNING_RATE, title="learning rate", in_image=True),
+    CurvePanel(metric=Metric.GRAD_NORM, title="gradient norm, before clipping", logarithmic=True, in_image=True),
+    CurvePanel(metric=Metric.TOKENS_PER_SECOND, title="tokens/s, whole job"),
+    CurvePanel(metric=Metric.MFU, title="MFU, %", factor=100.0),
+    CurvePanel(metric=Metric.PEAK_MEMORY_BYTES, title="peak memory of a rank, GiB", factor=1 / GIB),
 )
+LOGGED = (Metric.TRAIN_LOSS, *(panel.metric for panel in PANELS))
+LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)
 TRAIN, VALIDATION = "training loss", "validation loss"
 AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the known values
 

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from common.output import Notice, advisory, newly_dropped, progress, show, warning
-from common.text import dollars, duration
+from common.text import dollars, duration, time_cost
 from training.config.batch_plan import Plan, describe
 from training.config.train_config import Run
 from training.hardware.environment import peak_memory_bytes
@@ -169,7 +169,7 @@ class Reporter:
         parts = [] if remaining_seconds is None else [f"ETA {duration(remaining_seconds)}"]
         spent = self.ledger.usd()
         if spent is not None:
-            usd = None if remaining_seconds is None else self.ledger.price_of(remaining_seconds)
+            usd = None if remaining_seconds is None else time_cost(remaining_seconds, self.ledger.price_per_hour)
             parts.append(f"{dollars(spent)} spent" + ("" if usd is None else f", {dollars(usd)} to go"))
         return parts
 

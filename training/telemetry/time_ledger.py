@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from common.text import dollars, printable
+from common.text import dollars, printable, time_cost
 from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
@@ -31,6 +31,15 @@ class Spent:
     seconds: float = 0.0
     usd: float = 0.0  # each at its own price
     unpriced_seconds: float = 0.0  # not in `usd`
+
+    def plus(self, seconds: float, price_per_hour: float | None) -> "Spent":
+        """Return the totals with the cost of more time."""
+        cost = time_cost(seconds, price_per_hour)
+        return Spent(
+            seconds=self.seconds + seconds,
+            usd=self.usd + (cost or 0.0),
+            unpriced_seconds=self.unpriced_seconds + (seconds if cost is None else 0.0),
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -55,11 +64,8 @@ class Spending:
 
     def usd(self) -> float | None:
         """Return the cost; None without a price. What had no price before counts at this one."""
-        usd = self.price_of(self.earlier.unpriced_seconds + self.process_seconds())
+        usd = time_cost(self.earlier.unpriced_seconds + self.process_seconds(), self.price_per_hour)
         return None if usd is None else self.earlier.usd + usd
-
-    def price_of(self, seconds: float) -> float | None:
-        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
 
 
 class TimeLedger(Spending):
@@ -165,12 +171,10 @@ class TimeLedger(Spending):
 
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     """Return time and cost of earlier jobs from `metrics.jsonl`, or a checkpoint's elapsed time where that is more."""
-    reached = usd = unpriced = 0.0
+    reached, spent = 0.0, Spent()
     lines = read_counted(run_directory).records
     for elapsed, price in priced_seconds(lines, None):
-        usd += (price or 0.0) * (elapsed - reached) / 3600
-        unpriced += elapsed - reached if price is None else 0.0
-        reached = elapsed
+        spent, reached = spent.plus(elapsed - reached, price), elapsed
     seconds = max(reached, checkpoint_seconds)
     ledger = next((line for line in reversed(lines) if Metric.RUN_LEDGER in line), None)
     parts, told = ({}, 0.0) if ledger is None else (dict(ledger[Metric.RUN_LEDGER]), ledger[Metric.ELAPSED_SECONDS])
@@ -178,8 +182,8 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     return Earlier(
         seconds=seconds,
         parts={name: value for name, value in parts.items() if value > 0},
-        usd=usd,
-        unpriced_seconds=unpriced + (seconds - reached),
+        usd=spent.usd,
+        unpriced_seconds=spent.unpriced_seconds + (seconds - reached),
         compile_seconds=0.0 if ledger is None else ledger.get(Metric.LEDGER, ledger[Metric.RUN_LEDGER])["compile"],
     )
 

@@ -24,13 +24,14 @@ from evaluation.core.core_scores import is_published_data, other_data, task_scor
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
-from model.generate import Sampling, generate
+from model.generate import Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import complete, write_run
 from tests.evaluation.comparison.stored import core as scored
 from tests.evaluation.comparison.stored import losses_on, refused, results, rows_of, said
 from tests.evaluation.core.written_bundle import TASKS, items, write_bundle
 from tests.loopback import serve_files
+from tests.model.test_generate import generate
 from tokens.tokenizer.loading import load_tokenizer
 from training.config.train_config import load_run
 from training.parallel.process_group import Ranks
@@ -119,7 +120,7 @@ def test_a_continuation_that_the_network_generates_is_a_hit(tmp_path: Path) -> N
     trained, rows = untrained(), []
     for text in ("the first one", "another", "a third", "the last of these"):
         prompt = [trained.begin_id, *text.encode()]
-        ids = [*generate(trained.network, prompt, 40, Sampling(temperature=0))]
+        ids = generate(trained.network, prompt, 40, Sampling(temperature=0))
         size = next((n for n, byte in enumerate(ids) if not 33 <= byte < 127), 0)
         spelled = trained.decode(ids[:size])
         rows += [{"context": text, "continuation": spelled + more} for more in ("", "\x00") if spelled]

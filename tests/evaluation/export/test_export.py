@@ -20,13 +20,14 @@ from evaluation.core.core import Choice, choice_losses
 from evaluation.export import export as export_module
 from evaluation.export.export import export
 from evaluation.shared.load import ModelLocation, Trained, load, locate
-from model.generate import Sampling, generate
+from model.generate import Sampling
 from tests import launch
 from tests.conftest import KILLED, ROOT, TINY_MODEL, MakeRun, complete, one_line, only_line, shared, slow
 from tests.evaluation.comparison.stored import evaluate, said
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
+from tests.model.test_generate import generate
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
 from tests.tokens.gpt2 import strange_texts
@@ -97,7 +98,7 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
             with torch.no_grad():
                 assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-5
             spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-            wanted = [*generate(ours.network, prompt, 12, Sampling(temperature=0))]
+            wanted = generate(ours.network, prompt, 12, Sampling(temperature=0))
             assert spoken[0, len(prompt) :].tolist() == wanted
     assert all(torch.equal(value, stored["float32"][key].bfloat16()) for key, value in stored["bfloat16"].items())
     assert AutoTokenizer.from_pretrained(tmp_path / "float32")("def ")["input_ids"] == prompt
@@ -274,8 +275,8 @@ def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: 
         assert asked == back.template.prompt(back.tokenizer, messages) == prompt
         if number % 4:
             continue
-        answer = [*ours.generate(prompt, 16, Sampling(temperature=0), ours.stop_ids)]
-        assert answer == [*back.generate(prompt, 16, Sampling(temperature=0), back.stop_ids)]
+        answer = generate(ours.network, prompt, 16, Sampling(temperature=0), ours.stop_ids)
+        assert answer == generate(back.network, prompt, 16, Sampling(temperature=0), back.stop_ids)
         said = theirs.generate(torch.tensor([asked]), do_sample=False, max_new_tokens=16)[0, len(prompt) :].tolist()
         assert said[: len(answer)] == answer
         assert set(said[len(answer) :]) <= ours.stop_ids

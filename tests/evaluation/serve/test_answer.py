@@ -10,12 +10,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.answer import AnswerPart, DrawnAnswer, Score
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from evaluation.serve.engine import Engine
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
-from model.generate import Drawn, Sampling
+from model.generate import Drawn, Finish, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
 from tokens.tokenizer.loading import load_tokenizer
@@ -35,19 +36,28 @@ def new_answer(**changed: Any) -> DrawnAnswer:
 def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
     answer, found = new_answer(**changed), []
     for token in [*text, TOKENIZER.end_of_text_id]:
-        found.append(answer.take(Drawn(token, torch.zeros(301))))
+        found.append(take(answer, token))
         if found[-1].finish:
             break
     return found
 
 
+def take(answer: DrawnAnswer, token: int) -> AnswerPart:
+    """Return the part of a token that was drawn, as `Drawing` ends a text."""
+    is_last = answer.count + 1 == answer.request.count
+    ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
+    return answer.take(Drawn(token, torch.zeros(2000), ended))
+
+
 @given(st.binary(max_size=30), st.lists(st.sampled_from(["a", "ab", "bab", "é", "aa b"]), max_size=4))
+@example(b"b", ["a", "bab"])  # "a" is complete before "bab", which begins before it
 def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     whole = text.decode(errors="replace")
-    places = [place for stop in stops if (place := whole.find(stop)) >= 0]
+    # The one that is complete first ends the answer; of several with the same last character, the longest.
+    places = [(place + len(stop), place) for stop in stops if (place := whole.find(stop)) >= 0]
     found = parts(text, stop=tuple(stops))
-    assert "".join(part.text for part in found) == whole[: min(places, default=len(whole))]
+    assert "".join(part.text for part in found) == whole[: min(places, default=(0, len(whole)))[1]]
     assert found[-1].finish == "stop" and all(part.finish is None for part in found[:-1])
     said = [one.token for part in found for one in part.tokens]
     assert said == [*text[: len(said)]]
@@ -60,11 +70,11 @@ def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, s
 def test_an_offset_is_the_place_of_a_tokens_first_byte(spelled: list[bytes], prompt: int) -> None:
     ids = [*range(1000, 1000 + len(spelled))]
     answer = new_answer(echo=ids[:prompt], prompt=ids[:prompt] or [1], count=1 + len(ids[prompt:]))
-    answer._spelled = {**answer._spelled, **dict(zip(ids, spelled, strict=True))}
+    answer._decoder = TextDecoder(lambda token: dict(zip(ids, spelled, strict=True))[token])
     answer._prompt_scores += [Score(0.0, [])] * len(ids)
     found = [answer._echo_part(ids[:prompt])]
     for token in [*ids[prompt:], TOKENIZER.end_of_text_id]:
-        found.append(answer.take(Drawn(token, torch.zeros(2000))))
+        found.append(take(answer, token))
     text, tokens = "".join(part.text for part in found), [one for part in found for one in part.tokens]
     data = b"".join(spelled)
     assert text == data.decode(errors="replace") and [one.token for one in tokens] == [*ids, TOKENIZER.end_of_text_id]

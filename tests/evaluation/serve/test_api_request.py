@@ -2,12 +2,15 @@
 
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
+from evaluation.shared.load import ModelLocation
+from tests.evaluation.generation.test_chat import Talker
 from tokens.tokenizer import rendering
 from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TEMPLATES, TURN_TOKENS, Template
@@ -19,8 +22,8 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 def prompt(template: Template, *messages: Any, **options: Any) -> str:
     """Return the prompt of a chat completion as text."""
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
-    network = SimpleNamespace(config=SimpleNamespace(context_length=512, vocab_size=261))
-    trained: Any = SimpleNamespace(template=template, tokenizer=tokenizer, network=network)
+    network: Any = SimpleNamespace(config=SimpleNamespace(context_length=512, vocab_size=261))
+    trained = Talker(network, tokenizer, ModelLocation(Path("m"), None, Path("m")), template)
     body = json.dumps({"model": "m", "messages": messages, **options}).encode()
     served = ServedModel(trained=trained, name="m", longest_answer=9, most_answers=9)
     return tokenizer.decode(read_request(body, served, chat=True)[0].prompt)

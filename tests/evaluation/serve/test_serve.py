@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from common.errors import BadInput
-from evaluation.chat.chat import Conversation
+from evaluation.generation.chat import Conversation
+from evaluation.generation.generated_text import GeneratedText
 from evaluation.serve.engine import CHUNK
 from evaluation.shared.load import load, locate
 from model.generate import Sampling
@@ -58,7 +59,7 @@ def test_answers_are_those_of_the_network_whole_and_streamed(chat_run: Path, ser
     trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
     assert trained.template is not None
     prompt = trained.template.prompt(trained.tokenizer, [Message("user", "Hello")])
-    wanted = trained.decode([*trained.generate(prompt, 40, Sampling(temperature=0), trained.stop_ids)])
+    wanted = "".join(GeneratedText(trained, prompt, 40, Sampling(temperature=0), stop=trained.stop_ids))
     asked: Any = client(served).chat.completions
     said = asked.create(**GREEDY, max_tokens=40, logprobs=True, top_logprobs=3)
     assert (said.choices[0].message.content, said.choices[0].finish_reason) == (wanted, "length")

@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 import pytest
 
+from evaluation.generation.smoke import AskedPrompt
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.smoke.smoke import AskedPrompt
 from reporting.samples.sample_log import (
     CheckpointSample,
     HeldOutText,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.smoke.smoke import GALLERY, shortest_cycle
+from evaluation.generation.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, MakeRun, change_weights, complete, one_line, only_line, shared
 from tests.evaluation.comparison.stored import evaluate, results, said

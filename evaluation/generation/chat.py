@@ -18,17 +18,10 @@ from common.json_files import JsonLog
 from common.output import note
 from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
-from evaluation.shared.generation import (
-    forgotten,
-    latest_turns,
-    load_for_generation,
-    read_prompt,
-    sampling_of,
-    show,
-    whole_characters,
-)
+from evaluation.generation.generated_text import GeneratedText, load_for_generation, sampling_of, show
+from evaluation.generation.prompts import forgotten, latest_turns, read_prompt
 from evaluation.shared.load import Trained
-from model.generate import Prefix, Sampling, draw
+from model.generate import Prefix, Sampling
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
@@ -48,9 +41,8 @@ class Conversation:
         self.system = [] if system is None else [Message(SYSTEM, system)]
         self.turns: list[Message] = []  # of the user and the model, alternately
         self.unseen = 0  # of them, the first ones, which do not fit the context any more
-        self.answers, self.interrupted = 0, False  # answers begun, and whether the last one is to end
-        self.left = longest  # tokens that the last answer could still have had
-        self.ended = True  # whether the model itself has ended the last answer
+        self.answers = 0  # answers begun
+        self.latest: GeneratedText | None = None  # the last one of them
         self.cut = 0  # answers in `turns` that the model has not ended
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
@@ -59,43 +51,31 @@ class Conversation:
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer in parts of whole characters; they are kept, interrupted or not. Raises BadInput."""
-        question, said, self.interrupted = Message(USER, text), "", False
+        question, answer = Message(USER, text), ""
         ids = self._prompt(question)
+        longest, ends = min(self.longest, self.context - len(ids)), self.trained.stop_ids
         self.answers += 1
+        self.latest = GeneratedText(self.trained, ids, longest, sampling, stop=ends, prefix=self._prefix)
         try:
-            for part in whole_characters(self.trained, self._draw(ids, sampling)):
-                said += part
+            for part in self.latest:
+                answer += part
                 yield part
         finally:
-            if said:
-                self.turns += question, Message(ASSISTANT, said)
-                self.cut += not self.ended
+            if answer:
+                self.turns += question, Message(ASSISTANT, answer)
+                self.cut += self.latest.finish != "stop"
 
     def interrupt(self, *_: Any) -> None:
         """End the answer before its next token. A signal handler: a line in print is not cut."""
-        self.interrupted = True
-
-    def _draw(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
-        self.left, self.ended = min(self.longest, self.context - len(ids)), False
-        with refusing(self.trained.place.path):  # logits that are not finite
-            for drawn in draw(self._prefix, ids, self.left, sampling, self.trained.stop_ids):
-                if self.interrupted:
-                    return
-                self.left -= 1
-                yield drawn.token
-        self.ended = self.left > 0
+        if self.latest is not None:
+            self.latest.interrupted = True
 
     def _prompt(self, question: Message) -> list[int]:
         """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
         turns = [*self.turns[self.unseen :], question]
-        left_out, ids = latest_turns(self.system, turns, self._encode, self.context, self.longest)
+        left_out, ids = latest_turns(self.system, turns, self.trained.ask, self.context, self.longest)
         self.unseen += left_out
         return ids
-
-    def _encode(self, messages: list[Message]) -> list[int]:
-        if self.trained.template is not None:
-            return self.trained.template.prompt(self.trained.tokenizer, messages)
-        return self.trained.encode("".join(said + "\n" * (role == ASSISTANT) for role, said in messages))
 
 
 def run(command: ChatCommand) -> None:
@@ -137,7 +117,7 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
         signal.signal(signal.SIGINT, conversation.interrupt)
         with closing(conversation.answer(message, sampling)) as parts:
             show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
-            if not conversation.left:
+            if conversation.latest is not None and conversation.latest.finish == "length":
                 output.show(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
         if len(conversation.turns) == before:
             output.show(note("no answer; the message is forgotten"))

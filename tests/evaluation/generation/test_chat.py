@@ -16,16 +16,17 @@ import torch
 from safetensors.torch import save_file
 
 from common.errors import BadInput
-from common.text import printable_lines
-from evaluation.chat.chat import Conversation, obey, wrapped
+from common.text import printable
+from evaluation.generation.chat import Conversation, obey, wrapped
 from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig
 from model.generate import Drawn, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
-from tests.evaluation.sample.test_sample import start
+from tests.evaluation.generation.test_sample import start
 from tests.model.architectures import MODERN
+from tests.model.test_generate import generate
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, network, plain_of
 from tokens.tokenizer.loading import load_tokenizer
@@ -122,7 +123,7 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
     assert [each["content"] for each in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
     said = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
-    assert "".join(said.split()) == "".join(printable_lines(messages[4]["content"]).split())
+    assert "".join(said.split()) == "".join(map(printable, messages[4]["content"].split()))
     assert "forgotten" in terminal.type("/reset\r", "\n> ")
     assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
     assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
@@ -163,9 +164,12 @@ def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch:
     words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
 
     def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
-        return (Drawn(ord(letter), torch.zeros(1)) for letter in next(words)[:count])
+        for number, letter in enumerate(next(words)[:count], start=1):
+            yield Drawn(ord(letter), torch.zeros(1), "length" if number == count else None)
+        if number < count:
+            yield Drawn(256, torch.zeros(1), "stop")
 
-    monkeypatch.setattr("evaluation.chat.chat.draw", draw)
+    monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
     assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
     assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
         talk, "/save", path
@@ -194,7 +198,7 @@ def test_each_answer_is_that_of_the_whole_prompt(config: ModelConfig, template: 
             ids = model.encode("".join(text + ("\n" if role == ASSISTANT else "") for role, text in messages))
         else:
             ids = model.template.prompt(model.tokenizer, messages)
-        assert said == model.decode([*model.generate(ids, 20, GREEDY, model.stop_ids)])
+        assert said == model.decode(generate(model.network, ids, 20, GREEDY, model.stop_ids))
         assert talk.turns[-2:] == [Message(USER, question), Message(ASSISTANT, said)]
 
 
@@ -202,15 +206,16 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     model = trained()
     talk = Conversation(model, 30)
     whole = "".join(talk.answer("Hi", GREEDY))
-    assert len(whole) == 30 and talk.left == 0
+    assert len(whole) == 30 and talk.latest is not None and talk.latest.finish == "length"
     ending = attrs.evolve(model, stop_ids=model.stop_ids | {ord(whole[-1])})
     talk = Conversation(ending, 30)
-    assert "".join(talk.answer("Hi", GREEDY)) == whole[: whole.index(whole[-1])] and talk.left > 0
+    assert "".join(talk.answer("Hi", GREEDY)) == whole[: whole.index(whole[-1])]
+    assert talk.latest is not None and talk.latest.finish == "stop"
     talk = Conversation(model, 30)
     parts = talk.answer("Hi", GREEDY)
     heard = next(parts) + next(parts)
     talk.interrupt()
-    assert [*parts] == [""]
+    assert [*parts] == []
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
     assert "forgotten" in obey(talk, "/reset")
     assert "".join(talk.answer("Hi", GREEDY)) == whole
@@ -218,7 +223,7 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
 
 def test_a_turn_without_an_answer_is_not_kept() -> None:
     talk = Conversation(attrs.evolve(trained(), stop_ids=frozenset(range(261))), 30)
-    assert ("".join(talk.answer("Hi", GREEDY)), talk.turns, talk.left) == ("", [], 30)
+    assert ("".join(talk.answer("Hi", GREEDY)), talk.turns, talk.cut) == ("", [], 0)
 
 
 def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:

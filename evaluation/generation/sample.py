@@ -1,7 +1,7 @@
 """Sampling: texts of any length after a prompt, streamed; traced to the training data that holds parts of them."""
 
 from collections.abc import Sequence
-from itertools import chain, tee
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy as np
 from common.errors import BadInput
 from common.text import printable
 from evaluation.command_line import SampleCommand
-from evaluation.shared.generation import load_for_generation, read_prompt, sampling_of, show, whole_characters
+from evaluation.generation.generated_text import GeneratedText, load_for_generation, sampling_of, show
+from evaluation.generation.prompts import read_prompt
 from evaluation.shared.load import Trained
 from tokens.format.token_file import TokenStream
 from tokens.search.excerpt import excerpt
@@ -39,11 +40,11 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, searche
     ids = trained.encode(prompt)
     for number in range(command.samples):
         print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
-        drawn, new = tee(trained.generate(ids, command.tokens, sampling_of(command, number)))
-        if not show(chain([prompt], whole_characters(trained, drawn))):
+        text = GeneratedText(trained, ids, command.tokens, sampling_of(command, number))
+        if not show(chain([prompt], text)):
             return
         if searched:
-            print("\n".join(map(printable, trace(trained, searched, np.array([*new])))))
+            print("\n".join(map(printable, trace(trained, searched, np.array(text.tokens)))))
 
 
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.command_line import SampleCommand
-from evaluation.sample.sample import print_samples, trace, training_data
-from evaluation.shared.generation import sampling_of
+from evaluation.generation.generated_text import GeneratedText, sampling_of
+from evaluation.generation.sample import print_samples, trace, training_data
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT
@@ -50,7 +50,9 @@ def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
 ) -> None:
     trained = load(locate(str(finished), None), None, torch.device("cpu"))
     command = SampleCommand(model="", tokens=70, temperature=3, seed=5, trace=True)
-    new = [*trained.generate(trained.encode("def "), 70, sampling_of(command, 0))]
+    text = GeneratedText(trained, trained.encode("def "), 70, sampling_of(command, 0))
+    assert "".join(text)
+    new = text.tokens
     tokens = np.array([1, 2, *new[:30], 3, *b"<\x1b>", *new[20:60], 4, *new[:30]], np.uint16)
     save_file({"tokens": tokens}, tmp_path / "train.safetensors")
     print_samples(trained, command, "def ", training_data(trained, [tmp_path]))

@@ -9,9 +9,11 @@ from common.errors import BadInput, Problem, accepted
 from common.json_files import check_text
 from common.output import note, show
 from evaluation.command_line import SmokeCommand
+from evaluation.generation.generated_text import GeneratedText
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
 from model.generate import Sampling, lay_out_for_generation
+from tokens.tokenizer.template import USER, Message
 from training.parallel.process_group import Ranks
 
 # The beginnings of a sentence, a fact, a story, a list, a question and a program.
@@ -36,7 +38,7 @@ class AskedPrompt:
     @classmethod
     def of(cls, trained: Trained, text: str) -> "AskedPrompt":
         """Return the prompt by which a model is asked: a message in its template, or a text to continue."""
-        ids = trained.ask(text)
+        ids = trained.ask([Message(USER, text)])
         return cls(text if trained.template is None else trained.decode(ids), ids)
 
 
@@ -97,10 +99,10 @@ def smoke(
 
     def work(job: tuple[AskedPrompt, Sampling]) -> Continuation:
         prompt, way = job
-        chosen = [*trained.generate(prompt.ids, new, way, stop)]
-        text = trained.decode(chosen)
+        generated = GeneratedText(trained, prompt.ids, new, way, stop=stop)
+        text = "".join(generated)
         # Greedy continuations of small models always repeat.
-        problem = _problem(chosen, text) if way is ways[-1] else None
+        problem = _problem(generated.tokens, text) if way is ways[-1] else None
         return Continuation(prompt=prompt.text, temperature=way.temperature, text=text, problem=problem)
 
     known = getattr(trained.tokenizer, "characters", None)

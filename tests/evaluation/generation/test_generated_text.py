@@ -1,0 +1,22 @@
+"""Generated text comes in whole characters, and says why it ended."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.generation.generated_text import TextDecoder
+from evaluation.shared.load import Trained
+from tokens.tokenizer.loading import load_tokenizer
+
+
+@given(st.binary(), st.text())
+def test_the_streamed_text_is_that_of_all_tokens(some: bytes, text: str) -> None:
+    trained = Trained(None, load_tokenizer("bytes"), None)  # type: ignore[arg-type]
+    ids = [*some, 256, *text.encode(), *some, 300]
+    assert "".join(streamed(trained, ids)) == trained.decode(ids)
+    assert trained.spell(300) == b""  # an id beyond the tokenizer has no text
+    assert streamed(trained, [*"aé€😀".encode(), 0xE2]) == ["a", "", "é", "", "", "€", "", "", "", "😀", "", "\ufffd"]
+
+
+def streamed(trained: Trained, ids: list[int]) -> list[str]:
+    decoder = TextDecoder(trained.spell)
+    return [*(decoder.add(token).text for token in ids), decoder.end()]
