@@ -98,7 +98,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
 # Files that print more than whole lines for people: help, generated text as it comes, coloured tokens, a shell script
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
-    *(f"evaluation/generation/{name}.py" for name in ("chat", "generated_text", "sample")),
+    "evaluation/generation/generated_text.py",
 }
 
 

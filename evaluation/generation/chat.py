@@ -11,14 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common import output
 from common.errors import BadInput, refusing
 from common.files import writing
 from common.json_files import JsonLog
-from common.output import note
+from common.output import note, show
 from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
-from evaluation.generation.generated_text import GeneratedText, load_for_generation, sampling_of, show
+from evaluation.generation.generated_text import GeneratedText, load_for_generation, print_parts, sampling_of
 from evaluation.generation.prompts import forgotten, latest_turns, read_prompt
 from evaluation.shared.load import Trained
 from model.generate import Prefix, Sampling
@@ -84,26 +83,26 @@ def run(command: ChatCommand) -> None:
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
     if conversation.trained.template is None:
-        output.show(note("the model has no conversation template: it continues the text"))
+        show(note("the model has no conversation template: it continues the text"))
     if not typed:
-        show(conversation.answer(message, sampling_of(command, 0)))
+        print_parts(conversation.answer(message, sampling_of(command, 0)))
         return
     with suppress(ImportError):  # input() edits lines by it
         import readline
 
         readline.parse_and_bind("set enable-bracketed-paste on")  # several lines at once are one message
-    print(printable(conversation.trained.place.title))
-    print("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
+    show(conversation.trained.place.title)
+    show("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
     while True:
         try:
             signal.signal(signal.SIGINT, _interrupt_once)
             respond(conversation, input("> "), sampling_of(command, conversation.answers))
         except KeyboardInterrupt:
-            print("\nCtrl-D ends the program.")
+            show("", "Ctrl-D ends the program.")
         except BadInput as problem:
-            print(problem)
+            show(*str(problem).split("\n"))
         except EOFError:
-            print()
+            show("")
             break
 
 
@@ -111,18 +110,18 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
     """Carry out a command, or print the answer to a message until it ends, or Ctrl-C. Raises BadInput."""
     message = typed.strip()
     if re.match(r"/\w*(\s|$)", typed):
-        print(obey(conversation, *message.split(maxsplit=1)))
+        show(*obey(conversation, *message.split(maxsplit=1)).split("\n"))
     elif message:
         before, unseen = len(conversation.turns), conversation.unseen
         signal.signal(signal.SIGINT, conversation.interrupt)
         with closing(conversation.answer(message, sampling)) as parts:
-            show(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
+            print_parts(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if conversation.latest is not None and conversation.latest.finish == "length":
-                output.show(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
+                show(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
         if len(conversation.turns) == before:
-            output.show(note("no answer; the message is forgotten"))
+            show(note("no answer; the message is forgotten"))
         if conversation.unseen > unseen == 0:
-            output.show(note(f"{forgotten(conversation.context)}"))
+            show(note(f"{forgotten(conversation.context)}"))
 
 
 def obey(conversation: Conversation, name: str, value: str = "") -> str:

@@ -107,7 +107,7 @@ def sampling_of(options: GenerationOptions, number: int) -> Sampling:
     return Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=seed)
 
 
-def show(parts: Iterable[str]) -> bool:
+def print_parts(parts: Iterable[str]) -> bool:
     """Print parts of a text as they come, control characters escaped, and a line end; return False if nobody reads."""
     try:
         for text in parts:

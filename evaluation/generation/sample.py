@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
-from common.text import printable
+from common.output import show
 from evaluation.command_line import SampleCommand
-from evaluation.generation.generated_text import GeneratedText, load_for_generation, sampling_of, show
+from evaluation.generation.generated_text import GeneratedText, load_for_generation, print_parts, sampling_of
 from evaluation.generation.prompts import read_prompt
 from evaluation.shared.load import Trained
 from tokens.format.token_file import TokenStream
@@ -39,12 +39,13 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, searche
     """Print samples as they are generated, until the reader is gone, each traced in streams. Raises BadInput."""
     ids = trained.encode(prompt)
     for number in range(command.samples):
-        print("-" * 15 + "\n" if number else "", end="")  # as between nanoGPT's
+        if number:
+            show("-" * 15)  # as between nanoGPT's
         text = GeneratedText(trained, ids, command.tokens, sampling_of(command, number))
-        if not show(chain([prompt], text)):
+        if not print_parts(chain([prompt], text)):
             return
         if searched:
-            print("\n".join(map(printable, trace(trained, searched, np.array(text.tokens)))))
+            show(*trace(trained, searched, np.array(text.tokens)))
 
 
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
