@@ -20,12 +20,15 @@ from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the 
 from torch.distributed.tensor import DTensor
 
 from model.loss import NextTokenLoss
-from training.parallel.block_groups import group_length
 from training.parallel.mesh import INSIDE, Levels, levels_of
 from training.parallel.ordered_reduce import OrderedGradients, compute_memory
 from training.parallel.process_group import reduce_scatter_single
 from training.parallel.step_clock import StepClock
 from training.precision import AUTOCAST_DTYPES
+
+# Blocks that are gathered and reduced together: fewer, larger collectives where blocks are small
+GROUP_PARAMETERS = 25_000_000  # at least
+SMALLEST_GROUPS = 4  # for so many blocks: a group moves while another one computes
 
 
 def wrap_in_fsdp(
@@ -90,6 +93,11 @@ def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
     reduce_scatter_single(output, gradients, group=levels.inside.group)
     if levels.across.size > 1:
         dist.all_reduce(output, group=levels.across.group)
+
+
+def group_length(block_parameters: int, blocks: int) -> int:
+    """Return the blocks of a group; the last one may have fewer."""
+    return min(-(-GROUP_PARAMETERS // block_parameters), -(-blocks // SMALLEST_GROUPS))
 
 
 def block_groups(blocks: list[nn.Module]) -> list[list[nn.Module]]:

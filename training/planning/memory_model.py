@@ -15,7 +15,7 @@ from tokens.batches.sampling import longest_share
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus
-from training.parallel.block_groups import group_length
+from training.parallel.fsdp import group_length
 from training.parallel.sum_tree import most_held_sums
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
