@@ -137,7 +137,8 @@ def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None"
 
 def load_model(source: str) -> "OtherModel":
     """Return the model that --init-from or --like names. Raises BadInput."""
-    from evaluation.shared.load import load_network, locate
+    from evaluation.shared.load import load_network
+    from evaluation.shared.model_location import locate
     from training.initial_weights import OtherModel
 
     place = locate(source, None)

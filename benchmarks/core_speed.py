@@ -19,7 +19,8 @@ from lm_eval.models.huggingface import HFLM
 from evaluation.core.bundle import CoreTask, read_bundle
 from evaluation.core.core import measure
 from evaluation.export.export import export
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from model.config import GPT2_SIZES
 from model.gpt import GPT, initialize
 from tokens.tokenizer.loading import load_tokenizer

@@ -120,7 +120,8 @@ def write(directory: Path, seed: int) -> None:
 def ask(model: str, questions: Path) -> None:
     """Print the share of questions that a model answers right, greedily, each in a conversation of its own."""
     from evaluation.generation.chat import Conversation
-    from evaluation.shared.load import load, locate
+    from evaluation.shared.load import load
+    from evaluation.shared.model_location import locate
 
     torch.set_num_threads(1)
     trained = load(locate(model, None), None, torch.device("cpu"))

@@ -14,7 +14,7 @@ import numpy as np
 from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.command_line import COMMANDS
-from evaluation.shared.load import ModelLocation, home_of
+from evaluation.shared.model_location import ModelLocation, home_of
 from evaluation.shared.results import EvaluationResult, RunCost, cost_of, read_results
 from evaluation.shared.significance import CONFIDENCE
 from evaluation.shared.weights import WeightsIdentity

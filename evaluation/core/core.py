@@ -31,8 +31,9 @@ from evaluation.core.core_scores import (
 )
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.loss.token_losses import BATCH_TOKENS, check_losses
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.model_location import ModelLocation
 from evaluation.shared.significance import plus_minus
 from model.gpt import output_logits
 from model.loss import token_losses

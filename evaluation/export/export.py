@@ -16,7 +16,8 @@ from common.output import keep_logs_only, note, show
 from evaluation.command_line import ExportCommand, SampleCommand
 from evaluation.export.model_card import model_card
 from evaluation.shared.chat_template import CONFIG, GENERATION
-from evaluation.shared.load import Trained, load, locate
+from evaluation.shared.load import Trained, load
+from evaluation.shared.model_location import locate
 from model.axes import unpadded
 from model.gpt import GPT
 from model.stock import stock_class

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from common.hub_client import OUR_TAG
 from common.text import small_number
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
 from evaluation.shared.machines import describe_drift, trained_on
+from evaluation.shared.model_location import ModelLocation
 from evaluation.shared.results import cost_of, perplexity
 from model.config import rows
 from model.counts import parameter_count

@@ -18,8 +18,9 @@ from common.errors import refusing
 from common.output import GuardedStream
 from common.text import printable
 from evaluation.command_line import GenerationOptions, ModelOptions
-from evaluation.shared.load import Trained, load_on_all, locate
+from evaluation.shared.load import Trained, load_on_all
 from evaluation.shared.measuring import TIMEOUT_SECONDS
+from evaluation.shared.model_location import locate
 from model.generate import Finish, Prefix, Sampling, draw, lay_out_for_generation
 from training.parallel.process_group import meet, stop
 

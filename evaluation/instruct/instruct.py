@@ -25,8 +25,9 @@ from evaluation.instruct.fine_tuning import (
     write_run,
 )
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
-from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
+from evaluation.shared.load import Trained, load_on_all
 from evaluation.shared.measuring import measure_each, share
+from evaluation.shared.model_location import ModelLocation, locate
 from evaluation.shared.records import (
     ADDED_TOKENS,
     LATER_SETTINGS,

@@ -211,7 +211,7 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 
 def _files_of_model(reference: str) -> list[Path]:
     """Return the answer files of a model; of a run, those of the checkpoint that answered last."""
-    from evaluation.shared.load import home_of  # imports torch
+    from evaluation.shared.model_location import home_of
     from evaluation.shared.weights_on_disk import identity_on_disk
 
     home, path, missing = home_of(reference), Path(reference), "no answers"

@@ -14,7 +14,7 @@ from common.files import sha256
 from common.output import note, show
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
-from evaluation.shared.load import ModelLocation
+from evaluation.shared.model_location import ModelLocation
 from tokens.format.foreign_files import describe_missing_first
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split

@@ -1,83 +1,25 @@
-"""Loading of a model and its tokenizer from a run, a checkpoint, a model directory, or the Hugging Face hub."""
+"""Loading of a model with its tokenizer: the network, and how it is asked and read."""
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
 from safetensors.torch import load_file
 
-from common.checks import structured
 from common.errors import BadInput, refusing
-from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
-from common.json_files import read_json
-from common.output import note, show
-from evaluation.shared.chat_template import GENERATION, end_ids, read_template
-from evaluation.shared.foreign import check_foreign, load_foreign, with_parameters
+from evaluation.shared.chat_template import end_ids, read_template
+from evaluation.shared.foreign import load_foreign, with_parameters
 from evaluation.shared.given_tokenizer import GivenTokenizer
-from evaluation.shared.model_files import CONFIG_FILES, INDEX
-from evaluation.shared.model_files import NANOGPT as NANOGPT_MODEL
-from model.config import ModelConfig
+from evaluation.shared.model_location import ModelLocation
+from evaluation.shared.model_tokenizer import given_tokenizer, tokenizer_of
 from model.gpt import GPT
-from tokens.format.manifest import TokenizerRecord
-from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY, read_tokenizer_files
-from tokens.tokenizer.loading import (
-    NANOGPT,
-    gives_same_ids,
-    identity,
-    is_recorded,
-    load_tokenizer,
-    recorded_tokenizer,
-)
 from tokens.tokenizer.template import ASSISTANT, Message, Template
 from tokens.tokenizer.tokenizer import Tokenizer
-from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
-from training.checkpoints.lookup import find_to_evaluate
+from training.checkpoints.directory import STATE, WEIGHTS
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import read_state, verify
+from training.checkpoints.saved_state import read_state
 from training.parallel.process_group import Ranks, together
-
-GPT2_VOCABULARY_SIZE = 50_257
-RUNS = Path("runs")
-HUB_FILES = [*CONFIG_FILES, INDEX, VOCABULARY, SPECIAL, ADDED, CHAT_TEMPLATE, GENERATION]
-HUB_FILES += ["*.safetensors", "tokenizer*.json"]
-
-
-@attrs.frozen
-class ModelLocation:
-    path: Path  # checkpoint or model directory
-    run: Path | None  # its run directory
-    home: Path  # directory of its results: the run, the model directory, or for a model of the hub one in runs/
-
-    @property
-    def is_own(self) -> bool:
-        """True for a checkpoint of ours, with a record of its training; for a damaged one, too."""
-        marks = (STATE,) if self.run is None else (STATE, MANIFEST)
-        return any(os.path.lexists(self.path / file) for file in marks)
-
-    @property
-    def title(self) -> str:
-        """Its name for people: of a run, the names of run and checkpoint."""
-        name = self.home.resolve().name
-        return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Content of the run's `resolved.json`, or {} where there is none."""
-        file = None if self.run is None else self.run / RESOLVED
-        return read_json(file) if file is not None and file.exists() else {}
-
-    @property
-    def tokenizer(self) -> TokenizerRecord | None:
-        """The tokenizer of the run's tokens, where it is known. Raises BadInput."""
-        if (entry := self.record.get("tokenizer")) is None:
-            return None
-        with refusing(f"{self.run}/{RESOLVED}: tokenizer"):
-            return structured(entry, TokenizerRecord, unknown_keys=True)
 
 
 @attrs.frozen
@@ -154,56 +96,6 @@ class Trained:
         return b"".join(map(self.spell, ids)).decode(errors="replace")
 
 
-def locate(reference: str, name: str | None) -> ModelLocation:
-    """Find a model: a directory, or OWNER/NAME on the hub. `name`: checkpoint of a run, else best. Raises BadInput."""
-    home = home_of(reference)
-    path = Path(reference)
-    if not path.exists():
-        absent = "no such directory, and no model available on the hub"
-        path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
-    run = path if _is_run(path) else None
-    if run is not None:
-        path = find_to_evaluate(run / CHECKPOINTS, name)
-    elif name is not None:
-        raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
-    elif (inside := _run_of(path)) is not None:
-        path = inside / CHECKPOINTS / path.resolve().name
-        run = home = inside
-    place = ModelLocation(path, run, home)
-    if place.is_own:
-        if problem := verify(path):
-            raise BadInput(f"{problem}; choose another checkpoint")
-    else:
-        check_foreign(path, run)
-    return place
-
-
-def home_of(reference: str) -> Path:
-    """Return the directory of a model's results, which may not exist yet. Raises BadInput for an impossible name."""
-    path = Path(reference)
-    with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
-        is_folder = path.is_dir()
-    if is_folder:
-        is_ours = _is_run(path) or _run_of(path) is not None or is_own_export(path)
-        if not is_ours:
-            note_local(reference, MODEL)
-        return _run_of(path) or path
-    return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")
-
-
-def is_model(path: Path) -> bool:
-    """Tell whether a folder is a run or a model, not only the place of the results of a model of the hub."""
-    return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
-
-
-def _is_run(path: Path) -> bool:
-    return (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file()
-
-
-def _hub_name(reference: str) -> str:
-    return hub_name(reference, MODEL, [RUNS], is_model)
-
-
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = load_network(place)
@@ -226,95 +118,3 @@ def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Tr
     loaded: list[Trained] = []
     together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]
-
-
-def _run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
-    places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
-    return next((place.parents[1].resolve() for place in places if place.parent.name == CHECKPOINTS), None)
-
-
-def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:
-    """Return the wanted tokenizer, or that of a model's tokens, None where it is unknown. Raises BadInput."""
-    if wanted is not None:
-        loaded: Tokenizer | None = load_tokenizer(wanted)
-    else:
-        loaded, recorded = read_tokenizer_files(place.path), place.tokenizer
-        known = None if recorded is None else recorded.identity
-        if loaded is not None and known is not None and identity(loaded) != known:
-            problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
-            raise BadInput(f"{place.path}: its tokenizer {problem}; move its files away, or pass --tokenizer")
-        loaded = loaded or _recorded_tokenizer(place, config)
-    if loaded and loaded.surrounding_note is not None:
-        show(loaded.surrounding_note, once=True)
-    # nanoGPT's models lack an id for the end of text
-    if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
-        problem = f"got {loaded.vocabulary_size} ids, but the model of {place.path} has {config.vocab_size}"
-        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass the tokenizer of its tokens with --tokenizer")
-    return loaded
-
-
-def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
-    """Return a tokenizer of --tokenizer as results name it; None if it gives the ids of the model's own."""
-    own, is_same = _own_tokenizer(place, tokenizer, config)
-    if is_same:
-        return None
-    given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
-    if own is not None:
-        show(
-            note(
-                f"{place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
-                "model reads other ids than it was trained on; stored results name that tokenizer and are compared "
-                "apart"
-            ),
-            once=True,
-        )
-    return given
-
-
-def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
-    """Return the name of a model's own tokenizer, None where it names none, and whether another gives the same ids.
-
-    The tokenizer of a run's tokens is its own, whatever other files lie beside the weights. A model of GPT-2's size
-    that names none is taken for one of GPT-2's tokens, as without --tokenizer.
-    """
-    with suppress(BadInput):  # of damaged files, which are a reason to pass --tokenizer
-        if (recorded := place.tokenizer) is not None and place.run is not None:
-            has_all = recorded.all_special_tokens.items() <= tokenizer.special_tokens.items()
-            return recorded.name, has_all and is_recorded(tokenizer, recorded, place.run)
-    with suppress(BadInput):
-        own = read_tokenizer_files(place.path)
-        if own is None and (vocabulary := _nanogpt_vocabulary(place)) is not None:
-            own = load_tokenizer(str(vocabulary))
-        if own is not None:
-            has_all = own.special_tokens.items() <= tokenizer.special_tokens.items()
-            return own.name, has_all and gives_same_ids(own, tokenizer)
-    return None, tokenizer.name == "gpt2" and config.vocab_size == GPT2_VOCABULARY_SIZE
-
-
-def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:
-    """Return nanoGPT's meta.pkl beside a run's tokens, or None."""
-    directory = place.record.get("token_files")
-    path = Path(directory, NANOGPT) if isinstance(directory, str) else None
-    return path if path is not None and path.is_file() else None
-
-
-def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer of `resolved.json`, of nanoGPT's meta.pkl beside the tokens, gpt2 by its size, or None."""
-    if (recorded := place.tokenizer) is not None:
-        assert place.run is not None
-        loaded = recorded_tokenizer(recorded, place.run)
-        sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, identity(loaded))
-        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.identity not in known:
-            raise BadInput(
-                f"{place.run / RESOLVED}: tokenizer {loaded.name} gives other ids here than the run's tokens have; "
-                "install the version of tiktoken that prepared them, or pass --tokenizer"
-            )
-        return loaded
-    if (vocabulary := _nanogpt_vocabulary(place)) is not None:
-        return load_tokenizer(str(vocabulary))
-    if config.vocab_size != GPT2_VOCABULARY_SIZE:
-        return None
-    line = f"{place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"
-    show(note(line), once=True)
-    return load_tokenizer("gpt2")

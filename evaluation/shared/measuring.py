@@ -10,7 +10,8 @@ from tqdm import tqdm
 from common.errors import BadInput, Problem, accepted
 from common.output import show
 from evaluation.command_line import MeasureOptions
-from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
+from evaluation.shared.load import Trained, load_on_all
+from evaluation.shared.model_location import ModelLocation, locate
 from evaluation.shared.results import append_result
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import identity_of

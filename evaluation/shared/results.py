@@ -19,7 +19,7 @@ from evaluation.shared.weights import WeightsIdentity
 from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
 
 if TYPE_CHECKING:
-    from evaluation.shared.load import ModelLocation
+    from evaluation.shared.model_location import ModelLocation
     from training.state import Position
 
 # Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.

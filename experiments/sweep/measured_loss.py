@@ -21,7 +21,8 @@ from common.files import replace_file, writing
 from common.text import quoted
 from evaluation.loss.held_out_loss import measure as held_out_loss
 from evaluation.loss.token_range import Range, choose_range
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from evaluation.shared.results import append_result, results_of
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import identity_of, identity_on_disk

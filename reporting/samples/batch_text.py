@@ -18,7 +18,9 @@ from common.files import check_replaceable, replace_file, writing
 from common.output import show
 from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.token_losses import BATCH_TOKENS, log_probabilities, prediction_losses
-from evaluation.shared.load import ModelLocation, load_network, tokenizer_of
+from evaluation.shared.load import load_network
+from evaluation.shared.model_location import ModelLocation
+from evaluation.shared.model_tokenizer import tokenizer_of
 from model.config import ModelConfig
 from model.gpt import GPT
 from reporting.run_history import read_resolved

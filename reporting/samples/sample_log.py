@@ -18,7 +18,8 @@ from common.text import LARGEST_INTEGER
 from evaluation.generation.smoke import AskedPrompt, smoke
 from evaluation.loss.token_losses import log_probabilities, range_losses
 from evaluation.loss.token_range import Range
-from evaluation.shared.load import ModelLocation, Trained, load
+from evaluation.shared.load import Trained, load
+from evaluation.shared.model_location import ModelLocation
 from model.generate import Sampling
 from reporting.run_history import read_resolved
 from tokens.format.manifest import read_manifest

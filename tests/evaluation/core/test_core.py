@@ -22,7 +22,8 @@ from evaluation.core.bundle import LABELS, CoreTask, read_bundle
 from evaluation.core.core import _read, answers, measure, run
 from evaluation.core.core_scores import is_published_data, other_data, task_score
 from evaluation.loss.held_out_loss import byte_lengths
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
 from model.generate import Sampling
 from model.gpt import GPT, initialize

@@ -19,7 +19,8 @@ from common.hub_client import is_own_export
 from evaluation.core.core import Choice, choice_losses
 from evaluation.export import export as export_module
 from evaluation.export.export import export
-from evaluation.shared.load import ModelLocation, Trained, load, locate
+from evaluation.shared.load import Trained, load
+from evaluation.shared.model_location import ModelLocation, locate
 from model.generate import Sampling
 from tests import launch
 from tests.conftest import KILLED, ROOT, TINY_MODEL, MakeRun, complete, one_line, only_line, shared, slow

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from common.errors import BadInput
 from common.text import printable
 from evaluation.generation.chat import Conversation, obey, wrapped
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
 from model.generate import Drawn, Sampling
 from model.gpt import GPT, initialize

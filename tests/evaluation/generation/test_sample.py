@@ -15,7 +15,8 @@ from common.errors import BadInput
 from evaluation.command_line import SampleCommand
 from evaluation.generation.generated_text import GeneratedText, sampling_of
 from evaluation.generation.sample import print_samples, trace, training_data
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from tests import launch
 from tests.conftest import ROOT
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from evaluation.shared.records import Record
 from model.config import ModelConfig
 from model.gpt import GPT, initialize

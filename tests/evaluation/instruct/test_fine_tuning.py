@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from evaluation.command_line import FineTuneSettings
 from evaluation.instruct.fine_tuning import TOKENS, make_example, train_run, write_run
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records
 from tokens.format.manifest import open_listed, read_manifest

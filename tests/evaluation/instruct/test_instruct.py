@@ -13,7 +13,8 @@ import torch
 from common.errors import BadInput
 from evaluation.instruct.fine_tuning import answer_losses, make_example
 from evaluation.instruct.instruct import IDENTITY, _agrees, _refuse_other_folder, _write, read_questions
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
 from evaluation.shared.weights import WeightsIdentity
 from tests import launch

@@ -18,7 +18,8 @@ from common.errors import BadInput
 from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
 from evaluation.loss.token_range import Range, check_unseen, documents_shared, is_known_apart
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from evaluation.shared.significance import mean_and_error
 from tests.conftest import MakeRun, change_weights, complete, seal_again, shared
 from tests.evaluation.comparison.stored import refused, results, said

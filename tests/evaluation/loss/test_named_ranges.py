@@ -14,7 +14,7 @@ from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss import token_range
 from evaluation.loss.loss_measures import NAMED_RANGES
 from evaluation.loss.token_range import Range, check_unseen
-from evaluation.shared.load import locate
+from evaluation.shared.model_location import locate
 from tests.conftest import MakeRun, complete
 from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.token_directory import write_llm_c

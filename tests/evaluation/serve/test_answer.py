@@ -14,7 +14,8 @@ from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.answer import AnswerPart, DrawnAnswer, Score
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from evaluation.serve.engine import Engine
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
 from model.generate import Drawn, Finish, Sampling
 from model.gpt import GPT, initialize

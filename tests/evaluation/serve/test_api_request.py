@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
-from evaluation.shared.load import ModelLocation
+from evaluation.shared.model_location import ModelLocation
 from tests.evaluation.generation.test_chat import Talker
 from tokens.tokenizer import rendering
 from tokens.tokenizer.loading import load_tokenizer

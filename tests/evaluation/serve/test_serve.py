@@ -16,7 +16,8 @@ from common.errors import BadInput
 from evaluation.generation.chat import Conversation
 from evaluation.generation.generated_text import GeneratedText
 from evaluation.serve.engine import CHUNK
-from evaluation.shared.load import load, locate
+from evaluation.shared.load import load
+from evaluation.shared.model_location import locate
 from model.generate import Sampling
 from tests import launch
 from tests.conftest import only_line

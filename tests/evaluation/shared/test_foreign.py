@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.errors import BadInput
 from evaluation.shared.foreign import load_foreign
-from evaluation.shared.load import locate
+from evaluation.shared.model_location import locate
 from model.gpt import GPT
 from model.stock import stock_class
 from model.stock_weights import to_stock

@@ -2,29 +2,22 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import attrs
 import pytest
 import torch
-from huggingface_hub import ModelCardData
 from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
-from common.hub_client import OUR_TAG, note_local
-from evaluation.shared.given_tokenizer import GivenTokenizer
-from evaluation.shared.load import ModelLocation, Trained, given_tokenizer, home_of, load, locate
+from evaluation.shared.load import Trained, load
+from evaluation.shared.model_location import locate
 from tests.conftest import TINY_MODEL, only_line, seal_again
 from tests.evaluation.comparison.stored import evaluate, said
-from tests.model.test_gpt import SMALL
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
-from tokens.tokenizer.loading import load_tokenizer, record_of
 from tokens.tokenizer.template import TEMPLATES, Template
-from training.checkpoints.saved_state import read_state
 
 
 def test_a_run_is_asked_as_it_was_trained() -> None:
@@ -101,101 +94,6 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     assert "missing; wanted weights as safetensors" in refused()
     (copied / "checkpoints/step-00000008/state.json").unlink()
     assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
-
-
-def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(copied: Path) -> None:
-    directory = copied / "checkpoints"
-    state = json.loads((directory / "latest" / "state.json").read_text())
-    assert state["best_step"] == state["step"] == 8
-    (directory / "latest").unlink()
-    (directory / "latest").symlink_to("step-00000004")  # as where a run has stopped then, and the best one is elsewhere
-    shutil.rmtree(directory / "step-00000008")
-    absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"
-    with pytest.raises(BadInput, match=absent):
-        locate(str(copied), None)
-    assert locate(str(directory / "latest"), None).path.name == "step-00000004"
-    (directory / "best").unlink()  # where links were not copied, the newest state tells
-    assert locate(str(copied), None).path.name == "step-00000004"
-    shutil.copytree(directory / "step-00000004", directory / "kept")
-    shutil.rmtree(directory / "step-00000004")
-    (directory / "latest").unlink()
-    (directory / "latest").symlink_to("kept")
-    with pytest.raises(BadInput, match="the best checkpoint, step-00000004, is not on this disk"):
-        locate(str(copied), None)
-
-
-def test_a_checkpoint_behind_a_link_to_another_disk_belongs_to_its_run(copied: Path, tmp_path: Path) -> None:
-    other = tmp_path / "disk" / "checkpoints"
-    shutil.move(copied / "checkpoints", other)
-    (copied / "checkpoints").symlink_to(other)
-    place = locate(str(copied / "checkpoints" / "latest"), None)
-    assert (place.run, place.home, place.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
-    assert home_of(str(copied / "checkpoints" / "latest")) == copied
-
-
-@pytest.mark.parametrize("kind", ["folders", "files", "none"])
-def test_a_copied_runs_links_are_understood(copied: Path, kind: str) -> None:
-    directory = copied / "checkpoints"
-    for link in ("latest", "best"):
-        target = (directory / link).resolve()
-        (directory / link).unlink()
-        if kind == "folders":
-            shutil.copytree(target, directory / link)
-        elif kind == "files":
-            (directory / link).write_text(f"{target.name}\n")
-    if kind == "folders":
-        for step in directory.glob("step-*"):
-            shutil.rmtree(step)
-    for name in (None, "latest", "best"):
-        assert read_state(locate(str(copied), name).path).position.step == 8
-
-
-def test_a_folder_that_hides_a_hub_model_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    note_local.cache_clear()
-    monkeypatch.chdir(tmp_path)
-    for name in ("owner/model", "owner/run/checkpoints/step-1"):
-        Path(name).mkdir(parents=True)
-    assert home_of("owner/model") == Path("owner/model")
-    assert "owner/model: reads the local path of this name; for a model of the hub write hf:owner/model" in (
-        capsys.readouterr().err
-    )
-    assert home_of("hf:owner/model") == Path("runs/owner--model")
-    home_of("owner/run")  # it can only be a run of ours
-    note_local.cache_clear()
-    data = ModelCardData(library_name="transformers", tags=["gpt2", OUR_TAG])
-    Path("owner/model/README.md").write_text(f"---\n{data}\n---\n\n# model\n")
-    home_of("owner/model")  # an export of ours
-    assert capsys.readouterr().err == ""
-
-
-def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def given(run: Path, name: str) -> GivenTokenizer | None:
-        return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name), SMALL)
-
-    for name, record in (
-        ("run", {"tokenizer": record_of(load_tokenizer("bytes"), ranks=False).as_json()}),
-        ("old", {}),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "resolved.json").write_text(json.dumps(record))
-    assert given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
-    assert capsys.readouterr().err == ""
-    other = given(tmp_path / "run", "chars:abc")
-    assert other is not None and (other.name, other.is_other) == ("chars", True)
-    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in capsys.readouterr().err
-    unknown = given(tmp_path / "old", "bytes")
-    assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
-    assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
-    # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
-    place = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
-    named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
-    assert given_tokenizer(place, named, attrs.evolve(SMALL, vocab_size=50257)) is None
-    assert given_tokenizer(place, named, SMALL) is not None
-    for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
-        with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
-            GivenTokenizer.of({"given_tokenizer": damaged})
 
 
 def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another(copied: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from common.errors import BadInput
 from evaluation.shared.chat_template import end_ids, read_template
 from evaluation.shared.foreign import load_foreign
-from evaluation.shared.load import locate
+from evaluation.shared.model_location import locate
 from tests.evaluation.shared.test_foreign import write
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import nanogpt, network, plain_of

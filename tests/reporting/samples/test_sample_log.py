@@ -13,7 +13,8 @@ import pytest
 
 from evaluation.generation.smoke import AskedPrompt
 from evaluation.loss.token_range import Range
-from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.load import Trained
+from evaluation.shared.model_location import ModelLocation
 from reporting.samples.sample_log import (
     CheckpointSample,
     HeldOutText,

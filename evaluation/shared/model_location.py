@@ -1,0 +1,115 @@
+"""Location of a model: a run, a checkpoint, a model directory, or a model of the Hugging Face hub."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.checks import structured
+from common.errors import BadInput, refusing
+from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
+from common.json_files import read_json
+from evaluation.shared.chat_template import GENERATION
+from evaluation.shared.foreign import check_foreign
+from evaluation.shared.model_files import CONFIG_FILES, INDEX
+from evaluation.shared.model_files import NANOGPT as NANOGPT_MODEL
+from tokens.format.manifest import TokenizerRecord
+from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY
+from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
+from training.checkpoints.lookup import find_to_evaluate
+from training.checkpoints.run_record import RESOLVED
+from training.checkpoints.saved_state import verify
+
+RUNS = Path("runs")
+HUB_FILES = [*CONFIG_FILES, INDEX, VOCABULARY, SPECIAL, ADDED, CHAT_TEMPLATE, GENERATION]
+HUB_FILES += ["*.safetensors", "tokenizer*.json"]
+
+
+@attrs.frozen
+class ModelLocation:
+    path: Path  # checkpoint or model directory
+    run: Path | None  # its run directory
+    home: Path  # directory of its results: the run, the model directory, or for a model of the hub one in runs/
+
+    @property
+    def is_own(self) -> bool:
+        """True for a checkpoint of ours, with a record of its training; for a damaged one, too."""
+        marks = (STATE,) if self.run is None else (STATE, MANIFEST)
+        return any(os.path.lexists(self.path / file) for file in marks)
+
+    @property
+    def title(self) -> str:
+        """Its name for people: of a run, the names of run and checkpoint."""
+        name = self.home.resolve().name
+        return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Content of the run's `resolved.json`, or {} where there is none."""
+        file = None if self.run is None else self.run / RESOLVED
+        return read_json(file) if file is not None and file.exists() else {}
+
+    @property
+    def tokenizer(self) -> TokenizerRecord | None:
+        """The tokenizer of the run's tokens, where it is known. Raises BadInput."""
+        if (entry := self.record.get("tokenizer")) is None:
+            return None
+        with refusing(f"{self.run}/{RESOLVED}: tokenizer"):
+            return structured(entry, TokenizerRecord, unknown_keys=True)
+
+
+def locate(reference: str, name: str | None) -> ModelLocation:
+    """Find a model: a directory, or OWNER/NAME on the hub. `name`: checkpoint of a run, else best. Raises BadInput."""
+    home = home_of(reference)
+    path = Path(reference)
+    if not path.exists():
+        absent = "no such directory, and no model available on the hub"
+        path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
+    run = path if _is_run(path) else None
+    if run is not None:
+        path = find_to_evaluate(run / CHECKPOINTS, name)
+    elif name is not None:
+        raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
+    elif (inside := _run_of(path)) is not None:
+        path = inside / CHECKPOINTS / path.resolve().name
+        run = home = inside
+    place = ModelLocation(path, run, home)
+    if place.is_own:
+        if problem := verify(path):
+            raise BadInput(f"{problem}; choose another checkpoint")
+    else:
+        check_foreign(path, run)
+    return place
+
+
+def home_of(reference: str) -> Path:
+    """Return the directory of a model's results, which may not exist yet. Raises BadInput for an impossible name."""
+    path = Path(reference)
+    with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
+        is_folder = path.is_dir()
+    if is_folder:
+        is_ours = _is_run(path) or _run_of(path) is not None or is_own_export(path)
+        if not is_ours:
+            note_local(reference, MODEL)
+        return _run_of(path) or path
+    return path if path.exists() else RUNS / _hub_name(reference).replace("/", "--")
+
+
+def is_model(path: Path) -> bool:
+    """Tell whether a folder is a run or a model, not only the place of the results of a model of the hub."""
+    return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CHECKPOINTS).is_dir() or (path / "train.json").is_file()
+
+
+def _hub_name(reference: str) -> str:
+    return hub_name(reference, MODEL, [RUNS], is_model)
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
+    places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
+    return next((place.parents[1].resolve() for place in places if place.parent.name == CHECKPOINTS), None)
