@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 IMPORTED_ONCE = """
 torch._dynamo torch.distributed.run torch.distributed.fsdp matplotlib.figure matplotlib.backends.backend_agg
-training.job training.optimizers.adamw training.planning.estimate_table training.supervision.stack_location
+training.job training.optimizers.adamw training.planning.dry_run training.supervision.stack_location
 evaluation.export.export evaluation.generation.sample evaluation.generation.smoke evaluation.judging.client
 evaluation.loss.held_out_loss evaluation.serve.serve experiments.command experiments.sweep.variant_runs
 reporting.report_page tokens.prepare.prepare jinja2.environment obstore.store openai.resources rich.console

@@ -28,7 +28,7 @@ from tests.evaluation.comparison.stored import core, losses_on
 from tests.reporting.written_runs import start, step, training, write_run
 from training.config.train_config import load_run
 from training.planning.estimate import start_up_of
-from training.planning.estimate_table import FORECAST, describe_forecast_file
+from training.planning.forecast_file import FORECAST, describe_forecast_file
 from training.supervision.run_lock import final_exit
 from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart

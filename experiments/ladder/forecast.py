@@ -22,8 +22,9 @@ from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
 from training.planning.estimate import ASSUMED_START_UP_SECONDS
-from training.planning.estimate_table import ESTIMATE_CAUTION, FORECAST, recipe_of
+from training.planning.forecast_file import FORECAST, forecast_recipe
 from training.planning.memory_model import MemoryModel, gpu_bytes
+from training.planning.plan_table import ESTIMATE_CAUTION
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import ESTIMATE, roofline, throughputs
 
@@ -114,7 +115,7 @@ def write_forecast(target: Path, forecast: Forecast | None) -> None:
     check_forecast(target)
     text = None
     if forecast is not None:
-        about = {"date": utc_now()[:10], "commit": git_commit(), "recipe": recipe_of(forecast.run)}
+        about = {"date": utc_now()[:10], "commit": git_commit(), "recipe": forecast_recipe(forecast.run)}
         text = json.dumps(about | forecast.record(), indent=2)
     write_or_remove(target / FORECAST, text)
 

@@ -34,7 +34,7 @@ from experiments.shared.run_comparison import (
 )
 from experiments.shared.run_pool import RunPool
 from model.counts import matmul_parameter_count
-from training.planning.estimate_table import FORECAST
+from training.planning.forecast_file import FORECAST
 from training.planning.price_list import MACHINES, read_machines
 
 

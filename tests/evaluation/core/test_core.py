@@ -36,7 +36,7 @@ from tests.model.test_generate import generate
 from tokens.tokenizer.loading import load_tokenizer
 from training.config.train_config import load_run
 from training.parallel.process_group import Ranks
-from training.planning.estimate_table import describe_core
+from training.planning.stored_core import describe_core
 
 CONTEXT = 128
 

@@ -14,7 +14,7 @@ from model.counts import matmul_parameter_count
 from tests.conftest import ROOT
 from training.config.train_config import load_run
 from training.hardware.environment import git_commit
-from training.planning.estimate_table import FORECAST, recipe_of
+from training.planning.forecast_file import FORECAST, forecast_recipe
 
 LADDER_WIDTHS = (256, 384, 512, 640)
 
@@ -52,7 +52,7 @@ def test_its_lines_say_law_check_and_distance(forecast: Forecast) -> None:
 def test_the_record_holds_law_points_check_and_recipe_as_json(forecast: Forecast, tmp_path: Path) -> None:
     write_forecast(tmp_path, forecast)
     record = json.loads((tmp_path / FORECAST).read_text())
-    assert record["commit"] == git_commit() and record["recipe"] == recipe_of(forecast.run)
+    assert record["commit"] == git_commit() and record["recipe"] == forecast_recipe(forecast.run)
     assert [LossPoint(**point) for point in record["points"]] == list(forecast.fit.points)
     assert record["target"]["low"] < record["target"]["loss"] < record["target"]["high"]
     assert record["held_out"]["error"] == forecast.held_out.error and len(record["held_out"]["points"]) == 3

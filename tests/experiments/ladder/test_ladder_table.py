@@ -14,7 +14,7 @@ from experiments.shared.experiment_files import write_run_directory
 from model.counts import matmul_parameter_count
 from tests.conftest import MakeRun
 from tests.experiments.conftest import MakeLadder
-from training.planning.estimate_table import describe_forecast_file
+from training.planning.forecast_file import describe_forecast_file
 
 Law = Callable[[float, float], float]
 INSIDE = {0.005: 3.1, 0.01: 3.0, 0.02: 3.2}

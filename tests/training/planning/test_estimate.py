@@ -14,8 +14,8 @@ from tests.training.config.test_train_config import GPT2_124M, PUBLIC, run_direc
 from training.build import make_intervals
 from training.command import Options, TrainCommand
 from training.config.train_config import load_run
+from training.planning.dry_run import dry_run
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, make_estimate, start_up_of
-from training.planning.estimate_table import dry_run
 from training.planning.price_list import MACHINES, read_machines
 from training.planning.throughput import Network
 from training.telemetry.metrics_log import METRICS

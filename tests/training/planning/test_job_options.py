@@ -9,7 +9,7 @@ from common.errors import BadInput
 from tests.conftest import MakeRun
 from training.command import TrainCommand
 from training.config.train_config import load_run
-from training.planning.estimate_table import dry_run
+from training.planning.dry_run import dry_run
 from training.planning.new_run import new_run
 
 EXAMPLES = {  # each option of training

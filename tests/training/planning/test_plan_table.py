@@ -1,7 +1,4 @@
-"""The table of train.py --plan: measurements before estimates, one line for each exception.
-
-forecast.json below it is shown while the recipe is the one it was made for.
-"""
+"""The table of --plan: machines that one does not have, with their prices, and nothing is written."""
 
 import json
 import re
@@ -11,12 +8,11 @@ from typing import Any
 import attrs
 import pytest
 
-from common.errors import BadInput
-from tests.conftest import ROOT, TINY_MODEL, MakeRun, complete, train
+from tests.conftest import ROOT, MakeRun, complete
 from tests.reporting.written_runs import write_resolved
 from training.config.train_config import Run, load_run
 from training.planning.estimate import RunEstimate, gpus_by_name, make_estimate
-from training.planning.estimate_table import FORECAST, describe_estimate, describe_forecast_file, recipe_of, wrapped
+from training.planning.plan_table import describe_estimate, wrapped
 from training.planning.price_list import MACHINES, PriceList, read_machines
 from training.telemetry.metrics_log import METRICS
 
@@ -120,20 +116,6 @@ def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_th
     assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of the machine's 1 GPUs" in lines
 
 
-def test_a_dry_run_of_tensor_shards_tells_the_parameters_of_a_rank(make_run: MakeRun) -> None:
-    run = make_run(parallel="fsdp", tensor_parallel=2, require_stock_class=False)
-    heads = ("--set", "model.n_heads=4", "--set", "model.n_kv_heads=2")
-    lines = complete(run, "--dry-run", "--world-size", "4", *heads).stdout
-    assert "shards       2, 1 on each rank, fsdp on 2\n" in lines
-    cells = {row[0]: row[1:] for row in (re.split(" {2,}", line) for line in lines.splitlines())}
-    layers, width = TINY_MODEL["n_layers"], TINY_MODEL["emb_dim"]
-    split = ["heads kv_heads kv_heads x embed", "heads 2, kv_heads 2", f"{layers * 4 * 2 * width * width // 4:,}"]
-    assert cells["blocks.*.attention.qkv.weight"] == split
-    assert cells["final_norm.weight"] == ["embed", "whole", f"{4 * width // 2}"]
-    assert "micro-batch 2 x accumulation 4 x world size 2 / tensor_parallel 2" in complete(run, "--dry-run").stdout
-    assert "shards " not in complete(run, "--dry-run", "--set", "tensor_parallel=1").stdout
-
-
 def test_the_size_of_a_model_is_no_number_of_gpus() -> None:
     names = ("8xa100", "4xl40s", "speedrun-1xrtx3090", "2xmine", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
     asked = [(8, "a100"), (4, "l40"), (1, "rtx3090"), (2, "mine"), None, None, (16, "h100"), None]
@@ -186,95 +168,3 @@ def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told(
     best = int(told[1])
     fewer, wanted, more = (plan(interval).offers[0].hours() for interval in (best * 2, best, best // 2))
     assert wanted < min(fewer, more)
-
-
-POINT = {"parameters": 100, "tokens": 1000, "loss": 4.0}
-
-
-@pytest.fixture(name="run")
-def _run(tmp_path: Path) -> Path:
-    for name in ("model.json", "train.json"):
-        (tmp_path / name).write_bytes((ROOT / "runs" / "speedrun-8xh100" / name).read_bytes())
-    record = {
-        "date": "2026-11-23",
-        "commit": "abc1234",
-        "target": {"loss": 3.28, "low": 3.25, "high": 3.31, "extrapolation": 12.34},
-        "points": [{"rung": "12x768", **POINT}] * 12,
-        "held_out": {"error": 0.004},
-        "recipe": recipe_of(load_run(tmp_path, [])),
-    }
-    (tmp_path / FORECAST).write_text(json.dumps(record))
-    return tmp_path
-
-
-def change(run: Path, **values: Any) -> None:
-    path = run / FORECAST
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def test_plan_ends_with_the_forecast_and_is_otherwise_as_without(run: Path) -> None:
-    options = ("--plan", "--machine", "8xh100-80gb")
-    shown = train(run, *options).stdout.splitlines()
-    assert " ".join(line.strip() for line in shown[-4:]) == (
-        "forecast     loss 3.2800 [3.2500, 3.3100], 90 % interval of one run, at 12.3 x the compute of its ladder's "
-        "largest run ladder of 12 runs, 2026-11-23, commit abc1234: its largest size, held out, was missed by 0.4 % "
-        "on average"
-    )
-    (run / FORECAST).unlink()
-    assert train(run, *options).stdout.splitlines() == shown[:-4]
-
-
-@pytest.mark.parametrize(
-    ("override", "change"),
-    [
-        ("learning_rate=0.004", "train.json: learning_rate is 0.004, and was 0.0036 when it was made"),
-        ("min_train_tokens=1000000000", "train.json: min_train_tokens is 1000000000, and was 2400190464 when"),
-        ("model.n_layers=24", "model.json: n_layers is 24, and was 12 when"),
-        ("validation_sequences=64", "train.json: validation_sequences is 64, and was 10240 when it was made"),
-        ("start_val_token=1", "train.json: start_val_token is 1, and was 0 when it was made"),
-        ("dataset=other", "train.json: dataset is 'other', and was 'kjj0/fineweb10B-gpt2' when"),
-    ],
-)
-def test_a_changed_recipe_says_which_key_in_place_of_the_loss(run: Path, override: str, change: str) -> None:
-    [line] = describe_forecast_file(load_run(run, [override]))
-    assert line.startswith("forecast     not for this run: ") and change in line
-
-
-@pytest.mark.parametrize("override", ["microbatch_size=32", "random_seed=7", "parallel=fsdp", "checkpoint_interval=9"])
-def test_keys_that_do_not_move_the_loss_keep_the_forecast(run: Path, override: str) -> None:
-    assert describe_forecast_file(load_run(run, [override])) == describe_forecast_file(load_run(run, []))
-
-
-def test_a_key_that_the_forecast_does_not_know_had_its_default(run: Path) -> None:
-    recipe = recipe_of(load_run(run, []))
-    del recipe["model"]["logit_softcap"], recipe["train"]["era_tokens"]
-    change(run, recipe=recipe)
-    assert len(describe_forecast_file(load_run(run, []))) == 2
-    [line] = describe_forecast_file(load_run(run, ["model.logit_softcap=15"]))
-    assert "logit_softcap is 15.0, and was None when" in line
-    del recipe["train"]["validation_sequences"]  # as in forecasts of older versions
-    change(run, recipe=recipe)
-    assert len(describe_forecast_file(load_run(run, ["validation_sequences=64"]))) == 2
-
-
-DAMAGED = ["{", "[]", "{}", '{"recipe": 3}', "\0"]
-TARGET = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
-WRONG: list[dict[str, Any]] = [
-    *({"target": {"loss": "x"}}, {"target": None}),
-    *({"target": TARGET | wrong} for wrong in ({"loss": -1.0}, {"low": 3.5}, {"high": 2.5}, {"extrapolation": 0})),
-    *({"points": points} for points in (3, [], [3], [POINT, POINT | {"loss": "x"}], [POINT | {"tokens": -5}])),
-    *({"held_out": held_out} for held_out in ([], {"error": -1}, {"error": True})),
-    *({"date": 3}, {"commit": [1]}, {"recipe": []}),
-]
-
-
-@pytest.mark.parametrize("content", [*DAMAGED, *WRONG])
-def test_a_damaged_file_is_one_line_of_error(run: Path, content: str | dict[str, Any]) -> None:
-    if isinstance(content, dict):
-        change(run, **content)
-    else:
-        (run / FORECAST).write_text(content)
-    problem = "" if isinstance(content, str) else "not a ladder's forecast"
-    advice = "move it away, or run experiment.py ladder again$"
-    with pytest.raises(BadInput, match=rf"forecast\.json: {problem}.*; {advice}"):
-        describe_forecast_file(load_run(run, []))

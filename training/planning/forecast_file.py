@@ -1,0 +1,96 @@
+"""Forecast of a run's final loss: forecast.json in its directory, written by experiment.py ladder."""
+
+import json
+from typing import Any
+
+import attrs
+
+from common.checks import ValueCheck, integer, number, structured, text
+from common.errors import refusing
+from common.json_files import read_json
+from common.text import quoted
+from model.config import ModelConfig
+from training.config.train_config import Run, TrainConfig, recipe
+
+FORECAST = "forecast.json"
+WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
+_AGAIN = "run experiment.py ladder again"
+
+
+@attrs.frozen(kw_only=True)
+class ForecastPoint:
+    """A run of the ladder, by which the law was fitted."""
+
+    parameters: int = attrs.field(validator=integer(1))
+    tokens: int = attrs.field(validator=integer(1))
+    loss: float = attrs.field(validator=number(0, above=True))
+
+
+@attrs.frozen(kw_only=True)
+class ForecastTarget:
+    loss: float = attrs.field(validator=number(0, above=True))
+    low: float = attrs.field(validator=number(0))
+    high: float = attrs.field(validator=number(0))
+    extrapolation: float = attrs.field(validator=number(0, above=True))
+
+    def __attrs_post_init__(self) -> None:
+        if not self.low <= self.loss <= self.high:
+            raise ValueError(f"low, loss, high: got {self.low}, {self.loss} and {self.high}, wanted rising numbers")
+
+
+@attrs.frozen(kw_only=True)
+class ForecastMiss:
+    error: float = attrs.field(validator=number(0))  # relative, of the largest size
+
+
+@attrs.frozen(kw_only=True)
+class ForecastRecord:
+    """The part of a target's forecast.json that is shown; experiment.py ladder writes the file."""
+
+    date: str = attrs.field(validator=text())
+    commit: str | None
+    recipe: dict[str, dict[str, Any]]
+    target: ForecastTarget
+    points: list[ForecastPoint] = attrs.field(validator=ValueCheck(bool, "the runs of a ladder"))
+    held_out: ForecastMiss
+
+
+def forecast_recipe(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the keys that determine the final loss, as JSON would give them back: a forecast is valid for these."""
+    train = run.train.flat()
+    keys = recipe(run.model, run.train)
+    keys["train"] |= {key: train[key] for key in WINDOWS}
+    stored: dict[str, dict[str, Any]] = json.loads(json.dumps(keys))
+    return stored
+
+
+def describe_forecast_file(run: Run) -> list[str]:
+    """Return a run's forecast as lines; none without a file. Raises BadInput for a damaged one."""
+    path = run.directory / FORECAST
+    if not path.exists():
+        return []
+    advice = f"move it away, or {_AGAIN}"
+    kinds = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+    with refusing(f"{path}: not a ladder's forecast", advice, kinds):
+        record = structured(read_json(path, advice=advice), ForecastRecord, unknown_keys=True)
+        if changed := _changed_key(forecast_recipe(run), record.recipe):
+            return [f"forecast     not for this run: {changed}; {_AGAIN}"]
+        target, points, missed = record.target, len(record.points), 100 * record.held_out.error
+        return [
+            f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90 % interval of one "
+            f"run, at {target.extrapolation:.3g} x the compute of its ladder's largest run",
+            f"             ladder of {points} runs, {record.date}, commit {record.commit}: its largest size, "
+            f"held out, was missed by {missed:.1f} % on average",
+        ]
+
+
+def _changed_key(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
+    """Return the first key that differs from the forecast's, where one that is absent has its default."""
+    model = structured(recorded["model"], ModelConfig, unknown_keys=True)
+    before = recipe(model, TrainConfig.from_record({"microbatch_size": 1} | recorded["train"]))
+    before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
+    for section, values in now.items():
+        for key, value in values.items():
+            if value != (was := before[section][key]):
+                return f"{section}.json: {key} is {quoted(value)}, and was {quoted(was)} when it was made"
+    return None
