@@ -24,7 +24,7 @@ from training.data.open_tokens import TokenSet, make_reading, open_tokens
 from training.data.verify_tokens import TokenWatch, verify_tokens
 from training.guard import Guard
 from training.hardware.environment import peak_flops
-from training.loop import Loop
+from training.loop import Intervals, Loop
 from training.optimizer import Optimizer
 from training.parallel.process_group import RankGroup, Ranks, gather, once_per_disk
 from training.parallel.wrap import parallelize
@@ -33,8 +33,8 @@ from training.prefetch import Feed
 from training.run_checks import CheckedRun
 from training.saving import Saving
 from training.state import StepSettings, TrainState
-from training.step_intervals import Intervals, StopRequest
 from training.supervision.heartbeat import Heartbeat
+from training.supervision.stop_request import StopRequest
 from training.supervision.supervision import Supervision
 from training.telemetry.budget import expected_save_seconds
 from training.telemetry.chart import BackgroundChart
@@ -196,7 +196,7 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         budget=job.options.budget,
         ledger=job.ledger,
         state=state,
-        intervals=intervals,
+        validation_due=intervals.validation_due,
         saving=saving,
         validation_steps=validation_steps(plan) * len(streams),
     )

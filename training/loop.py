@@ -5,20 +5,69 @@ from collections.abc import Mapping
 
 import attrs
 
-from common.errors import Diverged
+from common.errors import Diverged, advisory
 from common.output import progress, show, warning
 from training.checkpoints.tensor_files import state_sha256
+from training.config.batch_plan import count_due
 from training.prefetch import Feed
 from training.saving import Saving
-from training.state import StepSettings, TrainState
+from training.state import Position, StepSettings, TrainState
 from training.step import StepResult, train_step
-from training.step_intervals import Intervals, StopRequest
 from training.supervision.heartbeat import Heartbeat
+from training.supervision.stop_request import StopRequest
 from training.telemetry.metrics_log import Metric, RunEvent
 from training.telemetry.reporter import Reporter
+from training.telemetry.time_ledger import Remaining
 from training.validation import Validation
 
 GARBAGE_INTERVAL_STEPS = 1000
+
+
+@attrs.frozen(kw_only=True)
+class Intervals:
+    """Intervals in steps. A `step` here counts the updates done."""
+
+    log: int
+    checkpoint: int
+    validation: int | None  # None: no validation
+    patience: int | None = None  # checkpoints without a new best validation loss; None: any number
+    state_hash: int | None
+    last_step: int  # where this job ends: the run's last step, or --max-steps
+
+    def log_due(self, step: int) -> bool:
+        return step % self.log == 0 or step in (1, self.last_step)
+
+    def checkpoint_due(self, step: int) -> bool:
+        return step > 0 and (step % self.checkpoint == 0 or step == self.last_step)
+
+    def validation_due(self, step: int) -> bool:
+        return self.validation is not None and (step % self.validation == 0 or self.checkpoint_due(step))
+
+    def out_of_patience(self, position: Position) -> bool:
+        """Tell whether a validated position ends the run early: as many checkpoints since the best one."""
+        step, best = position.step, position.best_step
+        if self.patience is None or best is None:
+            return False
+        return step // self.checkpoint - best // self.checkpoint >= self.patience
+
+    def is_done(self, position: Position) -> bool:
+        """Tell whether neither a step nor the last validation is left, which a stop may have cut short."""
+        step = position.step
+        if position.validation_loss is None and step <= self.last_step and self.validation_due(step):
+            return False
+        return step >= self.last_step or self.out_of_patience(position)
+
+    def hash_due(self, step: int) -> bool:
+        return self.state_hash is not None and step % self.state_hash == 0
+
+    @advisory("remaining time")
+    def remaining(self, step: int) -> Remaining:
+        """Return the work of this job from a step on, its own validation and checkpoint included."""
+        return Remaining(
+            steps=self.last_step - step,
+            validations=count_due(step, self.last_step, self.checkpoint, self.validation) if self.validation else 0,
+            checkpoints=count_due(step, self.last_step, self.checkpoint),
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -3,7 +3,7 @@
 Phases: start (before torch is imported, until the ranks have met), preparation (until there is something to save),
 training. A request to stop may come on any rank: a signal, a stop of another node, torchrun's end, a used-up budget.
 
-In training it is noted: before each step and inside a validation all ranks agree (training/step_intervals.py), and one
+In training it is noted: before each step and inside a validation all ranks agree (stop_request.py), and one
 rank's request makes all of them save and end as "stopped". Before, it ends this process at once, in preparation after
 the others' heartbeats (3 s) have told whether one is "lost" or in "error". A signal may be torchrun's own, sent to the
 others after one rank's death. If that rank has written its reason, the others end with that reason and without a word;

@@ -31,7 +31,7 @@ ADVICE = (
     "training.telemetry.chart:BackgroundChart.redraw",
     "training.telemetry.chart:BackgroundChart.finish",
     "training.parallel.step_clock:_seconds",
-    "training.step_intervals:count_due",
+    "training.loop:count_due",
     "training.job:introduce",
     "training.job:summarize",
 )
