@@ -43,8 +43,8 @@ def main() -> int:
 
 def check_processes(name: str, options: Any) -> None:
     """Raise BadInput if several processes would each do all of a command's work."""
+    from common.launch import check_environment, environment_world_size
     from evaluation.command_line import MeasureOptions
-    from training.launch import check_environment, environment_world_size
 
     check_environment()
     processes = environment_world_size()

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Reason
 from common.files import is_folder
-from common.output import keep_logs_only, show
-from common.script import Script, leave
-from training.launch import (
+from common.launch import (
     Failure,
     check_environment,
     check_launcher,
@@ -19,6 +17,8 @@ from training.launch import (
     environment_rank,
     tell_torchrun,
 )
+from common.output import keep_logs_only, show
+from common.script import Script, leave
 from training.supervision.run_lock import JobExit
 from training.supervision.supervision import Supervision
 

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from common.arguments import Command, option
 from common.checks import KeyRows, integer, number
 from common.errors import UsageError
+from common.launch import job_seconds
 from common.option_rules import OptionRules
-from training.launch import job_seconds
 from training.telemetry.budget import USD, Budget
 
 if TYPE_CHECKING:

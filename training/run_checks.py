@@ -8,6 +8,13 @@ import attrs
 
 from common.errors import BadInput, check_all, joined
 from common.files import is_folder
+from common.launch import (
+    check_launcher,
+    environment_local_world_size,
+    environment_nodes,
+    environment_world_size,
+    restarts,
+)
 from training.checkpoints.directory import check_wanted
 from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
@@ -18,13 +25,6 @@ from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce, report
 from training.initial_weights import InitialWeights
-from training.launch import (
-    check_launcher,
-    environment_local_world_size,
-    environment_nodes,
-    environment_world_size,
-    restarts,
-)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,11 +12,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from common.launch import setting
 from common.output import Notice, warning
 from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.grad_norm import global_grad_norm
-from training.launch import setting
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics

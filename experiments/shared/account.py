@@ -19,9 +19,9 @@ from common.checks import ValueCheck, number, optional, structured
 from common.errors import BadInput
 from common.files import seconds_since_written, writing
 from common.json_files import JsonLog, read_json_lines
+from common.launch import job_seconds, machine_identity
 from common.text import dollars, duration
 from experiments.shared.training_jobs import PoolOptions
-from training.launch import job_seconds, machine_identity
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.time_ledger import Spending, Spent
 

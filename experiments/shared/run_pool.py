@@ -12,13 +12,13 @@ import attrs
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput
 from common.files import open_locked
+from common.launch import SETTINGS_OF_EXPERIMENT, SETTINGS_VARIABLE
 from common.output import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.job_end import LEAST_SECONDS, TABLE_SECONDS, ended_over_budget, failure_of
 from experiments.shared.pool_display import PoolDisplay
 from experiments.shared.run_progress import RunProgress, Target, read_progress
 from experiments.shared.training_jobs import PoolDevices, PoolOptions, train_command
-from training.launch import SETTINGS_OF_EXPERIMENT, SETTINGS_VARIABLE
 from training.supervision.run_lock import lock_is_held
 from training.supervision.training_process import TrainingProcess
 from training.telemetry.time_ledger import read_earlier

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from common.checks import integer
 from common.errors import EXIT_DONE, BadInput, refusing
 from common.files import check_replaceable, replace_file, writing
+from common.launch import environment_rank
 from common.output import show
 from common.web_page import HEAT_LEGEND, render
 from evaluation.loss.token_losses import BATCH_TOKENS, log_probabilities, prediction_losses
@@ -40,7 +41,6 @@ from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.hardware.usable_gpus import choose_device
 from training.initial_weights import InitialWeights, first_network
-from training.launch import environment_rank
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import RunEvent, event_of, read_metrics

@@ -3,10 +3,10 @@
 import json
 
 from common.errors import BadInput, accepted
+from common.launch import check_environment
 from common.output import show
 from training.command import FindCommand, TrainCommand
 from training.config.train_config import Run, load_run
-from training.launch import check_environment
 
 
 def run(command: FindCommand) -> None:

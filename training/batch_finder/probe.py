@@ -23,13 +23,13 @@ from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
 from common.errors import EXIT_ERROR, BadInput
+from common.launch import environment_rank, environment_world_size, restarts
 from model.config import INITIAL_STD
 from training.build import make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics, set_determinism
 from training.hardware.usable_gpus import is_memory_error
-from training.launch import environment_rank, environment_world_size, restarts
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import CONNECT_TIMEOUT, Ranks, start, torchrun_store
 from training.planning.memory_model import HEADROOM, MemoryModel

@@ -24,13 +24,13 @@ from common.bucket import Bucket, Taken, Version
 from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
+from common.launch import boot_id
 from common.output import advisory, show
 from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES, step_of
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.retention import prune_bucket
 from training.checkpoints.saved_state import best_name, parse_state, read_state
 from training.config.train_config import Run
-from training.launch import boot_id
 from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import is_folder, partial_of, remove
+from common.launch import setting
 from common.text import readable_bytes
 from model.counts import parameter_count
 from training.checkpoints.directory import (
@@ -27,7 +28,6 @@ from training.checkpoints.directory import (
 )
 from training.config.train_config import Run
 from training.hardware.preflight import DiskNeed
-from training.launch import setting
 
 if TYPE_CHECKING:
     from common.bucket import Bucket

@@ -12,6 +12,7 @@ import attrs
 
 from common.errors import BadInput, check_all
 from common.files import sha256
+from common.launch import environment_nodes
 from common.output import note, show
 from common.text import readable_bytes
 from tokens.format.header import TokenFile
@@ -28,7 +29,6 @@ from training.data.open_tokens import (
     check_tokenizers,
     open_all,
 )
-from training.launch import environment_nodes
 from training.parallel.process_group import Ranks, together
 
 if TYPE_CHECKING:

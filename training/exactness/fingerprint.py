@@ -16,11 +16,11 @@ import attrs
 import torch
 
 from common.errors import BadInput
+from common.launch import setting
 from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
 from training.exactness.row_sums import needs_exact_norm
 from training.hardware.environment import cpu_name
-from training.launch import setting
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics, resolve
 

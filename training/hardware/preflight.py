@@ -21,11 +21,11 @@ import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from common.files import free_disk, mounted_as
+from common.launch import setting
 from common.output import show, warning
 from common.text import distinct_bytes, printable, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
-from training.launch import setting
 
 SHARED_MEMORY = Path("/dev/shm")
 # GPUs without direct access to each other: NCCL sends through a file in /dev/shm for each channel, at least two, and

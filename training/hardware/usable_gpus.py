@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.errors import BadInput
+from common.launch import environment_rank, environment_world_size, setting
 from common.text import either
 from training.hardware.driver import driver_gpus
-from training.launch import environment_rank, environment_world_size, setting
 
 if TYPE_CHECKING:
     from training.config.train_config import Run, TrainConfig

@@ -16,8 +16,8 @@ from torch.distributed import TCPStore
 
 from common.errors import BadInput, joined, reason_of_system_error
 from common.files import system_error
+from common.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
 from training.hardware.usable_gpus import choose_device, use_gpu
-from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start

@@ -11,6 +11,7 @@ from common.errors import BadInput, refusing
 from common.files import is_folder, replace_file, writing
 from common.hub_client import HUB, MODEL, hub_name, is_own_export, nearest_folder, note_local
 from common.json_files import read_json
+from common.launch import environment_world_size, is_first_on_machine
 from common.output import Notice, note, show
 from common.text import quoted
 from model.config import ModelConfig
@@ -22,7 +23,6 @@ from training.config.train_config import KEYS, Run, TrainConfig, make_run, overr
 from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
-from training.launch import environment_world_size, is_first_on_machine
 
 RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264

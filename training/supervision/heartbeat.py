@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from common.errors import EXIT_ERROR, Reason
+from common.launch import environment_nodes, torchrun_job
 from common.output import Notice, Severity, advisory, show
-from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, collective_failed, torchrun_store
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure

@@ -14,14 +14,14 @@ from common.errors import (
     reason_of_system_error,
 )
 from common.files import Locked, system_error
-from common.output import is_rank_0
-from common.script import show_problems
-from training.launch import (
+from common.launch import (
     Failure,
     environment_nodes,
     is_first_on_machine,
     tell_torchrun,
 )
+from common.output import is_rank_0
+from common.script import show_problems
 from training.supervision.supervision import Supervision
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed

@@ -19,10 +19,10 @@ from typing import NamedTuple, TextIO
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, REASONS, BadInput, Reason
 from common.files import check_replaceable, is_held, open_locked, replace_file, write_error, writing
 from common.json_files import parse_json, read_json, utc_now
+from common.launch import environment_nodes, job_identity, restarts, torchrun_identity
 from common.output import show, warning
 from common.redaction import redacted
 from common.text import printable
-from training.launch import environment_nodes, job_identity, restarts, torchrun_identity
 
 LOCK_FILE = ".lock"
 LOCK_CHARACTERS = 1 << 20  # more than is ever written there

@@ -31,11 +31,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from common import launch
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from common.files import LOCK_POLL_SECONDS
 from common.output import advisory, show
 from common.redaction import redacted_shell
-from training import launch
 from training.supervision.run_lock import (
     NODE_VARIABLE,
     ExitRecord,

@@ -14,7 +14,7 @@ from uuid import uuid4
 from common.errors import EXIT_DONE, EXIT_ERROR, Reason
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
-from training.launch import JOB_VARIABLE, without_launcher
+from common.launch import JOB_VARIABLE, without_launcher
 from training.supervision.run_lock import EXIT_FILE, read_exit
 
 JOB_LOG = "train.log"  # output of all jobs, in the run directory

@@ -13,9 +13,9 @@ import attrs
 
 from common.errors import EXIT_ERROR, BadInput
 from common.files import check_replaceable, replace_file, writing
+from common.launch import without_launcher
 from common.output import guard_outputs, keep_logs_only, show, warning
 from common.text import printable
-from training.launch import without_launcher
 from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 
 CHART = "training-run-chart.png"

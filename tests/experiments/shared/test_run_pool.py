@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
+from common.launch import JOB_VARIABLE, job_seconds, setting
 from experiments.shared import run_pool, training_jobs
 from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.run_pool import PoolStopped, RunPool
@@ -20,7 +21,6 @@ from experiments.shared.run_progress import read_progress
 from experiments.shared.training_jobs import PoolOptions
 from tests import launch
 from tests.conftest import ROOT, MakeRun
-from training.launch import JOB_VARIABLE, job_seconds, setting
 from training.supervision.run_lock import EXIT_FILE, lock_is_held, take_run_lock
 from training.supervision.training_process import JOB_LOG, JobEnd, TrainingProcess
 from training.telemetry.budget import Budget
@@ -178,7 +178,7 @@ def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(t
 def test_a_failure_names_keys_as_the_experiments_file_has_them(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = "from training.launch import setting; raise SystemExit('keep fewer with ' + setting(keep_checkpoints=1))"
+    failing = "from common.launch import setting; raise SystemExit('keep fewer with ' + setting(keep_checkpoints=1))"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
         pool.train({make_run("run"): None})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, REASONS, BadInput, Reason
+from common.launch import JOB_VARIABLE, job_identity, without_launcher
 from tests.conftest import ROOT
-from training.launch import JOB_VARIABLE, job_identity, without_launcher
 from training.supervision import run_lock
 from training.supervision.run_lock import (
     EXIT_FILE,

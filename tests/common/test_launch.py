@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 
+from common import launch
 from common.errors import BadInput
 from tests.conftest import ROOT, MakeRun, complete, train
-from training import launch
 from training.supervision.run_lock import take_run_lock
 
 LAUNCHER = """
@@ -22,7 +22,7 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1], began, clock()]).ret
 """
 RANK = """
 import sys, time
-from training.launch import job_seconds
+from common.launch import job_seconds
 
 clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
 launcher, own = map(float, sys.argv[1:])
