@@ -23,9 +23,9 @@ from training.supervision.run_lock import JobExit
 from training.supervision.supervision import Supervision
 
 if TYPE_CHECKING:
+    from training.checkpoints.initial_weights import InitialWeights, OtherModel
     from training.command import TrainCommand
     from training.config.train_config import Run
-    from training.initial_weights import InitialWeights, OtherModel
 
 # Of a status that no error has caused; EXIT_ERROR is then of --preflight or --replay, for a problem or a difference
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
@@ -46,9 +46,9 @@ def main() -> int:
         command = read_command()
         if (earlier := prepare(command, supervision)) is not None:
             return end_again(earlier, supervision)
+        from training.checkpoints.initial_weights import InitialWeights
         from training.config.train_config import load_run  # torch takes seconds
         from training.hardware.usable_gpus import memory_advice
-        from training.initial_weights import InitialWeights
         from training.job import run_job
         from training.run_checks import all_problems, check_run
 
@@ -139,7 +139,7 @@ def load_model(source: str) -> "OtherModel":
     """Return the model that --init-from or --like names. Raises BadInput."""
     from evaluation.shared.load import load_network
     from evaluation.shared.model_location import locate
-    from training.initial_weights import OtherModel
+    from training.checkpoints.initial_weights import OtherModel
 
     place = locate(source, None)
     return OtherModel(load_network(place), place.tokenizer)

@@ -32,10 +32,10 @@ from safetensors.numpy import save_file  # noqa: E402
 from common.errors import BadInput  # noqa: E402
 from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
 from training.build import make_settings, make_state  # noqa: E402
+from training.checkpoints.initial_weights import start_random  # noqa: E402
 from training.config.batch_plan import make_plan  # noqa: E402
 from training.config.train_config import Run  # noqa: E402
 from training.exactness.fingerprint import resolve_numerics, set_determinism  # noqa: E402
-from training.initial_weights import start_random  # noqa: E402
 from training.parallel.process_group import Ranks  # noqa: E402
 from training.state import StepSettings, TrainState  # noqa: E402
 from training.telemetry.metrics_log import METRICS, Metric, read_metrics  # noqa: E402

@@ -11,10 +11,10 @@ from common.files import is_folder
 from common.output import note, show, warning
 from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import checkpoints_of, misplaced, name_of
+from training.checkpoints.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.tensor_files import load
-from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import RankGroup, Ranks, from_coordinator, gather, once_per_disk
 from training.state import TrainState
 

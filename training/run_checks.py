@@ -16,6 +16,7 @@ from common.launch import (
     restarts,
 )
 from training.checkpoints.directory import check_wanted
+from training.checkpoints.initial_weights import InitialWeights
 from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
 from training.config.batch_plan import derive_layout
@@ -24,7 +25,6 @@ from training.data.open_tokens import PlannedTokens
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce, report
-from training.initial_weights import InitialWeights
 
 
 @attrs.frozen(kw_only=True)

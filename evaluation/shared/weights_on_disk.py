@@ -8,9 +8,9 @@ from evaluation.shared.foreign import model_files
 from evaluation.shared.weights import WeightsIdentity
 from model.gpt import GPT
 from training.checkpoints.directory import MANIFEST
+from training.checkpoints.initial_weights import weights_sha256
 from training.checkpoints.lookup import checkpoint_titled
 from training.checkpoints.saved_state import weights_digest
-from training.initial_weights import weights_sha256
 
 
 def identity_of(network: GPT, directory: Path) -> WeightsIdentity:

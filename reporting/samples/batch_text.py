@@ -33,6 +33,7 @@ from tokens.format.manifest import TokenizerRecord
 from tokens.format.token_file import SCAN_TOKENS, TokenStream
 from training.checkpoints.compatibility import differences
 from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.initial_weights import InitialWeights, first_network
 from training.checkpoints.lookup import find_before
 from training.checkpoints.run_record import RESOLVED, RunRecord, make_record
 from training.command import TrainCommand
@@ -40,7 +41,6 @@ from training.config.train_config import KEYS, Run, resolve_spelling
 from training.data.open_tokens import TokenDirectory, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.hardware.usable_gpus import choose_device
-from training.initial_weights import InitialWeights, first_network
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import RunEvent, event_of, read_metrics

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import launch
 from tests.conftest import ROOT
 from training import build
+from training.checkpoints.initial_weights import start_random
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.exactness.fingerprint import resolve_numerics
-from training.initial_weights import start_random
 from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.telemetry.time_ledger import TimeLedger

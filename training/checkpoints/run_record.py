@@ -44,7 +44,7 @@ class WeightsOrigin:
     """The model from whose weights a run started."""
 
     source: str  # as on the command line
-    sha256: str  # training/initial_weights.py
+    sha256: str  # training/checkpoints/initial_weights.py
     vocab_size: int | None = None  # of that model, where the run has added rows for new ids
     unseen: int | None = None  # special tokens that it has never seen: their rows begin as that of the end of text
 

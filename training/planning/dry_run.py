@@ -8,6 +8,7 @@ from tabulate import tabulate
 from common.output import show
 from model.axes import TENSOR_AXES, axes_of, plain_name
 from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.initial_weights import InitialWeights, check_origin
 from training.checkpoints.lookup import find_to_resume
 from training.checkpoints.saved_state import read_state
 from training.command import TrainCommand
@@ -16,7 +17,6 @@ from training.config.train_config import Run
 from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import check_objective
 from training.data.verify_tokens import tokens_at_hand
-from training.initial_weights import InitialWeights, check_origin
 from training.parallel.process_group import RankGroup
 from training.planning.estimate import make_estimate
 from training.planning.forecast_file import describe_forecast_file

@@ -8,10 +8,10 @@ import attrs
 from common.json_files import read_json
 from model.config import GPT2_SMALL, ModelConfig
 from model.counts import matmul_parameter_count, parameter_count
+from training.checkpoints.initial_weights import FREE_KEYS
 from training.config.batch_plan import Plan
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
-from training.initial_weights import FREE_KEYS
 from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine
 

@@ -15,8 +15,8 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, MakeRun, complete, metrics
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
+from training.checkpoints.initial_weights import keep_rows
 from training.config.key_groups import OptimizationOptions
-from training.initial_weights import keep_rows
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
 from training.parallel.mesh import held_rows, local_tensor

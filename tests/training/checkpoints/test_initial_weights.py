@@ -15,7 +15,7 @@ from tests.conftest import TINY_MODEL, MakeRun, complete, metrics, one_line, tra
 from tests.evaluation.comparison.stored import evaluate
 from tests.launch import ROOT
 from tests.launch import run as run_command
-from training.initial_weights import with_new_rows
+from training.checkpoints.initial_weights import with_new_rows
 
 # What describes the same network.
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
