@@ -32,7 +32,7 @@ from training.config.train_config import load_run
 from training.loop import collect_garbage
 from training.parallel.process_group import ALONE, Ranks, groups_of, start
 from training.planning.memory_model import GIB, MemoryModel
-from training.self_test import random_batches
+from training.replay.self_test import random_batches
 from training.step import train_step
 
 COLUMNS = [

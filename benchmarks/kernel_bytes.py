@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from training.config.train_config import load_run
 from training.exactness import row_sums
 from training.parallel.process_group import Ranks, start, stop
-from training.self_test import random_batches
+from training.replay.self_test import random_batches
 from training.step import train_step
 
 SHOWN_KERNELS = 12  # kernels of each kind

@@ -119,7 +119,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
 
 def replay_job(job: OpenJob, first: int, last: int) -> int:
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
-    from training.replay import load_before, read_recorded, replay
+    from training.replay.replay import load_before, read_recorded, replay
 
     recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
     numerics, state = _make_state(job)
@@ -155,7 +155,7 @@ def _request(job: OpenJob, numerics: Numerics) -> ResumeRequest:
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:
     if not wants_self_test(settings, job.ranks):
         return None
-    from training.self_test import describe, self_test
+    from training.replay.self_test import describe, self_test
 
     outcome = self_test(state, settings, job.ranks)
     show(describe(outcome, settings.numerics), once=True)

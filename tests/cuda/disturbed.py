@@ -17,11 +17,12 @@ import torch
 
 from tests.launch import ROOT
 from tools.fakegpu.recorder import record
-from training import loop, self_test
+from training import loop
 from training.batch_finder import probe
 from training.guard import Guard
 from training.hardware.usable_gpus import use_gpu
 from training.parallel.mesh import local_tensor
+from training.replay import self_test
 
 BAD_STEP = 1  # counted from 0
 FIRST, LAST = 15, 114  # counted from 0; DDP measures itself, and waits, in its first ten, and else in each 100th

@@ -28,7 +28,8 @@ import time
 import torch
 
 import train
-from training import build, job, loop, self_test, step
+from training import build, job, loop, step
+from training.replay import self_test
 from training.parallel import mesh, process_group
 from training.supervision import heartbeat
 

@@ -33,7 +33,7 @@ from training.hardware.usable_gpus import is_memory_error
 from training.parallel.mesh import local_tensor
 from training.parallel.process_group import CONNECT_TIMEOUT, Ranks, start, torchrun_store
 from training.planning.memory_model import HEADROOM, MemoryModel
-from training.self_test import random_batches
+from training.replay.self_test import random_batches
 from training.state import StepSettings, TrainState
 from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS

@@ -14,7 +14,7 @@ from tests.training.conftest import state_of
 from training.exactness.fingerprint import set_determinism
 from training.parallel.process_group import Ranks
 from training.precision import Numerics
-from training.self_test import SelfTest, describe, self_test
+from training.replay.self_test import SelfTest, describe, self_test
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics
 

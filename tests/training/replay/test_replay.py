@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, MakeRun, complete, train
-from training import replay
+from training.replay import replay
 
 
 def test_the_record_is_of_all_lines_of_a_step_and_the_newest_counts(tmp_path: Path) -> None:
