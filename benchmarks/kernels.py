@@ -16,10 +16,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from model.config import ModelConfig
-from training.batch_finder.probe import take_steps
 from training.config.train_config import load_run
 from training.hardware.gpus import Gpu, named_gpus
 from training.parallel.process_group import start, stop
+from training.planning.batch_probe import take_steps
 from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 

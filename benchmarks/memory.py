@@ -21,12 +21,12 @@ from bench import SIZES, Size, prepare
 
 import find_batch_size
 from common.errors import BadInput
-from training.batch_finder import probe
-from training.batch_finder.finder import PROBE, gallop
-from training.batch_finder.probe import Prober
 from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
+from training.planning import batch_probe as probe
+from training.planning.batch_finder import PROBE, gallop
+from training.planning.batch_probe import Prober
 from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")

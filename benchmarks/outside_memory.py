@@ -14,9 +14,9 @@ import bench
 import torch
 
 from common.errors import BadInput
-from training.batch_finder.probe import take_steps
 from training.config.train_config import load_run
 from training.parallel.process_group import gather, start, stop
+from training.planning.batch_probe import take_steps
 from training.planning.memory_model import GIB, outside_bytes
 
 STEPS = 3  # of training: libraries load, and NCCL connects, with their first use

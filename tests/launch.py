@@ -313,7 +313,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from training.batch_finder import probe as team
+    from training.planning import batch_probe as team
     from training.supervision import training_process
     from training.telemetry import chart
 

@@ -259,7 +259,7 @@ class FindCommand:
     write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
     overrides: Overrides = ()
     device: Device = None  # cpu: a dry trial
-    probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: batch_finder/probe.py
+    probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: planning/batch_probe.py
 
 
 FIND_COMMANDS = {"": Command(FindCommand, "training.batch_finder.find")}

@@ -18,10 +18,10 @@ import torch
 from tests.launch import ROOT
 from tools.fakegpu.recorder import record
 from training import loop
-from training.batch_finder import probe
 from training.guard import Guard
 from training.hardware.usable_gpus import use_gpu
 from training.parallel.mesh import local_tensor
+from training.planning import batch_probe as probe
 from training.replay import self_test
 
 BAD_STEP = 1  # counted from 0

@@ -14,8 +14,8 @@ def run(command: FindCommand) -> None:
     check_environment()
     run = load_run(command.run, command.overrides)
     if command.predict is not None:
-        from training.batch_finder.search import prediction_table
         from training.hardware.gpus import find_gpu
+        from training.planning.batch_search import prediction_table
         from training.planning.price_list import gpus_of
 
         known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
@@ -25,17 +25,17 @@ def run(command: FindCommand) -> None:
         if problems:
             raise BadInput(*problems)
     elif command.probe is not None:
-        from training.batch_finder.probe import run_probe
+        from training.planning.batch_probe import run_probe
 
         run_probe(run, command.device, **json.loads(command.probe))
     else:
-        from training.batch_finder.finder import report_largest
+        from training.planning.batch_finder import report_largest
 
         report_largest(run, command.overrides, command.device, command.world_size, command.write)
 
 
 def find_for_training(run: Run, command: TrainCommand, _: object) -> None:
     """Search on the ranks of train.py. Raises BadInput."""
-    from training.batch_finder.finder import report_largest
+    from training.planning.batch_finder import report_largest
 
     report_largest(run, command.overrides, command.options.device, None, command.write)

@@ -13,9 +13,9 @@ import torch
 from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT, MakeRun, one_line, only_line, slow
-from training.batch_finder import finder
-from training.batch_finder.probe import HEADROOM, Prober, Report, usable_bytes
 from training.config.train_config import load_run
+from training.planning import batch_finder as finder
+from training.planning.batch_probe import HEADROOM, Prober, Report, usable_bytes
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 SHORT = Path(__file__).with_name("short_of_memory.py")

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import find_batch_size
 from model import loss as next_token_loss
-from training.batch_finder import finder, probe
+from training.planning import batch_finder as finder
+from training.planning import batch_probe as probe
 
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"

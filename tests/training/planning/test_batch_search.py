@@ -6,9 +6,9 @@ import re
 from model.config import ModelConfig
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, MakeRun
-from training.batch_finder.search import candidates, keeping, next_candidate, prediction_table
 from training.config.train_config import load_run
 from training.hardware.gpus import known_gpus
+from training.planning.batch_search import candidates, keeping, next_candidate, prediction_table
 
 
 def test_a_search_decides_every_limit_in_few_trials(make_run: MakeRun) -> None:

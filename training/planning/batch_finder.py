@@ -19,14 +19,14 @@ from common.files import replace_file, writing
 from common.json_files import parse_json, read_regular
 from common.output import note, show
 from common.text import readable_bytes
-from training.batch_finder.probe import Prober, Report, Verdict
-from training.batch_finder.search import candidates, keeping, next_candidate
 from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run, TrainConfig, spellings
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
 from training.parallel.process_group import not_met
+from training.planning.batch_probe import Prober, Report, Verdict
+from training.planning.batch_search import candidates, keeping, next_candidate
 from training.planning.memory_model import MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the program of a probe's processes, with --probe
