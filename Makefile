@@ -83,7 +83,7 @@ test-long: .venv/installed-test
 # which are taken as they are. Where pip prefers CPU wheels, switch that off: make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null
 CUDA_VENV ?= .venv-cuda-2.13
 OLDEST_CUDA_VENV ?= .venv-cuda-2.11
-ON_EMULATED_GPUS = tools/fakegpu/run $(1)/bin/python -m pytest tests/cuda -n 2 --timeout 900 -m
+ON_EMULATED_GPUS = tests/fakegpu/run $(1)/bin/python -m pytest tests/cuda -n 2 --timeout 900 -m
 
 test-cuda: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV) $(OLDEST_CUDA_VENV)))
 	$(call ON_EMULATED_GPUS,$(CUDA_VENV)) cuda
@@ -91,15 +91,15 @@ test-cuda: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV) $(OLDEST_
 
 first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV)))
 	output="$$(mktemp -d)/gpu-hour-dry-run"; \
-	FAKEGPU_COUNT=2 tools/fakegpu/run $(CUDA_VENV)/bin/python benchmarks/first_gpu_hour.py --dry-run \
+	FAKEGPU_COUNT=2 tests/fakegpu/run $(CUDA_VENV)/bin/python benchmarks/first_gpu_hour.py --dry-run \
 	  --output "$$output" || { cat "$$output/page.md"; exit 1; }
 
 # ===: no local version such as 2.13.0+cpu
-.venv-cuda-%/installed: requirements.txt requirements-test.txt tools/fakegpu/requirements.txt | python-version
+.venv-cuda-%/installed: requirements.txt requirements-test.txt tests/fakegpu/requirements.txt | python-version
 	"$(PYTHON)" -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet torch===$*.0
 	grep -v '^torch==' requirements.txt | $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin \
-	  --requirement tools/fakegpu/requirements.txt
+	  --requirement tests/fakegpu/requirements.txt
 	grep -E '^(pytest|hypothesis|beartype)' requirements-test.txt | \
 	  $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin
 	touch $@
@@ -108,7 +108,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup_lambda.sh launch/*.sh launch/slurm.sbatch .ci/run tools/fakegpu/run
+	$(BIN)/shellcheck setup_lambda.sh launch/*.sh launch/slurm.sbatch .ci/run tests/fakegpu/run
 	$(BIN)/mkdocs build --strict --quiet
 
 docs: .venv/installed-test

@@ -1,8 +1,8 @@
 """Training steps on emulated GPUs: host time, kernel launches, collectives, host waits, peak memory beside prediction.
 
-tools/fakegpu/run python benchmarks/emulated_steps.py [--parallel ddp fsdp] [--determinism off elastic]
+tests/fakegpu/run python benchmarks/emulated_steps.py [--parallel ddp fsdp] [--determinism off elastic]
 
-Nothing is computed (tools/fakegpu/README.md): counts, bytes and host time are real, device time is not. Each row is a
+Nothing is computed (tests/fakegpu/README.md): counts, bytes and host time are real, device time is not. Each row is a
 process, rank 0 of --world-size, whose other ranks do not exist; collectives return at once. Median of --steps, without
 warm-up. "first" is the peak of the first step, "later" that of the others.
 """
@@ -27,7 +27,7 @@ from bench import GROUP_SECONDS, SIZES, WARM_UP, Size
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
 
 from common.errors import BadInput
-from tools.fakegpu.recorder import launches, record
+from tests.fakegpu.recorder import launches, record
 from training.config.train_config import load_run
 from training.loop import collect_garbage
 from training.parallel.process_group import ALONE, Ranks, groups_of, start

@@ -85,7 +85,7 @@ def main(
         sys.exit(report(needs(preflight)))
     gpus = torch.cuda.device_count()
     if gpus == 0:
-        raise BadInput("no GPU here; tools/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
+        raise BadInput("no GPU here; tests/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
     ranks = 1 << (min(gpus, 8).bit_length() - 1)
     check_output(output)
     output.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Bytes that the kernels of a training step move, by kernel: torch.compile's own count, and the tensors of operators.
 
-tools/fakegpu/run python benchmarks/kernel_bytes.py [--sizes 124M 1.5B] [--microbatch 16] [--world-size 8 --elastic]
+tests/fakegpu/run python benchmarks/kernel_bytes.py [--sizes 124M 1.5B] [--microbatch 16] [--world-size 8 --elastic]
 
-On emulated GPUs (tools/fakegpu/README.md) as on real ones: a count of bytes needs no computation. One micro-batch a
+On emulated GPUs (tests/fakegpu/README.md) as on real ones: a count of bytes needs no computation. One micro-batch a
 step, on one rank or rank 0 of --world-size. training/planning/throughput.py takes its bytes from here. Matrix products
 and attention, whose time is that of their FLOPs, and collectives are not in the table.
 """

@@ -1,4 +1,4 @@
-"""Tests on torch's CUDA build over the emulated driver of tools/fakegpu: `make test-cuda`, and no other command.
+"""Tests on torch's CUDA build over the emulated driver of tests/fakegpu: `make test-cuda`, and no other command.
 
 The driver computes nothing, so losses are noise: asserted is what a run promises whatever it computes.
 """

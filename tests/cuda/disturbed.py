@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from tests.fakegpu.recorder import record
 from tests.launch import ROOT
-from tools.fakegpu.recorder import record
 from training import loop
 from training.guard import Guard
 from training.hardware.usable_gpus import use_gpu

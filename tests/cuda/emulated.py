@@ -38,7 +38,7 @@ def atomic_kernels(cache: Path) -> list[str]:
 
 
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
-    """Return the environment of processes on emulated GPUs; `variables`: of tools/fakegpu/README.md, for one."""
+    """Return the environment of processes on emulated GPUs; `variables`: of tests/fakegpu/README.md, for one."""
     folder = cache_of(gpu, determinism)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
     return {"FAKEGPU": gpu, **caches, **variables}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import launch
-from tools.fakegpu.recorder import Kind, record
+from tests.fakegpu.recorder import Kind, record
 
 M, N, K, BATCH = 8, 24, 40, 3
 MATMUL_FLOPS = 2 * M * N * K
@@ -69,7 +69,7 @@ def test_a_lookup_of_an_unknown_driver_function_is_named_and_fails() -> None:
 def test_memory_ends_at_the_limit_and_what_was_refused_is_recorded(expandable: bool) -> None:
     done = execute(
         "import torch\n"
-        "from tools.fakegpu.recorder import Kind, record\n"
+        "from tests.fakegpu.recorder import Kind, record\n"
         "with record() as recording:\n"
         f"    whole = torch.empty({MEMORY}, dtype=torch.uint8, device='cuda')\n"
         "    try:\n"
@@ -103,7 +103,7 @@ def test_a_matrix_product_is_recorded_with_its_operations_and_bytes(dtype: torch
 def test_collectives_are_recorded_with_their_bytes_and_ranks() -> None:
     done = execute(
         "import json, os, torch, torch.distributed as dist\n"
-        "from tools.fakegpu.recorder import record\n"
+        "from tests.fakegpu.recorder import record\n"
         "dist.init_process_group('nccl', store=dist.HashStore(), rank=0, world_size=8)\n"
         "part, whole = torch.ones(1000, device='cuda'), torch.ones(8000, device='cuda')\n"
         "with record() as recording:\n"

@@ -4,11 +4,11 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT
-from tools.fakegpu.recorder import Entry, Kind, record
+from tests.fakegpu.recorder import Entry, Kind, record
 
 
 def test_kinds_and_fields_are_those_of_the_driver() -> None:
-    header = (ROOT / "tools" / "fakegpu" / "record.h").read_text()
+    header = (ROOT / "tests" / "fakegpu" / "record.h").read_text()
     kinds = re.sub(r"//.*", "", re.search(r"enum EventKind \{(.*?)\};", header, re.DOTALL)[1])
     assert [kind.name for kind in Kind] == [name.strip() for name in kinds.split(",")]
     fields = re.sub(r"//.*", "", re.search(r"typedef struct \{(.*?)\} Event;", header, re.DOTALL)[1])
@@ -16,5 +16,5 @@ def test_kinds_and_fields_are_those_of_the_driver() -> None:
 
 
 def test_without_the_driver_a_recording_says_what_to_run() -> None:
-    with pytest.raises(BadInput, match="no emulated GPU; put tools/fakegpu/run before the command"), record():
+    with pytest.raises(BadInput, match="no emulated GPU; put tests/fakegpu/run before the command"), record():
         pass

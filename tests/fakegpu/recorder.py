@@ -4,7 +4,7 @@
         train_step(...)
     recording.launches, recording.synchronizations, recording.collectives["AllReduce"].bytes
 
-For programs under tools/fakegpu/run. Needs no torch.
+For programs under tests/fakegpu/run. Needs no torch.
 """
 
 import ctypes
@@ -162,7 +162,7 @@ def _driver() -> ctypes.CDLL:
         driver.fakegpu_stop.restype = ctypes.c_size_t
         driver.fakegpu_launches.restype = ctypes.c_long
     except (OSError, AttributeError):
-        raise BadInput("no emulated GPU; put tools/fakegpu/run before the command") from None
+        raise BadInput("no emulated GPU; put tests/fakegpu/run before the command") from None
     return driver
 
 

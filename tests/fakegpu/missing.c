@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 static void end(const char *name) {
-  fprintf(stderr, "fakegpu: %s was called and is not emulated; tools/fakegpu/README.md says how to add it\n", name);
+  fprintf(stderr, "fakegpu: %s was called and is not emulated; tests/fakegpu/README.md says how to add it\n", name);
   abort();
 }
 
