@@ -2,7 +2,7 @@
 
     python benchmarks/conversation_packing.py [--seeds 3]   # trains small networks on one core, six minutes
 
-Conversations of benchmarks/toy_dialogue.py differ in length by a factor of five. For each seed a base model learns
+Conversations of examples/toy_dialogue.py differ in length by a factor of five. For each seed a base model learns
 stories; from it each packing is fine-tuned on the same conversations, in updates of as many rows. Held-out
 questions stand alone in their row, so a greedy answer is right where the argmax at each of its tokens is. Attention
 within each conversation is a mask in this file alone. Positions are RoPE's, so a conversation's place in its row is
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toy_dialogue import ToyWorld
 
+from examples.toy_dialogue import ToyWorld
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tokens.tokenizer.template import ASSISTANT, TEMPLATES, TURN_TOKENS, USER, Message

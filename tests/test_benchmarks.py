@@ -13,7 +13,6 @@ import bench
 import kernels
 import pytest
 import torch
-import toy_dialogue
 import train_speed
 from beside_nanogpt import CPU_CONDITION, _stepper
 from kernels import kind_of, table
@@ -108,12 +107,3 @@ def test_tables_beside_nanogpt_are_printed_when_their_time_is_up(
     for precision in ("fp32", "bf16"):
         assert re.search(rf"{precision}: 0 of 10 steps within 0 minutes", printed)
     assert len(re.findall("^.+? over the limit  over the limit$", printed, re.MULTILINE)) == 2 * 2
-
-
-def test_a_toy_world_replaces_no_users_file(tmp_path: Path) -> None:
-    for _ in range(2):  # the same world again
-        toy_dialogue.write(tmp_path, seed=0)
-    (tmp_path / "conversations.jsonl").write_text("mine")
-    with pytest.raises(BadInput, match=r"conversations.jsonl: is not the toy world of --seed 0, .* \(4 bytes\); move"):
-        toy_dialogue.write(tmp_path, seed=0)
-    assert (tmp_path / "conversations.jsonl").read_text() == "mine"

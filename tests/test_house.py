@@ -61,7 +61,9 @@ def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
 def test_no_two_modules_or_classes_have_one_name() -> None:
     modules: dict[str, list[str]] = {}
     classes: dict[str, list[str]] = {}
-    for path in [path for room in (*MAY_IMPORT, "benchmarks") for path in sorted((ROOT / room).rglob("*.py"))]:
+    for path in [
+        path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
+    ]:
         where = str(path.relative_to(ROOT))
         if path.name not in ("__init__.py", "command.py"):  # there the folder makes the noun
             modules.setdefault(path.stem, []).append(where)
@@ -127,7 +129,7 @@ def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
 
 def test_files_and_modules_that_pages_name_exist() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks"])
+    rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
     for page in [page for page in pages if page.name != "NOTES.md"]:  # the log names files as they were
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))

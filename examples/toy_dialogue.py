@@ -1,7 +1,7 @@
 """Toy dialogue: stories for a base model, conversations for a fine-tune, held-out questions with the right answers.
 
-    python benchmarks/toy_dialogue.py toy  # writes stories.jsonl, conversations.jsonl, questions.jsonl
-    python benchmarks/toy_dialogue.py toy --model runs/toy-talk  # share of the questions that it answers right
+    python examples/toy_dialogue.py toy  # writes stories.jsonl, conversations.jsonl, questions.jsonl
+    python examples/toy_dialogue.py toy --model runs/toy-talk  # share of the questions that it answers right
 
 Animals of a toy world have a colour, a home, a food and a work. Stories tell all four of each. Conversations ask for
 three of the four, held-out questions for the fourth: a right answer says something learned from stories alone, in a way
@@ -11,11 +11,14 @@ learned from conversations about other facts. By chance one in eleven would be r
 import itertools
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import bench
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import bench  # it makes the repository's rooms importable
 import torch
 from scipy import special
 
