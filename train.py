@@ -34,7 +34,7 @@ REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "sto
 INSTEAD_OF_TRAINING = {
     "dry_run": ("training.planning.plan_table", "dry_run"),
     "plan": ("training.planning.plan_table", "dry_run"),
-    "find_max_microbatch": ("training.batch_finder.find", "find_for_training"),
+    "find_max_microbatch": ("training.planning.batch_command", "find_for_training"),
     "preflight": ("training.run_checks", "preflight"),
     "look": ("reporting.samples.batch_text", "look"),
 }

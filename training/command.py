@@ -262,4 +262,4 @@ class FindCommand:
     probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: planning/batch_probe.py
 
 
-FIND_COMMANDS = {"": Command(FindCommand, "training.batch_finder.find")}
+FIND_COMMANDS = {"": Command(FindCommand, "training.planning.batch_command")}
