@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from common.errors import Diverged, advisory
-from common.output import progress, show, warning
+from common.errors import Diverged
+from common.output import advisory, progress, show, warning
 from training.checkpoints.tensor_files import state_sha256
 from training.config.batch_plan import count_due
 from training.prefetch import Feed
