@@ -32,8 +32,8 @@ REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "sto
 # What an option of train.py does instead of training: the module, imported then, and its function of (run, command,
 # initial weights), which returns an exit status, None for success
 INSTEAD_OF_TRAINING = {
-    "dry_run": ("training.planning.plan_table", "dry_run"),
-    "plan": ("training.planning.plan_table", "dry_run"),
+    "dry_run": ("training.planning.dry_run", "dry_run"),
+    "plan": ("training.planning.dry_run", "dry_run"),
     "find_max_microbatch": ("training.planning.batch_command", "find_for_training"),
     "preflight": ("training.run_checks", "preflight"),
     "look": ("reporting.samples.batch_text", "look"),
