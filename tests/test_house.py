@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import evaluation.command_line
+import experiments.command
+import reporting.command
+import tokens.command
+import train
+import training.command
 from tests import launch
 from tests.launch import ROOT, execute
 
@@ -72,6 +78,18 @@ def test_no_two_modules_or_classes_have_one_name() -> None:
                 classes.setdefault(node.name, []).append(where)
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
     assert {name: found for name, found in classes.items() if len(found) > 1} == {}
+
+
+def test_each_command_names_a_function_that_exists() -> None:
+    """Commands name their modules as text, so that --help imports none of them; a move could leave a wrong name."""
+    registries = [evaluation.command_line, experiments.command, reporting.command, tokens.command]
+    commands = [command for registry in registries for command in registry.COMMANDS.values()]
+    commands += training.command.FIND_COMMANDS.values()
+    functions = [(command.module, command.function) for command in commands] + [*train.INSTEAD_OF_TRAINING.values()]
+    assert len(functions) > 20
+    for module, function in functions:
+        tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+        assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], (module, function)
 
 
 @pytest.mark.parametrize("script", ENTRY_SCRIPTS)
