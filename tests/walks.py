@@ -147,8 +147,8 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def starts(run: Path) -> list[int]:
-    """Return the world size of each start."""
-    return [record["world_size"] for record in events(run, "start")]
+    """Return the world size of each job that has started, also of those of which no step is left."""
+    return [record["world_size"] for record in read_counted(run).records if record.get("event") == "start"]
 
 
 def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:
