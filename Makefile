@@ -76,7 +76,7 @@ TRACKERS = tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
 
 test-long: .venv/installed-test
 	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2" $(TRACKERS)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 3 # compilers and ranks of these use both cores
 	$(BIN)/python -m pytest -m long -n 0 -s
 
 # Environments with torch's CUDA build, the pinned one and the oldest supported; both variables can name others,
