@@ -1,6 +1,6 @@
 # make train      from nothing: tokens, two minutes of training, a chart and a sample
 # make train TEXT=book.txt  the same from your own text, a file or a folder, in runs/book; RUN=mine: in runs/mine
-# make test       tests to wait for: 7 minutes
+# make test       tests to wait for: 5 minutes
 # make test-long  the slower half of the tests; random walks over ranks, kills, fuzzing, lm-evaluation-harness, a served judge
 # make test-cuda  training on torch's CUDA build over an emulated driver: 20 minutes, 10 GB of packages; needs no GPU
 # make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its values mean nothing
