@@ -20,7 +20,7 @@ from tests.conftest import ROOT, MakeRun, complete, metrics, train_command
 from tests.launch import wait_until
 from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.lookup import find_to_resume
-from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.metrics_log import METRICS, read_counted, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
 KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is nearly always in flight
