@@ -33,6 +33,7 @@ from tokens.tokenizer.loading import record_of
 from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import TEMPLATES, Message
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
+from training.supervision.torchrun import MOST_RANKS
 from training.supervision.training_process import JOB_LOG, TrainingProcess
 from training.telemetry.metrics_log import Metric, read_metrics
 
@@ -51,7 +52,6 @@ TRAIN: dict[str, Any] = {  # of train.json, whatever the records and the setting
     "require_stock_class": False,
 }
 POLL_SECONDS = 0.1  # between looks at a run that trains
-MOST_RANKS = 8  # that training/supervision/torchrun.py starts
 
 
 @attrs.frozen

@@ -1,6 +1,10 @@
 """Retention: which checkpoints of a run stay, the space that they need, and the removal of all others.
 
-Nothing else removes a checkpoint, on a disk or in a bucket; other modules move them to an archive at most.
+Nothing else removes a complete checkpoint of a run, on a disk or in a bucket; other modules move them to an archive at
+most. Three places remove something near to one: `recover` of atomic_commit.py, the unfinished replacement of a
+checkpoint that it restores; `rename` of directory.py, the source after a copy to another file system; and
+evaluation/instruct, the temporary run of a fine-tune, with all that is in it. A test lists the functions of this folder
+that remove files.
 """
 
 import shutil

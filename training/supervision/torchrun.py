@@ -15,6 +15,8 @@ from common.json_files import read_json
 from common.output import progress, show
 from training.supervision.run_lock import NODE_VARIABLE
 
+MOST_RANKS = 8  # the quickstart has as many micro-batches in a step, which ranks share evenly
+
 
 def main() -> int:
     """Run torchrun; return the status of rank 0, EXIT_ERROR where any was killed."""
@@ -24,7 +26,7 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    ranks = 1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1)  # quickstart's 8 micro-batches divide evenly
+    ranks = 1 << (min(torch.cuda.device_count() or 2, MOST_RANKS).bit_length() - 1)
     logging.disable(logging.ERROR)
     with TemporaryDirectory() as folder:
         os.environ[NODE_VARIABLE] = folder

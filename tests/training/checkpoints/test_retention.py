@@ -1,16 +1,21 @@
 """Retention: what is kept, what is removed, and what is not ours to remove."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
 from common.bucket import Version
+from tests.launch import ROOT
 from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS, link_target, name_of
 from training.checkpoints.lookup import bucket_link
-from training.checkpoints.retention import kept_steps, prune_bucket, prune_disk
+from training.checkpoints.retention import CHECKPOINT_BYTES, kept_steps, prune_bucket, prune_disk
+from training.config.key_groups import OPTIMIZERS
+from training.optimizers.update_rule import rules_of
 
 STEPS = [2, 4, 6, 8, 10]
 
@@ -100,3 +105,33 @@ def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".partial-best").symlink_to("nowhere")
     prune_disk(tmp_path, 4, None, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]
+
+
+def test_no_optimizer_saves_more_than_the_space_that_is_asked_for() -> None:
+    for optimizer in OPTIMIZERS:
+        states = [sum(dtype.itemsize for dtype in rule.state.values()) for rule in rules_of(optimizer)]
+        assert torch.float32.itemsize + max(states) <= CHECKPOINT_BYTES, optimizer
+
+
+REMOVING = {"rmtree", "remove", "unlink", "delete"}  # rmdir removes nothing but empty folders
+# Functions of training/checkpoints/ outside retention.py that remove files. None of these is a complete checkpoint.
+REMOVED_ELSEWHERE = {
+    ("archive.py", "_move"),  # a link that was moved
+    ("atomic_commit.py", "_restore_replaced"),  # the unfinished replacement of a checkpoint that is restored
+    ("bucket_upload.py", "release"),  # the lease of a bucket
+    ("directory.py", "point"),  # a link
+    ("directory.py", "rename"),  # the source after a copy to another file system
+    ("run_disk.py", "find_disk"),  # a mark that tells disks apart
+}
+
+
+def test_retention_alone_removes_checkpoints() -> None:
+    removing = set()
+    for path in (ROOT / "training" / "checkpoints").rglob("*.py"):
+        for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
+            calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+            names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+            if names & REMOVING:
+                removing.add((path.name, function.name))
+    elsewhere = {place for place in removing if place[0] != "retention.py"}
+    assert elsewhere == REMOVED_ELSEWHERE and len(removing) > len(elsewhere)
