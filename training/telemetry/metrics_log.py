@@ -67,6 +67,28 @@ class RunEvent:
     SPIKE_SKIPPED = "spike-skipped"  # of earlier versions
 
 
+class Detail:
+    """Keys of an event's details that code reads; the table of lines in docs/run-directory.md has their meanings.
+
+    Details that only people read, such as the seconds of a save, are named where they are written.
+    """
+
+    PROBLEM = "problem"  # of a failure, in words
+    REASON = "reason"  # why training ended early
+    NAME = "name"  # of a checkpoint
+    SOURCES = "sources"  # tokens and epochs read of each dataset
+    WORLD_SIZE = "world_size"
+    DATA_PARALLEL_SIZE = "data_parallel_size"
+    DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
+    SOFTWARE = "software"
+    COMMIT = "commit"
+    CHANGES = "changes"  # of the numerics, a text for each
+    KEY = "key"  # of a setting that changed
+    OLD = "old"
+    NEW = "new"
+    WHO = "who"  # of earlier versions
+
+
 # Events of each job at the step where it begins
 BEGINNING = (RunEvent.START, RunEvent.NUMERICS_DRIFT, RunEvent.SELF_TEST, RunEvent.SETTINGS_CHANGED)
 # The last one of these events tells how a run stands
@@ -79,7 +101,7 @@ _NEEDED = {  # and what goes with them
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
-_DETAILS = {RunEvent.DIVERGED: ("problem",), RunEvent.STOPPED: ("reason",)}  # texts that an event has
+_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event has
 
 
 class MetricsLog:
@@ -234,7 +256,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
     **dict.fromkeys(_LOSSES, _is_loss),
     **dict.fromkeys((Metric.LEDGER, Metric.RUN_LEDGER), _is_ledger),
     Metric.VALIDATION_LOSSES: lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
-    "sources": _are_sources,
-    "devices": _are_devices,
-    "software": lambda value: isinstance(value, str),
+    Detail.SOURCES: _are_sources,
+    Detail.DEVICES: _are_devices,
+    Detail.SOFTWARE: lambda value: isinstance(value, str),
 }

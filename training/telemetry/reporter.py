@@ -24,7 +24,7 @@ from training.precision import Numerics
 from training.state import Position
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
-from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, event_record
+from training.telemetry.metrics_log import Detail, Metric, MetricsLog, RunEvent, event_record
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
@@ -182,7 +182,7 @@ class Reporter:
     def _record_dropped(self) -> None:
         assert self.metrics is not None
         for name, problem in newly_dropped():
-            self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, problem=problem))
+            self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, **{Detail.PROBLEM: problem}))
 
 
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str | Notice]:
