@@ -24,7 +24,7 @@ from training.run_checks import CheckedRun
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import Detail, Metric, MetricsLog, RunEvent, read_counted
+from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog, RunEvent, read_counted
 from training.telemetry.reporter import introduce, nothing_to_do, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
@@ -106,7 +106,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         drawn = reporter.finish()
         with advisory("summary"):
             settled = loop.intervals.out_of_patience(loop.state.position)
-            stopped_by = ("patience" if settled else None) if finished else loop.stop_request.cause
+            stopped_by = (EarlyEnd.PATIENCE if settled else None) if finished else loop.stop_request.cause
             summary = summarize(job.run.directory, reporter, loop.state.position, stopped_by, drawn)
     finally:
         with advisory("time ledger"):

@@ -15,7 +15,7 @@ from training.state import Position, StepSettings, TrainState
 from training.step import StepResult, train_step
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
-from training.telemetry.metrics_log import Detail, Metric, RunEvent
+from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, RunEvent
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import Remaining
 from training.validation import Validation
@@ -107,7 +107,7 @@ class Loop:
             line = f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
             show(progress(line), once=True)
         ended = settled or self.state.position.step == reporter.plan.steps
-        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, "patience" if settled else None)
+        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, EarlyEnd.PATIENCE if settled else None)
         return True
 
     def _count_step(self, step: int) -> None:

@@ -74,7 +74,7 @@ class Detail:
     """
 
     PROBLEM = "problem"  # of a failure, in words
-    REASON = "reason"  # why training ended early
+    REASON = "reason"  # why training ended early: one of EarlyEnd
     NAME = "name"  # of a checkpoint
     SOURCES = "sources"  # tokens and epochs read of each dataset
     WORLD_SIZE = "world_size"
@@ -87,6 +87,19 @@ class Detail:
     OLD = "old"
     NEW = "new"
     WHO = "who"  # of earlier versions
+
+
+class EarlyEnd:
+    """Values of `Detail.REASON`: why training ended before the run's last step.
+
+    They are apart from `Reason` in common/errors.py, the words of exit.json, which say why a command ended, errors
+    included: there both limits have one word, and patience has none because it finishes a run.
+    """
+
+    SIGNAL = "signal"  # of an event "stopped"
+    MAX_HOURS = "--max-hours"  # of "stopped", as the option that set the limit
+    MAX_USD = "--max-usd"
+    PATIENCE = "patience"  # of "end"
 
 
 # Events of each job at the step where it begins

@@ -17,6 +17,7 @@ from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import (
     METRICS,
     Detail,
+    EarlyEnd,
     Metric,
     MetricsLog,
     RunEvent,
@@ -161,19 +162,23 @@ def literal_names(tree: ast.AST) -> Iterator[str]:
     """Yield the metrics, events and details that code names by a text or a keyword instead of their constant.
 
     The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events.
+    Reasons of an early end are keys and options as well, so they count only in a comparison, except for a signal.
     Other files have keys of the same names as details, so those count only in modules that know events.
     """
     details = names_of(Detail)
-    names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name} | {"event"}
+    names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name}
+    names |= {"event", EarlyEnd.SIGNAL}
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     if imported & {RunEvent.__name__, event_of.__name__}:
         names |= details - COMMON_DETAILS
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in names:
             yield node.value
-        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
-            if called(node.left) == event_of.__name__:
+        elif isinstance(node, ast.Compare):
+            if isinstance(node.left, ast.Call) and called(node.left) == event_of.__name__:
                 yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+            operands = [part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)]
+            yield from (operand for operand in operands if operand in names_of(EarlyEnd))
         elif isinstance(node, ast.Call) and called(node) in ("record", "event", event_record.__name__):
             yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
             yield from (keyword.arg for keyword in node.keywords if keyword.arg in names | details)
@@ -203,6 +208,8 @@ def test_metrics_events_and_details_have_constants_that_all_share() -> None:
         "event_record(1, RunEvent.UPLOAD, name='x')",
         "from training.telemetry.metrics_log import event_of\nrecord.get('sources')",
         "from training.telemetry.metrics_log import RunEvent\nrecord['reason']",
+        "stopped_by == 'patience'",
+        "return 'signal' if left is None else left[1]",
     ],
 )
 def test_a_literal_name_of_a_metric_event_or_detail_is_noticed(code: str) -> None:
@@ -213,3 +220,9 @@ def test_the_page_of_a_run_directory_names_every_metric_event_and_detail() -> No
     page = (ROOT / "docs" / "run-directory.md").read_text()
     names = (names_of(Metric) | names_of(RunEvent) | names_of(Detail)) - EARLIER
     assert not [name for name in sorted(names) if f"`{name}`" not in page]
+
+
+def test_the_page_of_a_run_directory_names_every_early_end() -> None:
+    page = (ROOT / "docs" / "run-directory.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith(f"| `{RunEvent.PAUSE}`, ")]
+    assert not [name for name in sorted(names_of(EarlyEnd)) if f"`{name}`" not in row]
