@@ -24,6 +24,8 @@ SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoint
 REPORT = "report.html"  # what it draws
 REFERENCE = "reference.json"  # losses of other runs of the recipe
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
+ACCOUNT = "account.jsonl"  # time and cost of an experiment
+EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, which name their results
 
 
 class Metric:
@@ -115,6 +117,11 @@ _NEEDED = {  # and what goes with them
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
 _DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event has
+
+
+def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
+    """Return the files of an experiment's results: the table for people and the record for programs."""
+    return directory / f"{experiment}.md", directory / f"{experiment}.json"
 
 
 class MetricsLog:
