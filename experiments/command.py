@@ -15,6 +15,7 @@ from common.output import Notice, show, warning
 from common.text import dollars
 from experiments.shared.training_jobs import PoolOptions, describe_jobs
 from training.telemetry.budget import USD
+from training.telemetry.metrics_log import LADDER, SWEEP, TRIAL, result_files
 
 if TYPE_CHECKING:
     from experiments.shared.run_pool import RunPool
@@ -110,9 +111,9 @@ class TrialCommand(ExperimentCommand):
 
 
 COMMANDS = {
-    "sweep": Command(SweepCommand, __name__, "run_sweep"),
-    "trial": Command(TrialCommand, __name__, "run_trial"),
-    "ladder": Command(LadderCommand, __name__, "run_ladder"),
+    SWEEP: Command(SweepCommand, __name__, "run_sweep"),
+    TRIAL: Command(TrialCommand, __name__, "run_trial"),
+    LADDER: Command(LadderCommand, __name__, "run_ladder"),
 }
 
 
@@ -125,7 +126,7 @@ def run_sweep(command: SweepCommand) -> int | None:
     from training.hardware.usable_gpus import choose_device
 
     sweep, output = read_sweep(command.file), output_of(command.file, command.output)
-    check_results(output, "sweep")
+    check_results(output, SWEEP)
     missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
     runs = variant_runs.runs_of(sweep, output, command.pool.ranks)
     if command.collect:
@@ -160,7 +161,7 @@ def run_ladder(command: LadderCommand) -> int | None:
 
     ladder = read_ladder(command.file, command.output, command.pool.ranks)
     missing = missing_tokens(command.file, ladder.target.train)
-    check_results(ladder.output, "ladder")
+    check_results(ladder.output, LADDER)
     check_forecast(ladder.target.directory)
     plan = describe_plan(ladder, command.pool.price_per_hour)  # refuses what could not be trained before anything is
     if command.best_for is not None:
@@ -171,7 +172,7 @@ def run_ladder(command: LadderCommand) -> int | None:
         )
     except NoForecast:  # those of an earlier call hold no more
         write_forecast(ladder.target.directory, None)
-        for path in (ladder.output / "ladder.md", ladder.output / "ladder.json"):
+        for path in result_files(ladder.output, LADDER):
             write_or_remove(path, None)
         raise
 
@@ -185,7 +186,7 @@ def run_trial(command: TrialCommand) -> int | None:
 
     with Snapshots() as snapshots:
         trial = Trial.of(snapshots, command.base, command.candidate, command.run_directory)
-        check_results(trial.output, "trial")
+        check_results(trial.output, TRIAL)
         plan = describe_trial(trial, command.pairs, command.pool) if command.dry_run else []
         if not command.dry_run:
             trial.check_out(snapshots)

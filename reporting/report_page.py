@@ -25,11 +25,10 @@ from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.lookup import checkpoints_by_step
 from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
-from training.telemetry.metrics_log import EVALUATIONS, Metric
+from training.telemetry.metrics_log import ACCOUNT, EVALUATIONS, EXPERIMENTS, LADDER, Metric, result_files
 
 Fact = tuple[str, str]
 SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
-EXPERIMENTS = ("sweep", "trial", "ladder")  # whose results a directory may hold
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
 NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)  # of a damaged record
 FLOPS = 6  # of a token and a weight in a matrix product, both passes
@@ -139,22 +138,23 @@ def shown(value: Any) -> str:
 
 def is_experiment(directory: Path) -> bool:
     """Tell whether experiment.py has worked in a directory."""
-    return any((directory / name).exists() for name in ("account.jsonl", *(f"{kind}.json" for kind in EXPERIMENTS)))
+    records = [record_file for _, record_file in (result_files(directory, name) for name in EXPERIMENTS)]
+    return any(path.exists() for path in (directory / ACCOUNT, *records))
 
 
 def experiment_results(directory: Path) -> str | None:
     """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
     template = "reporting/templates/experiment_results.html"
     for name in EXPERIMENTS:
-        if (directory / f"{name}.json").exists():
-            path = directory / f"{name}.json"
+        table_file, path = result_files(directory, name)
+        if path.exists():
             record = read_json(path)
             with refusing(path, "damaged or edited; run the experiment again, which writes it", kinds=NOT_A_RESULT):
-                text = (directory / f"{name}.md").read_text(errors="replace")
-                chart = law_chart(record).svg() if name == "ladder" else None
+                text = table_file.read_text(errors="replace")
+                chart = law_chart(record).svg() if name == LADDER else None
                 return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
     text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
-    return render(template, chart=None, variants=None, text=text) if (directory / "account.jsonl").exists() else None
+    return render(template, chart=None, variants=None, text=text) if (directory / ACCOUNT).exists() else None
 
 
 def law_chart(record: dict[str, Any]) -> LineChart:

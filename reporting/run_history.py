@@ -27,6 +27,7 @@ from training.telemetry.metrics_log import (
     METRICS,
     REFERENCE,
     STATES,
+    Detail,
     Metric,
     RunEvent,
     current_records,
@@ -49,7 +50,7 @@ MARKED = {
     RunEvent.STOPPED: "stopped",
     RunEvent.DIVERGED: "diverged",
 }
-EVENT_DETAILS = ("problem", "reason", "who", "name")
+EVENT_DETAILS = (Detail.PROBLEM, Detail.REASON, Detail.WHO, Detail.NAME)
 ENDS = {  # words for each of STATES
     RunEvent.START: "",
     RunEvent.END: "complete",
@@ -227,9 +228,11 @@ def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -
             continue
         details = [record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str)]
         if event == RunEvent.START:
-            details = [f"world size {record.get('world_size', '?')}, commit {record.get('commit') or 'unknown'}"]
+            world_size, commit = record.get(Detail.WORLD_SIZE, "?"), record.get(Detail.COMMIT) or "unknown"
+            details = [f"world size {world_size}, commit {commit}"]
         if event == RunEvent.SETTINGS_CHANGED:
-            details = [f"{record.get('key')} {json.dumps(record.get('old'))} -> {json.dumps(record.get('new'))}"]
+            old, new = (json.dumps(record.get(key)) for key in (Detail.OLD, Detail.NEW))
+            details = [f"{record.get(Detail.KEY)} {old} -> {new}"]
         text = ", ".join([*details, str(record.get("time", ""))]).strip(", ")
         yield Mark(record.get("step", 0), MARKED[event], text)
 
@@ -243,7 +246,7 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     outcome = "killed" if ended is None else ended.outcome
     if last is None or event_of(last) == RunEvent.START:
         return "complete" if outcome == "done" else outcome
-    problem = last.get("problem") or last.get("reason")
+    problem = last.get(Detail.PROBLEM) or last.get(Detail.REASON)
     return ENDS[event_of(last)] + (f": {problem}" if problem else "")
 
 

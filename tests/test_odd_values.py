@@ -17,7 +17,7 @@ from common.files import replace_file
 from evaluation.comparison.compare import as_fragment, compare
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.results import seconds_by_price
-from experiments.shared.account import ACCOUNT, Account
+from experiments.shared.account import Account
 from experiments.shared.run_progress import measured_speed, read_progress
 from experiments.shared.training_jobs import PoolOptions
 from reporting.report_page import report_page
@@ -32,7 +32,7 @@ from training.planning.forecast_file import FORECAST, describe_forecast_file
 from training.supervision.run_lock import final_exit
 from training.telemetry.budget import Budget
 from training.telemetry.chart import draw_chart
-from training.telemetry.metrics_log import METRICS, current_records, read_counted
+from training.telemetry.metrics_log import ACCOUNT, METRICS, current_records, read_counted
 from training.telemetry.time_ledger import read_earlier
 
 ODD = [1e308, -1e308, 5e-324, 10**400, math.nan, math.inf, -1, 0, True, None, "x", "\ud800", "a\0b", [], {}, [[1e308]]]

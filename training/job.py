@@ -24,7 +24,7 @@ from training.run_checks import CheckedRun
 from training.state import Position, StepSettings, TrainState
 from training.supervision.supervision import Supervision, run_then
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, read_counted
+from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog, RunEvent, read_counted
 from training.telemetry.reporter import introduce, nothing_to_do, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
@@ -106,7 +106,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         drawn = reporter.finish()
         with advisory("summary"):
             settled = loop.intervals.out_of_patience(loop.state.position)
-            stopped_by = ("patience" if settled else None) if finished else loop.stop_request.cause
+            stopped_by = (EarlyEnd.PATIENCE if settled else None) if finished else loop.stop_request.cause
             summary = summarize(job.run.directory, reporter, loop.state.position, stopped_by, drawn)
     finally:
         with advisory("time ledger"):
@@ -182,16 +182,16 @@ def _write_record(job: OpenJob, record: RunRecord) -> None:
 def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes: list[str]) -> None:
     step = loop.state.position.step
     if numerics_changes:
-        loop.reporter.event(step, RunEvent.NUMERICS_DRIFT, changes=numerics_changes)
+        loop.reporter.event(step, RunEvent.NUMERICS_DRIFT, **{Detail.CHANGES: numerics_changes})
     loop.reporter.event(
         step,
         RunEvent.START,
-        world_size=job.ranks.world_size,
-        data_parallel_size=job.ranks.data_parallel.size,
-        devices=dict(Counter(gather(job.ranks, device_name(job.ranks.device)))),
-        software=f"torch {torch.__version__}, Python {platform.python_version()}",
-        commit=record.git_commit,
         **{
+            Detail.WORLD_SIZE: job.ranks.world_size,
+            Detail.DATA_PARALLEL_SIZE: job.ranks.data_parallel.size,
+            Detail.DEVICES: dict(Counter(gather(job.ranks, device_name(job.ranks.device)))),
+            Detail.SOFTWARE: f"torch {torch.__version__}, Python {platform.python_version()}",
+            Detail.COMMIT: record.git_commit,
             Metric.PRICE_PER_HOUR: job.ledger.price_per_hour,
             Metric.ELAPSED_SECONDS: round(job.ledger.elapsed_seconds(), 3),
         },
@@ -200,4 +200,5 @@ def _report_start(loop: Loop, job: OpenJob, record: RunRecord, numerics_changes:
         loop.reporter.event(step, RunEvent.SELF_TEST, **record.self_test)
     for change in record.changes:
         if change.step == step:
-            loop.reporter.event(step, RunEvent.SETTINGS_CHANGED, key=change.key, old=change.old, new=change.new)
+            values = {Detail.KEY: change.key, Detail.OLD: change.old, Detail.NEW: change.new}
+            loop.reporter.event(step, RunEvent.SETTINGS_CHANGED, **values)

@@ -15,7 +15,7 @@ from training.state import Position, StepSettings, TrainState
 from training.step import StepResult, train_step
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
-from training.telemetry.metrics_log import Metric, RunEvent
+from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, RunEvent
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import Remaining
 from training.validation import Validation
@@ -107,7 +107,7 @@ class Loop:
             line = f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
             show(progress(line), once=True)
         ended = settled or self.state.position.step == reporter.plan.steps
-        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, **({"reason": "patience"} if settled else {}))
+        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, EarlyEnd.PATIENCE if settled else None)
         return True
 
     def _count_step(self, step: int) -> None:
@@ -147,7 +147,7 @@ class Loop:
         problem = self.state.guard.problem()
         if problem is not None:
             self.saving.settle()
-            self.reporter.event(self.state.position.step, RunEvent.DIVERGED, problem=problem)
+            self.reporter.event(self.state.position.step, RunEvent.DIVERGED, **{Detail.PROBLEM: problem})
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.saving.directory}")
 
     def _check_token_files(self, *, wait: bool = False) -> None:
@@ -191,12 +191,13 @@ class Loop:
             self.saving.settle()
             self._save()
         self.saving.settle(required=True)
-        self._report_end(RunEvent.STOPPED, reason=self.stop_request.cause)
+        self._report_end(RunEvent.STOPPED, self.stop_request.cause)
 
-    def _report_end(self, event: str, **details: str) -> None:
-        """Record the end of this job's training, with the tokens read of each dataset."""
+    def _report_end(self, event: str, early_end: str | None) -> None:
+        """Record the end of this job's training: the reason if it is early, and the tokens read of each dataset."""
         step = self.state.position.step
-        self.reporter.event(step, event, **details, sources=self.reporter.plan.read_until(step))
+        details = {} if early_end is None else {Detail.REASON: early_end}
+        self.reporter.event(step, event, **details, **{Detail.SOURCES: self.reporter.plan.read_until(step)})
 
 
 def collect_garbage(steps: int) -> None:

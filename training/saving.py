@@ -10,7 +10,7 @@ from common.output import show, warning
 from training.checkpoints.directory import name_of, step_of
 from training.checkpoints.writer import CheckpointWriter
 from training.state import Position, TrainState
-from training.telemetry.metrics_log import RunEvent
+from training.telemetry.metrics_log import Detail, RunEvent
 from training.telemetry.reporter import Reporter
 
 AGAIN = "to be tried again at the next checkpoint:"
@@ -124,7 +124,7 @@ class Saving:
 
     def _record(self, step: int, event: str, problem: str | None, consequence: str, **details: float) -> None:
         """Record the outcome of a save or an upload as an event; print a problem, after its consequence."""
-        fields = details if problem is None else details | {"problem": problem}
-        self._reporter.event(step, event, name=name_of(step), **fields)
+        fields = {Detail.NAME: name_of(step), **details} | ({} if problem is None else {Detail.PROBLEM: problem})
+        self._reporter.event(step, event, **fields)
         if problem is not None:
             show(warning(f"step {step:,}: {consequence} {problem}"), once=True)

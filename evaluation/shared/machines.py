@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from training.telemetry.metrics_log import RunEvent, event_of
+from training.telemetry.metrics_log import Detail, RunEvent, event_of
 
 
 @attrs.frozen(kw_only=True)
@@ -38,15 +38,15 @@ def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str
             values[-1] = values[-1][0], otherwise
         return _over_steps(values)
 
-    names = [name for line in jobs for name in line.get("devices") or {}]
-    if last.get("device") and not (jobs and jobs[-1].get("devices")):
+    names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
+    if last.get("device") and not (jobs and jobs[-1].get(Detail.DEVICES)):
         names.append(str(last["device"]))
     packages, python = last.get("packages"), last.get("python")
     torch = packages.get("torch") if isinstance(packages, dict) else None
     return TrainedOn(
         machines=words(_devices, f"{last.get('world_size')} x {last['device']}" if last.get("device") else None),
         software=words(_software, f"torch {torch}, Python {python}" if torch and python else None),
-        commits=words(lambda line: line.get("commit"), record.get("git_commit") if last else None),
+        commits=words(lambda line: line.get(Detail.COMMIT), record.get("git_commit") if last else None),
         devices=tuple(dict.fromkeys(names)),
     )
 
@@ -55,17 +55,18 @@ def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
     """Return a line for each resume before a step that changed the numerics, such as another precision."""
     drifts = [line for line in records if event_of(line) == RunEvent.NUMERICS_DRIFT and line.get("step", 0) < step]
     return [
-        f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get('changes') or []))}" for line in drifts
+        f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get(Detail.CHANGES) or []))}"
+        for line in drifts
     ]
 
 
 def _devices(start: Mapping[str, Any]) -> str | None:
-    devices = start.get("devices")
+    devices = start.get(Detail.DEVICES)
     return " and ".join(f"{count} x {name}" for name, count in devices.items()) if devices else None
 
 
 def _software(start: Mapping[str, Any]) -> str | None:
-    return start.get("software")
+    return start.get(Detail.SOFTWARE)
 
 
 def _over_steps(values: Sequence[tuple[int, str | None]]) -> str | None:

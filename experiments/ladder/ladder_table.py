@@ -36,6 +36,7 @@ from experiments.shared.run_pool import RunPool
 from model.counts import matmul_parameter_count
 from training.planning.forecast_file import FORECAST
 from training.planning.price_list import MACHINES, read_machines
+from training.telemetry.metrics_log import LADDER
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +64,7 @@ class LadderTable:
     def show(self) -> None:
         """Print and write all, with the target's forecast, or remove an older one."""
         target = self.ladder.target.directory
-        show_results(self.text, self.record, self.ladder.output, "ladder", str(target))
+        show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:

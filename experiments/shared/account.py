@@ -23,9 +23,9 @@ from common.launch import job_seconds, machine_identity
 from common.text import dollars, duration
 from experiments.shared.training_jobs import PoolOptions
 from training.supervision.run_lock import LOCK_FILE, lock_is_held
+from training.telemetry.metrics_log import ACCOUNT
 from training.telemetry.time_ledger import Spending, Spent
 
-ACCOUNT = "account.jsonl"
 CALL_SECONDS = 5.0  # between beats
 ORPHAN_SECONDS = 60.0
 _AMOUNT = number(0, 1e15)  # seconds, Unix time or dollars of a line that is not damaged

@@ -15,15 +15,15 @@ from common.text import LARGEST_INTEGER, quoted
 from training.checkpoints.directory import CHECKPOINTS
 from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens
-from training.telemetry.metrics_log import METRICS
+from training.telemetry.metrics_log import LADDER, METRICS, SWEEP, TRIAL, result_files
 
 MOST_SEEDS = 1000
 LOSS_DIGITS = 4  # shown of a loss
-# Results by name and kind of file: what every one contains, and hardly another file
+# Results by experiment: what every table and every record contains, and hardly another file
 RESULTS = {
-    "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},
-    "ladder": {"md": b"# Ladder for ", "json": b'"held_out": '},
-    "trial": {"md": b"# Trial of ", "json": b'"candidate": '},
+    SWEEP: (b"# Sweep of ", b'"seed_deviation": '),
+    LADDER: (b"# Ladder for ", b'"held_out": '),
+    TRIAL: (b"# Trial of ", b'"candidate": '),
 }
 
 
@@ -71,8 +71,8 @@ def counted(number: int, noun: str) -> str:
 
 def check_results(output: Path, name: str) -> None:
     """Raise BadInput where NAME.md or NAME.json is a file of the user: not a result of an earlier call."""
-    for suffix, sign in RESULTS[name].items():
-        if (path := output / f"{name}.{suffix}").is_file():
+    for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):
+        if path.is_file():
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
 
 
@@ -83,14 +83,15 @@ def show_results(
 
     `text`: of a form of tabulate's, the simple one by default.
     """
-    title = RESULTS[name]["md"].decode() + subject
+    title = RESULTS[name][0].decode() + subject
+    table_file, record_file = result_files(output, name)
     try:
         check_results(output, name)
-        write_or_remove(output / f"{name}.md", f"{title}\n\n{text('github')}")
-        write_or_remove(output / f"{name}.json", json.dumps(record(), indent=2))
+        write_or_remove(table_file, f"{title}\n\n{text('github')}")
+        write_or_remove(record_file, json.dumps(record(), indent=2))
     finally:
         show(*text().split("\n"))
-    show("", f"{output / name}.md: this table")
+    show("", f"{table_file}: this table")
 
 
 def write_or_remove(path: Path, text: str | None) -> None:

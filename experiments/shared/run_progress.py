@@ -19,7 +19,7 @@ from training.checkpoints.directory import checkpoints_of, linked_folders, step_
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
-from training.telemetry.metrics_log import METRICS, STATES, Metric, RunEvent, event_of, read_metrics
+from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
 TAIL_BYTES = 1 << 13  # of the metrics: some ten lines
 
@@ -59,8 +59,8 @@ def read_progress(directory: Path) -> RunProgress:
     return RunProgress(
         steps=max(steps, default=0),
         losses={record["step"]: record[Metric.VALIDATION_LOSS] for record in validated},
-        stopped_by=last.get("reason") if event_of(last) == RunEvent.STOPPED else None,
-        diverged=last["problem"] if event_of(last) == RunEvent.DIVERGED else None,
+        stopped_by=last.get(Detail.REASON) if event_of(last) == RunEvent.STOPPED else None,
+        diverged=last[Detail.PROBLEM] if event_of(last) == RunEvent.DIVERGED else None,
         ended=last.get("step") if event_of(last) == RunEvent.END else None,
     )
 
@@ -68,7 +68,8 @@ def read_progress(directory: Path) -> RunProgress:
 def measured_speed(directory: Path) -> float | None:
     """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
     records = read_metrics(directory)
-    sources = next((record.get("sources", ()) for record in reversed(records) if event_of(record) == RunEvent.END), ())
+    ends = [record for record in records if event_of(record) == RunEvent.END]
+    sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()
     seconds = next((record[Metric.ELAPSED_SECONDS] for record in reversed(records) if Metric.LEDGER in record), 0)
     return sum(source["tokens"] for source in sources) / seconds or None if seconds > 0 else None
 

@@ -29,6 +29,7 @@ from evaluation.shared.significance import (
 )
 from experiments.shared.experiment_files import LOSS_DIGITS, counted, show_results
 from experiments.sweep.sweep_file import Sweep, run_name
+from training.telemetry.metrics_log import SWEEP, result_files
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
@@ -127,15 +128,17 @@ class SweepTable:
     def show(self, output: Path) -> None:
         """Print the table; write sweep.md and sweep.json, unless they hold runs that are here no more."""
         if gone := self._gone(output):
-            kept = f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
+            table_file, _ = result_files(output, SWEEP)
+            kept = f"{table_file}: kept as it is: it has results that are here no more: {', '.join(gone)}"
             show(*self.text().split("\n"), "", kept)
         else:
-            show_results(self.text, self.record, output, "sweep", str(self.sweep.base))
+            show_results(self.text, self.record, output, SWEEP, str(self.sweep.base))
 
     def _gone(self, output: Path) -> list[str]:
         """Return the missing runs of which an earlier table has the result."""
+        _, record_file = result_files(output, SWEEP)
         try:
-            variants = read_json(output / "sweep.json")["variants"]
+            variants = read_json(record_file)["variants"]
             held = {
                 run_name(variant["name"], seed)
                 for variant in variants

@@ -33,7 +33,7 @@ from training.checkpoints.run_record import RESOLVED
 from training.config.batch_plan import make_plan
 from training.config.train_config import PLUMBING_KEYS, load_run
 from training.data.locate_tokens import lengths_at_hand
-from training.telemetry.metrics_log import Metric, RunEvent, event_of, read_metrics
+from training.telemetry.metrics_log import TRIAL, Detail, Metric, RunEvent, event_of, read_metrics
 
 SHORT_STEPS = 16
 
@@ -170,7 +170,7 @@ def _side_run(target: Target) -> SideRun:
     """Return loss, time and memory of a run that has ended."""
     records = read_metrics(target.directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
-    tokens = sum(source["tokens"] for record in ends for source in record["sources"])
+    tokens = sum(source["tokens"] for record in ends for source in record[Detail.SOURCES])
     speeds = [record[Metric.TOKENS_PER_SECOND] for record in records if record.get(Metric.TOKENS_PER_SECOND)]
     peaks = [record[Metric.PEAK_MEMORY_BYTES] for record in records if record.get(Metric.PEAK_MEMORY_BYTES)]
     seconds = tokens / target.step / statistics.median(speeds) if speeds else None
@@ -185,6 +185,6 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 def _show(trial: Trial, table: TrialTable) -> int:
     """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
     base, candidate = trial.revisions.values()
-    show_results(table.text, table.record, trial.output, "trial", f"{candidate} against {base} on {trial.run}")
+    show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))
     return VERDICTS[table.judgement.verdict]

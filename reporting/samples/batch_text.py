@@ -43,7 +43,7 @@ from training.data.verify_tokens import verify_tokens
 from training.hardware.usable_gpus import choose_device
 from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
-from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
+from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metrics
 
 LISTED = 10  # sequences of a large batch in the terminal, those of the highest loss
 PRINTED_TOKENS = 1 << 12  # of a batch that is printed whole
@@ -154,7 +154,7 @@ def read_batch(run: Run, record: RunRecord, step: int, given: Path | None) -> li
     if not ready(reading, step - 1):
         raise BadInput(f"--look {step}: its tokens are still being prepared; look again later")
     starts = [line for line in read_metrics(run.directory) if event_of(line) == RunEvent.START and line["step"] < step]
-    sizes = [data.size, *(line.get("data_parallel_size", line.get("world_size")) for line in starts)]
+    sizes = [data.size, *(line.get(Detail.DATA_PARALLEL_SIZE, line.get(Detail.WORLD_SIZE)) for line in starts)]
     count, batch = plan.layout.microbatches, plan.layout.global_batch_size
     shares = rank_shares(count, next(size for size in reversed(sizes) if integer(1, count).holds(size)))
     readers = [rank for rank, share in enumerate(shares) for _ in range(len(share) * batch // count)]

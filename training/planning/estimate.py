@@ -25,7 +25,7 @@ from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine, Preemptions, PriceList
 from training.planning.throughput import SAME_SPEED, Network, Throughput, on_network, throughputs
 from training.telemetry.budget import expected_save_seconds
-from training.telemetry.metrics_log import Metric, RunEvent, event_of, last_price, read_counted
+from training.telemetry.metrics_log import Detail, Metric, RunEvent, event_of, last_price, read_counted
 
 ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -159,7 +159,7 @@ def _last_job(
     lines = read_counted(run.directory).records
     start = max((number for number, line in enumerate(lines) if event_of(line) == RunEvent.START), default=len(lines))
     speeds = [line[Metric.TOKENS_PER_SECOND] for line in lines[start:] if line.get(Metric.TOKENS_PER_SECOND)]
-    ranks: Any = lines[start].get("world_size") if speeds else None
+    ranks: Any = lines[start].get(Detail.WORLD_SIZE) if speeds else None
     with suppress(BadInput):
         if WORLD_SIZE.holds(ranks):
             tokens = _token_equivalents(run.train, make_plan(run.train, run.model.context_length, ranks, lengths))

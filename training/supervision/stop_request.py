@@ -12,6 +12,7 @@ from training.parallel.process_group import Ranks
 from training.saving import Saving
 from training.state import TrainState
 from training.telemetry.budget import Budget
+from training.telemetry.metrics_log import EarlyEnd
 from training.telemetry.time_ledger import TimeLedger
 
 
@@ -39,14 +40,14 @@ class StopRequest:
 
     @property
     def cause(self) -> str:
-        """The cause of the stop: "signal", or the option of the limit."""
+        """The cause of the stop, one of `EarlyEnd`: a signal, or the option of the limit."""
         left = None if self._signalled else self.budget.seconds_left(self.ledger)
-        return "signal" if left is None else left[1]
+        return EarlyEnd.SIGNAL if left is None else left[1]
 
     @property
     def reason(self) -> Reason:
         """The cause of the stop, as exit.json has it."""
-        return "stopped" if self.cause == "signal" else "out-of-budget"
+        return "stopped" if self.cause == EarlyEnd.SIGNAL else "out-of-budget"
 
     def limit_reached(self) -> bool:
         """Tell whether the budget might not hold another step, with the validation and the save that follow it."""

@@ -10,6 +10,7 @@ from common.checks import number
 from common.errors import BadInput
 from common.text import dollars, paid_seconds
 from model.config import ModelConfig
+from training.telemetry.metrics_log import EarlyEnd
 from training.telemetry.time_ledger import Spending, TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
@@ -17,7 +18,7 @@ WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
 HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
-LIMITS = HOURS_LIMIT, USD_LIMIT = "--max-hours", "--max-usd"  # options that stop a run; `reason` of an event
+LIMITS = EarlyEnd.MAX_HOURS, EarlyEnd.MAX_USD  # options that stop a run
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
@@ -37,11 +38,11 @@ class Budget:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
         limits = []
         if self.max_hours is not None:
-            limits.append((self.max_hours * 3600 - spending.elapsed_seconds(), HOURS_LIMIT))
+            limits.append((self.max_hours * 3600 - spending.elapsed_seconds(), EarlyEnd.MAX_HOURS))
         if self.max_usd is not None:
             usd = spending.usd()
             assert usd is not None and spending.price_per_hour is not None, "the command line asks for a price"
-            limits.append((paid_seconds(self.max_usd - usd, spending.price_per_hour), USD_LIMIT))
+            limits.append((paid_seconds(self.max_usd - usd, spending.price_per_hour), EarlyEnd.MAX_USD))
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
@@ -54,7 +55,7 @@ class Budget:
         left = self.seconds_left(ledger)
         if left is None or not self.reached(ledger, save_seconds):
             return
-        given = self.max_hours if left[1] == HOURS_LIMIT else self.max_usd
+        given = self.max_hours if left[1] == EarlyEnd.MAX_HOURS else self.max_usd
         usd = ledger.usd()
         price = "" if usd is None else f", {dollars(usd)}"
         raise BadInput(

@@ -24,6 +24,8 @@ SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoint
 REPORT = "report.html"  # what it draws
 REFERENCE = "reference.json"  # losses of other runs of the recipe
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
+ACCOUNT = "account.jsonl"  # time and cost of an experiment
+EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, which name their results
 
 
 class Metric:
@@ -67,6 +69,41 @@ class RunEvent:
     SPIKE_SKIPPED = "spike-skipped"  # of earlier versions
 
 
+class Detail:
+    """Keys of an event's details that code reads; the table of lines in docs/run-directory.md has their meanings.
+
+    Details that only people read, such as the seconds of a save, are named where they are written.
+    """
+
+    PROBLEM = "problem"  # of a failure, in words
+    REASON = "reason"  # why training ended early: one of EarlyEnd
+    NAME = "name"  # of a checkpoint
+    SOURCES = "sources"  # tokens and epochs read of each dataset
+    WORLD_SIZE = "world_size"
+    DATA_PARALLEL_SIZE = "data_parallel_size"
+    DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
+    SOFTWARE = "software"
+    COMMIT = "commit"
+    CHANGES = "changes"  # of the numerics, a text for each
+    KEY = "key"  # of a setting that changed
+    OLD = "old"
+    NEW = "new"
+    WHO = "who"  # of earlier versions
+
+
+class EarlyEnd:
+    """Values of `Detail.REASON`: why training ended before the run's last step.
+
+    They are apart from `Reason` in common/errors.py, the words of exit.json, which say why a command ended, errors
+    included: there both limits have one word, and patience has none because it finishes a run.
+    """
+
+    SIGNAL = "signal"  # of an event "stopped"
+    MAX_HOURS = "--max-hours"  # of "stopped", as the option that set the limit
+    MAX_USD = "--max-usd"
+    PATIENCE = "patience"  # of "end"
+
+
 # Events of each job at the step where it begins
 BEGINNING = (RunEvent.START, RunEvent.NUMERICS_DRIFT, RunEvent.SELF_TEST, RunEvent.SETTINGS_CHANGED)
 # The last one of these events tells how a run stands
@@ -79,7 +116,12 @@ _NEEDED = {  # and what goes with them
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
-_DETAILS = {RunEvent.DIVERGED: ("problem",), RunEvent.STOPPED: ("reason",)}  # texts that an event has
+_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event has
+
+
+def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
+    """Return the files of an experiment's results: the table for people and the record for programs."""
+    return directory / f"{experiment}.md", directory / f"{experiment}.json"
 
 
 class MetricsLog:
@@ -234,7 +276,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
     **dict.fromkeys(_LOSSES, _is_loss),
     **dict.fromkeys((Metric.LEDGER, Metric.RUN_LEDGER), _is_ledger),
     Metric.VALIDATION_LOSSES: lambda value: isinstance(value, dict) and all(map(_is_loss, value.values())),
-    "sources": _are_sources,
-    "devices": _are_devices,
-    "software": lambda value: isinstance(value, str),
+    Detail.SOURCES: _are_sources,
+    Detail.DEVICES: _are_devices,
+    Detail.SOFTWARE: lambda value: isinstance(value, str),
 }

@@ -24,7 +24,7 @@ from training.precision import Numerics
 from training.state import Position
 from training.step import StepResult
 from training.telemetry.chart import BackgroundChart
-from training.telemetry.metrics_log import Metric, MetricsLog, RunEvent, event_record
+from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog, RunEvent, event_record
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
@@ -182,7 +182,7 @@ class Reporter:
     def _record_dropped(self) -> None:
         assert self.metrics is not None
         for name, problem in newly_dropped():
-            self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, problem=problem))
+            self.metrics.write(event_record(self._step, RunEvent.DROPPED, what=name, **{Detail.PROBLEM: problem}))
 
 
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str | Notice]:
@@ -212,15 +212,15 @@ def nothing_to_do(directory: Path, steps: int, position: Position, *, settled: b
 
 
 def summarize(directory: Path, reporter: Reporter, position: Position, stopped_by: str | None, chart: str) -> list[str]:
-    """Return the outcome of a job. `stopped_by`: of one that ended early, "signal", "patience" or a limit's option."""
+    """Return the outcome of a job. `stopped_by`: one of `EarlyEnd`, None: it did not end early."""
     plan, ledger = reporter.plan, reporter.ledger
     tokens = ledger.steps * plan.tokens_per_step
     done = "done" if position.step == plan.steps else "paused by --max-steps"
     if position.step < plan.steps and stopped_by is not None:
         done = "stopped early; the same command continues"
-        if stopped_by == "patience":
+        if stopped_by == EarlyEnd.PATIENCE:
             done = "done, by patience"
-        elif stopped_by != "signal":
+        elif stopped_by != EarlyEnd.SIGNAL:
             done = f"stopped early by {stopped_by}; the same command with a larger {stopped_by} continues"
     loss = reporter.last_loss
     losses = ("" if math.isnan(loss) else f", train loss {loss:.4f}") + _best(position)

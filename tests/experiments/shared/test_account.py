@@ -9,9 +9,10 @@ import pytest
 
 from common.errors import BadInput
 from common.launch import job_seconds
-from experiments.shared.account import ACCOUNT, ORPHAN_SECONDS, Account
+from experiments.shared.account import ORPHAN_SECONDS, Account
 from experiments.shared.training_jobs import PoolOptions
 from training.telemetry.budget import Budget
+from training.telemetry.metrics_log import ACCOUNT
 
 PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=100.0))
 

@@ -15,7 +15,7 @@ import pytest
 from common.errors import BadInput
 from common.launch import JOB_VARIABLE, job_seconds, setting
 from experiments.shared import run_pool, training_jobs
-from experiments.shared.account import ACCOUNT, Account
+from experiments.shared.account import Account
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.training_jobs import PoolOptions
@@ -24,7 +24,7 @@ from tests.conftest import ROOT, MakeRun
 from training.supervision.run_lock import EXIT_FILE, lock_is_held, take_run_lock
 from training.supervision.training_process import JOB_LOG, JobEnd, TrainingProcess
 from training.telemetry.budget import Budget
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import ACCOUNT, read_metrics
 
 STEPS = 20_000
 LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}

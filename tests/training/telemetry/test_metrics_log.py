@@ -16,11 +16,14 @@ from tests.conftest import ROOT, MakeRun, complete, train
 from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import (
     METRICS,
+    Detail,
+    EarlyEnd,
     Metric,
     MetricsLog,
     RunEvent,
     current_records,
     event_of,
+    event_record,
     read_counted,
     read_metrics,
 )
@@ -133,13 +136,16 @@ def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: MakeRu
 
 
 # Names of earlier versions, whose lines are still read
-EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED}
+EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED, Detail.WHO}
 # Names that are ordinary words, or keys of other files as well
 COMMON_METRICS = {Metric.LEARNING_RATE, Metric.EPOCHS, Metric.USD, Metric.PRICE_PER_HOUR, Metric.STATE_SHA256}
-# Keys of other files, by the module that reads or writes them: measured machines, and results of evaluations
+COMMON_DETAILS = {Detail.NAME, Detail.KEY}
+# Keys of other files, by the module that reads or writes them: measured machines, results of evaluations, and the last
+# job's machine in resolved.json
 OTHER_FILES = {
     ("training/planning/throughput.py", Metric.TOKENS_PER_SECOND),
     ("evaluation/instruct/instruct.py", Metric.VALIDATION_LOSS),
+    ("evaluation/shared/machines.py", Detail.WORLD_SIZE),
 }
 
 
@@ -147,28 +153,43 @@ def names_of(kind: type) -> set[str]:
     return {value for name, value in vars(kind).items() if name.isupper()}
 
 
+def called(call: ast.Call) -> str:
+    """Return the name of the function or method that is called, "" if it has none."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
 def literal_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the metrics and events that code names by a text or a keyword instead of their constant.
+    """Yield the metrics, events and details that code names by a text or a keyword instead of their constant.
 
     The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events.
+    Reasons of an early end are keys and options as well, so they count only in a comparison, except for a signal.
+    Other files have keys of the same names as details, so those count only in modules that know events.
     """
-    names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name} | {"event"}
+    details = names_of(Detail)
+    names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name}
+    names |= {"event", EarlyEnd.SIGNAL}
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    if imported & {RunEvent.__name__, event_of.__name__}:
+        names |= details - COMMON_DETAILS
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in names:
             yield node.value
-        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
-            if getattr(node.left.func, "id", "") == event_of.__name__:
+        elif isinstance(node, ast.Compare):
+            if isinstance(node.left, ast.Call) and called(node.left) == event_of.__name__:
                 yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("record", "event"):
+            operands = [part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)]
+            yield from (operand for operand in operands if operand in names_of(EarlyEnd))
+        elif isinstance(node, ast.Call) and called(node) in ("record", "event", event_record.__name__):
             yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg in names)
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg in names | details)
 
 
-def test_metrics_and_events_have_constants_that_writers_and_readers_share() -> None:
+def test_metrics_events_and_details_have_constants_that_all_share() -> None:
     rooms = ("training", "evaluation", "experiments", "reporting", "benchmarks")
     files = [*ROOT.glob("*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
-    assert set(literal_names(trees.pop("training/telemetry/metrics_log.py"))) > EARLIER  # the constants themselves
+    constants = set(literal_names(trees.pop("training/telemetry/metrics_log.py")))
+    assert constants > EARLIER - names_of(Detail)
     literals = {(module, name) for module, tree in trees.items() for name in literal_names(tree)}
     assert literals == OTHER_FILES
 
@@ -183,13 +204,25 @@ def test_metrics_and_events_have_constants_that_writers_and_readers_share() -> N
         "reporter.event(1, 'stopped')",
         "reporter.record(1, {'mfu': 1})",
         "reporter.record(1, grad_norm=2)",
+        "reporter.event(1, RunEvent.DIVERGED, problem='x')",
+        "event_record(1, RunEvent.UPLOAD, name='x')",
+        "from training.telemetry.metrics_log import event_of\nrecord.get('sources')",
+        "from training.telemetry.metrics_log import RunEvent\nrecord['reason']",
+        "stopped_by == 'patience'",
+        "return 'signal' if left is None else left[1]",
     ],
 )
-def test_a_literal_name_of_a_metric_or_event_is_noticed(code: str) -> None:
+def test_a_literal_name_of_a_metric_event_or_detail_is_noticed(code: str) -> None:
     assert [*literal_names(ast.parse(code))]
 
 
-def test_the_page_of_a_run_directory_names_every_metric_and_event() -> None:
+def test_the_page_of_a_run_directory_names_every_metric_event_and_detail() -> None:
     page = (ROOT / "docs" / "run-directory.md").read_text()
-    names = (names_of(Metric) | names_of(RunEvent)) - EARLIER
+    names = (names_of(Metric) | names_of(RunEvent) | names_of(Detail)) - EARLIER
     assert not [name for name in sorted(names) if f"`{name}`" not in page]
+
+
+def test_the_page_of_a_run_directory_names_every_early_end() -> None:
+    page = (ROOT / "docs" / "run-directory.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith(f"| `{RunEvent.PAUSE}`, ")]
+    assert not [name for name in sorted(names_of(EarlyEnd)) if f"`{name}`" not in row]
