@@ -30,9 +30,8 @@ def trained_on(
     """
     starts = [line for line in records if event_of(line) == RunEvent.START]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
-    trained_last = not jobs or jobs[-1] is starts[-1]
-    commit = git_commit if trained_last and environment is not None else None
-    last = environment if trained_last and environment is not None else JobEnvironment()
+    recorded = environment if not jobs or jobs[-1] is starts[-1] else None
+    last, commit = (JobEnvironment(), None) if recorded is None else (recorded, git_commit)
 
     def words(described: Callable[[Mapping[str, Any]], str | None], otherwise: str | None) -> str | None:
         values = [(line["step"], described(line)) for line in jobs] or [(0, None)]
