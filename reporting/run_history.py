@@ -9,16 +9,23 @@ from typing import Any
 import attrs
 import numpy as np
 
-from common.checks import structured
 from common.errors import BadInput
-from common.json_files import is_number, read_json
+from common.json_files import is_number
 from common.output import Notice, note
 from common.text import time_cost
 from evaluation.shared.machines import TrainedOn, trained_on
 from model.config import ModelConfig
-from tokens.format.manifest import TokenizerRecord
 from training.checkpoints.directory import ARCHIVE
-from training.checkpoints.run_record import RESOLVED, RunRecord, StreamRecord, manifest_of, read_record
+from training.checkpoints.run_record import (
+    RESOLVED,
+    JobEnvironment,
+    JobRecord,
+    RunRecord,
+    StreamRecord,
+    manifest_of,
+    read_job,
+    read_record,
+)
 from training.config.train_config import TrainConfig, load_run
 from training.reference import compare
 from training.supervision.run_lock import is_locked, read_exit
@@ -32,7 +39,6 @@ from training.telemetry.metrics_log import (
     RunEvent,
     current_records,
     event_of,
-    is_price,
     last_price,
     priced_seconds,
     read_counted,
@@ -67,24 +73,6 @@ class Mark:
     text: str  # details for people
 
 
-@attrs.frozen(kw_only=True)
-class JobMachine:
-    world_size: int | None = None
-    device: str | None = None
-    python: str | None = None
-    packages: dict[str, Any] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class LastJob:
-    """Contents of `resolved.json` beside the run record: tokens, machine and price of the last job."""
-
-    token_files: list[str] = attrs.field(factory=list)
-    tokenizer: TokenizerRecord | None = None
-    environment: JobMachine = attrs.field(factory=JobMachine)
-    price_per_hour: float | None = None
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class RunHistory:
     """History of a run, from the files of its directory."""
@@ -101,7 +89,7 @@ class RunHistory:
     hours: float
     usd: float | None  # None without a price
     record: RunRecord | None  # None where `resolved.json` is missing or damaged
-    job: LastJob
+    job: JobRecord  # of the last job; empty where the record is None
     used: TrainedOn  # by all jobs
     bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
     notes: list[Notice]  # on lines and files that are left out
@@ -158,34 +146,31 @@ def read_history(directory: Path) -> RunHistory:
         usd=None if usd is None else float(usd[-1]),
         record=record,
         job=job,
-        used=trained_on(records, records[-1].get("step", 0) + 1, _last_job(record, job)),
-        bits_per_nat=_bits_per_nat(job.token_files, record),
+        used=trained_on(
+            records,
+            records[-1].get("step", 0) + 1,
+            job.environment or JobEnvironment(),  # the commit of the record is told without a machine as well
+            None if record is None else record.git_commit,
+        ),
+        bits_per_nat=_bits_per_nat(job.token_directories, record),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
         compared=str(compare(directory, record, curves).line) if record and (directory / REFERENCE).exists() else None,
     )
 
 
-def _last_job(record: RunRecord | None, job: LastJob) -> dict[str, Any]:
-    return {"environment": attrs.asdict(job.environment), "git_commit": None if record is None else record.git_commit}
-
-
-def read_resolved(directory: Path) -> tuple[RunRecord | None, LastJob, list[Notice]]:
+def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[Notice]]:
     """Return a run's `resolved.json`; a damaged one is unknown, and a note says so."""
     path = directory / RESOLVED
     try:
         if (record := read_record(directory)) is None:
-            return None, LastJob(), []
+            return None, JobRecord(), []
         record.network_config()  # a network that this version cannot build is refused here
-        values = read_json(path)
-        if isinstance(values.get("token_files"), str):
-            values["token_files"] = [values["token_files"]]
-        job = structured(values, LastJob, unknown_keys=True)
-        if job.price_per_hour is not None and not is_price(job.price_per_hour):
-            raise ValueError("price_per_hour: wanted dollars")
+        job = read_job(directory)
+        job.check()
         if not all(is_number(source["tokens"]) and is_number(source["epochs"] or 0) for source in record.sources or []):
             raise ValueError("sources: wanted numbers")
     except (BadInput, ValueError, TypeError, LookupError) as error:
-        return None, LastJob(), [note(f"{path}: damaged or edited, and left out: {error}")]
+        return None, JobRecord(), [note(f"{path}: damaged or edited, and left out: {error}")]
     return record, job, []
 
 
@@ -250,16 +235,16 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     return ENDS[event_of(last)] + (f": {problem}" if problem else "")
 
 
-def _bits_per_nat(token_files: Sequence[str], record: RunRecord | None) -> float | None:
+def _bits_per_nat(directories: Sequence[Path], record: RunRecord | None) -> float | None:
     """Return the bits per byte of text of one nat per token; None where the bytes are not at hand, or not all count.
 
     They are not at hand where the directory holds other tokens now than those that the run read.
     """
-    if record is None or len(token_files) != 1:
+    if record is None or len(directories) != 1:
         return None
     try:
         streams = record.train_streams or [StreamRecord(tokens=None, sha256=[])]  # older records have none
-        manifest = manifest_of(streams[0], Path(token_files[0]))
+        manifest = manifest_of(streams[0], directories[0])
     except (BadInput, ValueError):  # damaged, or an impossible path
         return None
     if manifest is None or manifest.rows is not None or not manifest.text_bytes or manifest.tokens <= 0:

@@ -88,7 +88,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     yield "seed", str(config.train.random_seed)
     yield from _losses(place, state.position)
     records = [] if place.run is None else read_metrics(place.run)
-    used = trained_on(records, state.position.step, place.record | {"git_commit": config.git_commit})
+    used = trained_on(records, state.position.step, place.job.environment, config.git_commit)
     if used.machines:
         yield "machine", used.machines
         yield "precision", str(config.numerics.get("precision", config.train.execution.precision))

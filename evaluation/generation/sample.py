@@ -28,11 +28,10 @@ def run(command: SampleCommand) -> None:
 
 def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenStream]:
     """Open the train splits of token directories, of none those of the model's run. Raises BadInput."""
-    recorded = trained.place.record.get("token_files", [])
-    found = directories or [Path(name) for name in ([recorded] if isinstance(recorded, str) else recorded)]
-    if not found:
+    searched = directories or trained.place.job.token_directories
+    if not searched:
         raise BadInput(f"{trained.place.path}: names no token directory; pass --against DIR")
-    return [open_comparable(directory, "train", trained.tokenizer) for directory in found]
+    return [open_comparable(directory, "train", trained.tokenizer) for directory in searched]
 
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, searched: Sequence[TokenStream] = ()) -> None:

@@ -62,11 +62,14 @@ class Range:
 def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
     """Return the range of a command line, unseen by all models, and its identity. Raises BadInput."""
     if command.name is None:
-        recorded = (place.record["token_files"] for place in places if "token_files" in place.record)
-        directory = command.tokens or next(recorded, None)
-        if not isinstance(directory, Path | str):  # several, or none
+        if command.tokens is None:
+            recorded = (place.job.token_directories for place in places)
+            directories = next(filter(None, recorded), ())
+        else:
+            directories = (command.tokens,)
+        if len(directories) != 1:
             raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
-        span = choose_range(Path(directory), command.split or "validation", command.start, command.count, places)
+        span = choose_range(directories[0], command.split or "validation", command.start, command.count, places)
     else:
         span = choose_named(command.name, command.tokens, places)
     for place in places:

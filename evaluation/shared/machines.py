@@ -5,7 +5,10 @@ from typing import Any
 
 import attrs
 
-from training.telemetry.metrics_log import Detail, RunEvent, event_of
+    names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
+    if last.device and not (jobs and jobs[-1].get(Detail.DEVICES)):
+        names.append(last.device)
+    torch, python = last.packages.get("torch"), last.python
 
 
 @attrs.frozen(kw_only=True)
@@ -18,19 +21,19 @@ class TrainedOn:
     devices: tuple[str, ...]  # the names that are known, each once
 
 
-def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str, Any]) -> TrainedOn:
+def trained_on(
+    records: Sequence[dict[str, Any]], step: int, environment: JobEnvironment | None, git_commit: str | None
+) -> TrainedOn:
     """Return the machines, software and commits of the jobs that trained a run up to a step.
 
-    `records`: the run's metrics as it stands, as `current_records` returns them. `record`: the content of its
-    `resolved.json`, which describes the last job alone; lines of earlier versions name no machine, so that it is the
-    only source for them.
+    `records`: the run's metrics as it stands, as `current_records` returns them. `environment` and `git_commit` are
+    those of the last job alone, from `resolved.json`: lines of earlier versions name no machine, so that it is the
+    only source for them. Without an environment the commit is not used either.
     """
     starts = [line for line in records if event_of(line) == RunEvent.START]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
-    environment = record.get("environment")
-    last: dict[str, Any] = {}
-    if isinstance(environment, dict) and (not jobs or jobs[-1] is starts[-1]):
-        last = environment
+    recorded = environment if not jobs or jobs[-1] is starts[-1] else None
+    last, commit = (JobEnvironment(), None) if recorded is None else (recorded, git_commit)
 
     def words(described: Callable[[Mapping[str, Any]], str | None], otherwise: str | None) -> str | None:
         values = [(line["step"], described(line)) for line in jobs] or [(0, None)]
@@ -38,15 +41,15 @@ def trained_on(records: Sequence[dict[str, Any]], step: int, record: Mapping[str
             values[-1] = values[-1][0], otherwise
         return _over_steps(values)
 
-    names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
-    if last.get("device") and not (jobs and jobs[-1].get(Detail.DEVICES)):
-        names.append(str(last["device"]))
-    packages, python = last.get("packages"), last.get("python")
-    torch = packages.get("torch") if isinstance(packages, dict) else None
+        commits=words(lambda line: line.get(Detail.COMMIT), commit),
     return TrainedOn(
-        machines=words(_devices, f"{last.get('world_size')} x {last['device']}" if last.get("device") else None),
+        machines=words(_devices, f"{last.world_size} x {last.device}" if last.device else None),
         software=words(_software, f"torch {torch}, Python {python}" if torch and python else None),
+<<<<<<< HEAD
         commits=words(lambda line: line.get(Detail.COMMIT), record.get("git_commit") if last else None),
+=======
+        commits=words(lambda line: line.get("commit"), commit),
+>>>>>>> h-resolved
         devices=tuple(dict.fromkeys(names)),
     )
 

@@ -2,14 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from common.checks import structured
 from common.errors import BadInput, refusing
 from common.hub_client import MODEL, download_snapshot, hub_name, is_own_export, note_local
-from common.json_files import read_json
 from evaluation.shared.chat_template import GENERATION
 from evaluation.shared.foreign import check_foreign
 from evaluation.shared.model_files import CONFIG_FILES, INDEX
@@ -18,7 +15,7 @@ from tokens.format.manifest import TokenizerRecord
 from tokens.tokenizer.hugging_face_files import ADDED, CHAT_TEMPLATE, SPECIAL, VOCABULARY
 from training.checkpoints.directory import CHECKPOINTS, MANIFEST, STATE, WEIGHTS
 from training.checkpoints.lookup import find_to_evaluate
-from training.checkpoints.run_record import RESOLVED
+from training.checkpoints.run_record import RESOLVED, JobRecord, read_job
 from training.checkpoints.saved_state import verify
 
 RUNS = Path("runs")
@@ -45,18 +42,17 @@ class ModelLocation:
         return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
 
     @property
-    def record(self) -> dict[str, Any]:
-        """Content of the run's `resolved.json`, or {} where there is none."""
-        file = None if self.run is None else self.run / RESOLVED
-        return read_json(file) if file is not None and file.exists() else {}
+    def job(self) -> JobRecord:
+        """The last job of the run, as its `resolved.json` says; empty where there is none. Raises BadInput."""
+        return JobRecord() if self.run is None else read_job(self.run)
 
     @property
     def tokenizer(self) -> TokenizerRecord | None:
         """The tokenizer of the run's tokens, where it is known. Raises BadInput."""
-        if (entry := self.record.get("tokenizer")) is None:
-            return None
-        with refusing(f"{self.run}/{RESOLVED}: tokenizer"):
-            return structured(entry, TokenizerRecord, unknown_keys=True)
+        job = self.job
+        with refusing(f"{self.run}/{RESOLVED}"):
+            job.check("tokenizer")
+        return job.tokenizer
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:

@@ -83,8 +83,8 @@ def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConf
 
 def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:
     """Return nanoGPT's meta.pkl beside a run's tokens, or None."""
-    directory = place.record.get("token_files")
-    path = Path(directory, NANOGPT) if isinstance(directory, str) else None
+    directories = place.job.token_directories
+    path = directories[0] / NANOGPT if len(directories) == 1 else None
     return path if path is not None and path.is_file() else None
 
 

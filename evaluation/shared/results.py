@@ -16,7 +16,7 @@ from common.text import dollars, time_cost
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.significance import Interval, plus_minus, student_interval
 from evaluation.shared.weights import WeightsIdentity
-from training.telemetry.metrics_log import EVALUATIONS, is_price, last_price, priced_seconds, read_counted
+from training.telemetry.metrics_log import EVALUATIONS, last_price, priced_seconds, read_counted
 
 if TYPE_CHECKING:
     from evaluation.shared.model_location import ModelLocation
@@ -175,8 +175,7 @@ class RunCost:
 
 def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
     records = [] if place.run is None else read_counted(place.run).records
-    price = place.record.get("price_per_hour")
-    seconds = seconds_by_price(records, position.elapsed_seconds, price if is_price(price) else None)
+    seconds = seconds_by_price(records, position.elapsed_seconds, place.job.price_per_hour)
     return RunCost(
         tokens=position.tokens,
         hours=position.elapsed_seconds / 3600,

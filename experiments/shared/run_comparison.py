@@ -27,7 +27,12 @@ HASH_DIGITS = 12
 
 @attrs.frozen(kw_only=True)
 class RecordedRun:
-    """The part of a run's `resolved.json` on which its loss depends."""
+    """The part of a run's `resolved.json` on which its loss depends.
+
+    It is read from the JSON and not as a RunRecord, because the compared runs are often trained by other commits, with
+    the code of a trial's candidate. Such a record may lack keys, or have values that this version does not know. The
+    comparison must show such a difference, where a RunRecord would refuse it or fill in this version's default.
+    """
 
     directory: Path
     measure: Mapping[str, Any]  # by MEASURE_KEYS, and "validation tokens", "tokenizer"

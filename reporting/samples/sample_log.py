@@ -171,19 +171,19 @@ def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     record, job, _ = read_resolved(run)  # its notes are those of the history
     start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
     problem = f"{run / RESOLVED}: names no token files"
-    for directory in job.token_files:
+    for directory in job.token_directories:
         try:
-            stream = open_split(Path(directory), SPLIT)
+            stream = open_split(directory, SPLIT)
         except BadInput as error:
-            problem = str(error).replace(directory, Path(directory).name)  # the page may be published
+            problem = str(error).replace(str(directory), directory.name)  # the page may be published
             continue
         count = min(stream.length - start - 1, TEXT_TOKENS)
-        if count > 0 and record is not None and not _is_of(record, Path(directory)):
-            problem = f"{Path(directory).name}: holds other tokens now than those that the run was validated on"
+        if count > 0 and record is not None and not _is_of(record, directory):
+            problem = f"{directory.name}: holds other tokens now than those that the run was validated on"
         elif count > 0:
             if max(stream.read(start, count + 1)) < vocabulary:
-                return Range(directory=Path(directory), split=SPLIT, start=start, count=count), []
-            problem = f"{Path(directory).name}: holds ids beyond the vocabulary of {vocabulary:,}: not the run's tokens"
+                return Range(directory=directory, split=SPLIT, start=start, count=count), []
+            problem = f"{directory.name}: holds ids beyond the vocabulary of {vocabulary:,}: not the run's tokens"
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 

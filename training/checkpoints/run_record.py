@@ -2,20 +2,20 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from common.checks import integer, optional, structured
-from common.errors import refusing
+from common.errors import InvalidValue, Problem, refusing
 from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 from common.redaction import redacted_command
 from common.text import quoted
 from model.config import ModelConfig
-from tokens.format.manifest import RANKS_FILE, Manifest, read_manifest
+from tokens.format.manifest import RANKS_FILE, Manifest, TokenizerRecord, read_manifest
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
@@ -23,6 +23,7 @@ from training.config.train_config import KEYS, Run, TrainConfig
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit
 from training.parallel.process_group import Ranks
+from training.telemetry.metrics_log import is_price
 
 RESOLVED = "resolved.json"
 _STREAMS = ("train_stream", "validation_stream")
@@ -111,6 +112,65 @@ class RunRecord:
         return values
 
 
+@attrs.frozen(kw_only=True)
+class JobEnvironment:
+    """The machine and the software of a job, as far as they are used; training/hardware/environment.py writes more."""
+
+    world_size: int | None = None
+    device: str | None = None
+    python: str | None = None
+    packages: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class JobRecord:
+    """What `resolved.json` says about the last job of a run, beside the record of the run itself.
+
+    The file may be of an earlier version, or edited. A command that only needs the price must not fail because the
+    tokenizer cannot be read. So a key whose value is of a wrong type counts as absent, and its error is in `misfits`
+    for those who call `check`. Keys that nothing reads, such as the command line, are not checked.
+    """
+
+    token_files: Sequence[str] = attrs.field(factory=tuple)  # the directories as text; several for a mixture
+    tokenizer: TokenizerRecord | None = None
+    environment: JobEnvironment | None = None
+    price_per_hour: float | None = attrs.field(default=None)  # of the machine, USD
+    misfits: dict[str, InvalidValue] = attrs.field(init=False, factory=dict)  # by key
+
+    @price_per_hour.validator
+    def _check_price(self, _: Any, value: float | None) -> None:
+        if value is not None and not is_price(value):
+            raise InvalidValue(Problem(key="price_per_hour", expected="dollars"))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "JobRecord":
+        """Return the part of the content of `resolved.json` that can be read. It never raises."""
+        if isinstance(values.get("token_files"), str):  # a run with a single dataset has no list
+            values = {**values, "token_files": [values["token_files"]]}
+        readable: dict[str, Any] = {}
+        misfits: dict[str, InvalidValue] = {}
+        for key in ("token_files", "tokenizer", "environment", "price_per_hour"):
+            if key in values:
+                try:
+                    readable[key] = getattr(structured({key: values[key]}, cls, unknown_keys=True), key)
+                except InvalidValue as error:
+                    misfits[key] = error
+        job = cls(**readable)
+        job.misfits.update(misfits)
+        return job
+
+    @property
+    def token_directories(self) -> tuple[Path, ...]:
+        """The token directories that the job has read, one for each dataset; none where that is not recorded."""
+        return tuple(Path(name) for name in self.token_files)
+
+    def check(self, *keys: str) -> None:
+        """Raise InvalidValue if one of these keys, or without any one of all keys, has a value of a wrong type."""
+        for key, error in self.misfits.items():
+            if not keys or key in keys:
+                raise error
+
+
 def record_fields(values: Any) -> Any:
     """Return a record's JSON with the fields of `RunRecord`: its streams always as lists, its unknown keys apart."""
     if not isinstance(values, dict):
@@ -133,6 +193,15 @@ def read_record(directory: Path) -> RunRecord | None:
     file = directory / RESOLVED
     with refusing(f"{file}: damaged or edited", "copy it here again, or move it away"):
         return structured(record_fields(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
+
+
+def read_job(directory: Path) -> JobRecord:
+    """Return what a run has recorded about its last job; an empty record without one.
+
+    Raises BadInput for a file that is not JSON. A wrong value in it is an error only for those who use it.
+    """
+    file = directory / RESOLVED
+    return JobRecord.from_json(read_json(file)) if file.exists() else JobRecord()
 
 
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:

@@ -277,7 +277,7 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
 
 def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
     place = locate(str(finished), None)
-    span = Range(directory=Path(place.record["token_files"]), split="validation", start=1000, count=1)
+    span = Range(directory=place.job.token_directories[0], split="validation", start=1000, count=1)
     trained: Any = SimpleNamespace(place=place, known_tokenizer=None)
     loss = read_state(place.path).position.validation_loss
     words = "other tokens than those of the validation in training, tokens 0 to 320, whose loss was"

@@ -1,14 +1,21 @@
-"""A tokenizer that is given and is not the model's own is named."""
+"""A tokenizer that is given and is not the model's own is named; a run's own tokens are known from its record."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from common.errors import BadInput
+from evaluation.generation.sample import training_data
+from evaluation.loss.token_range import choose
 from evaluation.shared.given_tokenizer import GivenTokenizer
 from evaluation.shared.model_location import ModelLocation
-from evaluation.shared.model_tokenizer import given_tokenizer
+from evaluation.shared.model_tokenizer import given_tokenizer, tokenizer_of
 from tests.model.test_gpt import SMALL
 from tokens.tokenizer.loading import load_tokenizer, record_of
 
@@ -39,3 +46,29 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
         with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
             GivenTokenizer.of({"given_tokenizer": damaged})
+
+
+def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_none(tmp_path: Path) -> None:
+    directories = [tmp_path / name for name in ("a", "b")]
+    for directory in directories:
+        directory.mkdir()
+        save_file({"tokens": np.arange(9, dtype=np.uint16)}, directory / "train.safetensors")
+        (directory / "meta.pkl").write_text("not nanoGPT's")
+    names = [str(directory) for directory in directories]
+    (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names}))
+    place = ModelLocation(tmp_path, tmp_path, tmp_path)
+    trained: Any = SimpleNamespace(place=place, tokenizer=load_tokenizer("bytes"))
+    assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories
+    loss: Any = SimpleNamespace(name=None, tokens=None)
+    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+        choose(loss, [place])
+    assert tokenizer_of(place, None, SMALL) is None  # no meta.pkl is read
+    (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names[0]}))
+    assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories[:1]
+    with pytest.raises(BadInput, match=r"a/meta\.pkl"):
+        tokenizer_of(place, None, SMALL)
+    (tmp_path / "resolved.json").write_text("{}")
+    with pytest.raises(BadInput, match="names no token directory; pass --against DIR"):
+        training_data(trained, [])
+    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+        choose(loss, [place])

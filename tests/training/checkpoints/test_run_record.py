@@ -1,4 +1,4 @@
-"""The record of a run, resolved.json: what it must not hold."""
+"""The record of a run, resolved.json: what it must not hold, and how it is read again."""
 
 import json
 import pickle
@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import BadInput
+from common.errors import BadInput, InvalidValue
 from model.config import ModelConfig
 from tokens.format.manifest import RANKS_FILE
+from tokens.tokenizer.loading import load_tokenizer, record_of
 from training.checkpoints.compatibility import differences
-from training.checkpoints.run_record import RESOLVED, RunRecord, read_record, write_record
+from training.checkpoints.run_record import (
+    RESOLVED,
+    JobEnvironment,
+    JobRecord,
+    RunRecord,
+    read_job,
+    read_record,
+    write_record,
+)
 from training.config.train_config import TrainConfig
 
 # Of a version with fewer keys
@@ -124,3 +133,58 @@ def test_a_damaged_record_of_a_run_is_refused(tmp_path: Path, wrong: dict[str, A
         BadInput, match=rf"{RESOLVED}: damaged or edited: {next(iter(wrong))}: got .*; copy it here again"
     ):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_what_a_job_records_is_read_again(tmp_path: Path, names: list[str]) -> None:
+    directories = [tmp_path / name for name in names]
+    tokenizer = record_of(load_tokenizer("bytes"), ranks=False)
+    write(
+        tmp_path,
+        SimpleNamespace(
+            directories=[SimpleNamespace(path=path) for path in directories], tokenizer=(tmp_path, tokenizer)
+        ),
+    )
+    job = read_job(tmp_path)
+    job.check()
+    assert (job.token_directories, job.tokenizer, job.price_per_hour) == (tuple(directories), tokenizer, None)
+    machine = job.environment
+    assert machine is not None and machine.device and machine.packages["torch"] and machine.world_size == 1
+    assert machine.python == sys.version.split()[0]
+
+
+def test_a_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
+    assert read_job(tmp_path) == JobRecord.from_json({}) == JobRecord()
+    (tmp_path / RESOLVED).write_text("{")
+    with pytest.raises(BadInput, match=RESOLVED):
+        read_job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("token_files", 5, "token_files: got 5, wanted an array"),
+        ("token_files", None, "token_files: got None, wanted an array"),
+        ("token_files", ["a", 5], r"token_files\[1\]: got 5, wanted a string"),
+        ("tokenizer", "bytes", "tokenizer: got 'bytes', wanted an object"),
+        ("tokenizer", {"name": "bytes"}, "tokenizer.vocabulary_size: missing"),
+        ("environment", {"device": 5}, "environment.device: got 5, wanted a string"),
+        ("price_per_hour", "2", "price_per_hour: got '2', wanted "),
+        ("price_per_hour", -1, "price_per_hour: wanted dollars"),
+        ("price_per_hour", 10**400, "price_per_hour: "),
+    ],
+)
+def test_a_wrong_value_is_an_error_only_for_those_who_use_it(key: str, value: Any, problem: str) -> None:
+    environment = {"device": "cpu", "threads": 2}
+    sound = {"token_files": "a", "environment": environment, "price_per_hour": 2, "command": 5, "misfits": 5}
+    expected = JobRecord(token_files=("a",), environment=JobEnvironment(device="cpu"), price_per_hour=2)
+    assert JobRecord.from_json(sound) == expected
+    job = JobRecord.from_json(sound | {key: value})
+    for name in ("token_files", "tokenizer", "environment", "price_per_hour"):
+        absent = JobRecord() if name == key else expected
+        assert getattr(job, name) == getattr(absent, name)
+        if name != key:
+            job.check(name)
+    for keys in ((key,), ()):
+        with pytest.raises(InvalidValue, match=problem):
+            job.check(*keys)
