@@ -5,10 +5,8 @@ from typing import Any
 
 import attrs
 
-    names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
-    if last.device and not (jobs and jobs[-1].get(Detail.DEVICES)):
-        names.append(last.device)
-    torch, python = last.packages.get("torch"), last.python
+from training.checkpoints.run_record import JobEnvironment
+from training.telemetry.metrics_log import Detail, RunEvent, event_of
 
 
 @attrs.frozen(kw_only=True)
@@ -41,15 +39,14 @@ def trained_on(
             values[-1] = values[-1][0], otherwise
         return _over_steps(values)
 
-        commits=words(lambda line: line.get(Detail.COMMIT), commit),
+    names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
+    if last.device and not (jobs and jobs[-1].get(Detail.DEVICES)):
+        names.append(last.device)
+    torch, python = last.packages.get("torch"), last.python
     return TrainedOn(
         machines=words(_devices, f"{last.world_size} x {last.device}" if last.device else None),
         software=words(_software, f"torch {torch}, Python {python}" if torch and python else None),
-<<<<<<< HEAD
-        commits=words(lambda line: line.get(Detail.COMMIT), record.get("git_commit") if last else None),
-=======
-        commits=words(lambda line: line.get("commit"), commit),
->>>>>>> h-resolved
+        commits=words(lambda line: line.get(Detail.COMMIT), commit),
         devices=tuple(dict.fromkeys(names)),
     )
 
