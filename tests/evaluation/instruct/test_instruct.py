@@ -90,7 +90,8 @@ def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun
 
 @pytest.mark.slow
 def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path, tmp_path: Path) -> None:
-    options = ("--data", data, "--epochs", "9", "--learning-rate", "1e-4")
+    # Enough epochs that a busy machine interrupts it before its end
+    options = ("--data", data, "--epochs", "40", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")
     parts = (*options, "--output", tmp_path / "parts", "--keep", tmp_path / "kept")
     stopped = launch.start(ROOT / "evaluate.py", "instruct", str(copied), "--device", "cpu", *map(str, parts))

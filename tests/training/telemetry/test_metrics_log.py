@@ -145,7 +145,6 @@ COMMON_DETAILS = {Detail.NAME, Detail.KEY}
 OTHER_FILES = {
     ("training/planning/throughput.py", Metric.TOKENS_PER_SECOND),
     ("evaluation/instruct/instruct.py", Metric.VALIDATION_LOSS),
-    ("evaluation/shared/machines.py", Detail.WORLD_SIZE),
 }
 
 
