@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, Reason
-from common.files import is_folder
+from common.files import HUB, is_folder
 from common.launch import (
     Failure,
     check_environment,
@@ -64,7 +64,7 @@ def main() -> int:
             supervision.lock(command.run)
         initial = None  # else the model that --init-from names; it is read when the run begins
         if (source := command.options.init_from) is not None:
-            initial = InitialWeights(source.removeprefix("hf:"), partial(load_model, source))
+            initial = InitialWeights(source.removeprefix(HUB), partial(load_model, source))
         with memory_advice(run):
             status = answer(run, command, initial)
             if status is None:

@@ -37,7 +37,7 @@ HELP_WORDS = ("--help", "-h")
 
 @attrs.frozen(kw_only=True)
 class ScriptTexts:
-    """What the help of a script has before and after its options."""
+    """Texts in the help of a script, before and after its options."""
 
     description: str = ""  # of a script with commands; the class of a single command describes it by its docstring
     epilog: str = ""

@@ -120,7 +120,7 @@ KEYLESS = {
 
 
 class ForeignKey(NamedTuple):
-    """What a key of another program is here."""
+    """Counterpart, in this project, of a key of another program."""
 
     ours: str  # such as "train.learning_rate"; "": no key
     note: str  # how the values differ, or what to do instead; "": they mean the same

@@ -23,7 +23,7 @@ _dropped: dict[str, str | None] = {}  # first problem of each kind of output or 
 
 
 class Severity(Enum):
-    """How much a line matters. It alone decides where the line is printed, and with which label."""
+    """Importance of a line. It alone decides where the line is printed, and with which label."""
 
     RESULT = "result"  # what the command was asked for: printed on stdout, all others on stderr
     PROGRESS = "progress"

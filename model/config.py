@@ -48,7 +48,7 @@ BIASES = {  # of queries, keys and values; of all else
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """What the row of an option states in addition to its KeyRow. In the comments, `config` is a ModelConfig."""
+    """Part of an option's row that other keys do not have. In the comments, `config` is a ModelConfig."""
 
     # Stock class -> values that it computes, None: all. A class that is not here computes the default alone.
     stock: Mapping[str, tuple[Any, ...] | None] = attrs.field(factory=dict)

@@ -124,7 +124,7 @@ class JobEnvironment:
 
 @attrs.frozen(kw_only=True)
 class JobRecord:
-    """What `resolved.json` says about the last job of a run, beside the record of the run itself.
+    """The last job of a run in `resolved.json`, which also has the record of the run itself.
 
     The file may be of an earlier version, or edited. A command that only needs the price must not fail because the
     tokenizer cannot be read. So a key whose value is of a wrong type counts as absent, and its error is in `misfits`

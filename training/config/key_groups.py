@@ -153,6 +153,12 @@ class BatchOptions:
     )
 
 
+def _group_rate(group: str, names: str) -> Any:
+    """Return the field of the peak learning rate of a group of parameters, which is by default that of all others."""
+    check = optional(number(0.0, LARGEST_RATE, above=True))
+    return key_field(check, None, meaning=f"{group}; null: learning_rate", names=names)
+
+
 @attrs.frozen(kw_only=True)
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
@@ -169,30 +175,14 @@ class OptimizationOptions:
         meaning="peak of the schedule, or the constant rate",
         names="lr max_lr",
     )
-    matrix_learning_rate: float | None = key_field(
-        optional(number(0.0, LARGEST_RATE, above=True)),
-        None,
-        meaning='peak for the matrices of the blocks, which optimizer "muon" takes; null: learning_rate',
-        names="matrix_lr muon_lr",
+    matrix_learning_rate: float | None = _group_rate(
+        'peak for the matrices of the blocks, which optimizer "muon" takes', names="matrix_lr muon_lr"
     )
-    embedding_learning_rate: float | None = key_field(
-        optional(number(0.0, LARGEST_RATE, above=True)),
-        None,
-        meaning="peak for the token and position embeddings; null: learning_rate",
-        names="embedding_lr embed_lr",
+    embedding_learning_rate: float | None = _group_rate(
+        "peak for the token and position embeddings", names="embedding_lr embed_lr"
     )
-    head_learning_rate: float | None = key_field(
-        optional(number(0.0, LARGEST_RATE, above=True)),
-        None,
-        meaning="peak for an untied output head; null: learning_rate",
-        names="head_lr unembedding_lr",
-    )
-    vector_learning_rate: float | None = key_field(
-        optional(number(0.0, LARGEST_RATE, above=True)),
-        None,
-        meaning="peak for 1-D parameters, gains and biases; null: learning_rate",
-        names="scalar_lr",
-    )
+    head_learning_rate: float | None = _group_rate("peak for an untied output head", names="head_lr unembedding_lr")
+    vector_learning_rate: float | None = _group_rate("peak for 1-D parameters, gains and biases", names="scalar_lr")
     schedule_learning_rate: bool | str = key_field(
         boolean(*_SCHEDULE_NAMES),
         False,
