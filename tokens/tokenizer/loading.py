@@ -3,7 +3,7 @@
 import pickletools
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -27,6 +27,9 @@ from tokens.tokenizer.tokenizer import (
     byte_pair_tokenizer,
     fingerprint,
 )
+
+if TYPE_CHECKING:
+    import tiktoken
 
 RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
 SUFFIXES = (".pkl", ".json")  # of characters, or a tokenizer.json
@@ -183,20 +186,32 @@ def _load_known(name: str) -> Tokenizer:
     known = KNOWN_TOKENIZERS[name]
     if known.encoding is None:
         raise BadInput(f"tokenizer {name}: its owner's terms are to be accepted; pass its file as --tokenizer FILE")
-    import tiktoken
-    import tiktoken.load
-
-    from common.remote_files import read_web_file
-
-    # tiktoken's own download has no timeout, and it sends the host the password that ~/.netrc has for it.
-    tiktoken.load.read_file = read_web_file  # type: ignore[assignment]  # only the parameter's name differs
     try:
-        encoding = tiktoken.get_encoding(known.encoding)
+        encoding = _tiktokens_encoding(known.encoding)
     except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
         advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
         raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error
     return _of_known(name, known, BytePairCoder(encoding, known.pattern))
+
+
+def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":
+    """Return an encoding that tiktoken has cached, or that it downloads through our client of the web.
+
+    tiktoken's own download has no time limit, and it sends the host the password that ~/.netrc has for it. Its function
+    is replaced for this call alone, because tiktoken reads local files with the same one.
+    """
+    import tiktoken
+    import tiktoken.load
+
+    from common.remote_files import read_web_file
+
+    own_download = tiktoken.load.read_file
+    tiktoken.load.read_file = read_web_file  # type: ignore[assignment]  # only the parameter's name differs
+    try:
+        return tiktoken.get_encoding(name)
+    finally:
+        tiktoken.load.read_file = own_download
 
 
 def _pickled(data: bytes) -> dict[Any, Any]:

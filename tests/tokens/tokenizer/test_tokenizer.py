@@ -42,6 +42,8 @@ def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     with pytest.raises(BadInput, match=r"--tokenizer FILE\.tiktoken.*TIKTOKEN_CACHE_DIR"):
         load_tokenizer("gpt2")
+    # tiktoken still reads a local file, which our client of the web would refuse.
+    assert len(tiktoken.load.load_tiktoken_bpe(str(shared("gpt2.tiktoken")))) == 50256
 
 
 def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
