@@ -29,7 +29,9 @@ def project() -> dict:
 
 def test_version_and_date_agree_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    releases = re.findall(r"^## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    releases = re.findall(
+        r"^## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert releases[0] == (project()["version"], citation["date-released"])
     assert citation["version"] == project()["version"]
 
