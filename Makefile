@@ -68,7 +68,7 @@ text:
 
 picture: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/python benchmarks/one_curve.py one-curve.html
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,690 \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=800,960 --force-device-scale-factor=2 \
 	  --screenshot=docs/images/one-curve.png "file://$(CURDIR)/one-curve.html"
 
 test: .venv/installed-test
