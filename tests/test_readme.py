@@ -8,7 +8,6 @@ a few steps of a smaller model. What is the same command then runs once.
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,27 +30,6 @@ configs:
   data_files: sample/10BT/*.parquet
 ---
 """
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """Return a copy of the tracked files with a small quickstart, and this Python's packages as its `.venv`."""
-    if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("runs in the .venv that `make test` makes: it would install into this one")
-    for name in execute("git", "ls-files").stdout.split():
-        target = tmp_path / "clone" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    clone = tmp_path / "clone"
-    (clone / ".venv").symlink_to(sys.prefix)
-    small = {
-        "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
-        "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
-    }
-    for name, changes in small.items():
-        path = clone / "runs" / "quickstart" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return clone
 
 
 @pytest.fixture
