@@ -1,4 +1,4 @@
-"""Every command in the README and in Getting started is run, in a fresh copy of the repository, as it stands there.
+"""Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
 What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
 on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take
@@ -43,7 +43,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    """Return the commands of all bash blocks, and those of torchrun in tables; console blocks need another machine."""
+    # The tutorial comes first, because it activates the environment.
+    pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
     lines = "\n".join(blocks).replace("\\\n", "").splitlines()
