@@ -1,4 +1,4 @@
-"""The loop of docs/agents.md, as it stands there: it deletes nothing that it did not make."""
+"""The loop of docs/trials.md, as it stands there: it deletes nothing that it did not make."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def project(tmp_path: Path) -> Path:
 
 def run_loop(project: Path) -> subprocess.CompletedProcess[str]:
     """Run the loop of the page, in a project, with a program that proposes changes."""
-    [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
+    [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "trials.md").read_text(), re.DOTALL)
     tools = project.parent / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "propose_a_change").write_text(PROPOSE)
