@@ -61,7 +61,7 @@ class TrialTable:
         return "\n".join([*lines, *self.notes])
 
     def record(self) -> dict[str, Any]:
-        """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
+        """Return verdict, exit status, losses, and intervals [value, low, high]: docs/trials.md has the keys."""
         intervals = {key: list(found.record().values()) if found else None for key, found in self._intervals().items()}
         means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
         verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))

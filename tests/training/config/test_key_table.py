@@ -151,5 +151,5 @@ def test_docs_name_every_older_name_and_the_recommended_keys() -> None:
     rows = KEY_ROWS["train"].values()
     assert all(f"`{row.older.name}`" in page for row in rows if row.older is not None)
     assert train_config.GOOD_RECIPE == {"shuffle": True, "schedule_learning_rate": True, "clipping_max_norm": 1.0}
-    note = page.partition("A NOTE names ")[2].partition(" where they are left out")[0]
+    note = page.partition("A NOTE names ")[2].partition(" if you leave them out")[0]
     assert {*re.findall(r"`(\w+)`", note)} == {*train_config.GOOD_RECIPE}
