@@ -159,7 +159,7 @@ def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tm
     if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("needs the right to mount")
     try:
-        with pytest.raises(BadInput, match="it is mounted: choose a folder in it"):
+        with pytest.raises(BadInput, match="it is a mount point: choose a folder inside it"):
             export(trained(str(finished)), mount, None, None)
         assert [path.name for path in tmp_path.iterdir()] == ["mount"]
         export(trained(str(finished)), mount / "model", None, None)
