@@ -136,7 +136,7 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
 def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
     nobody = evaluate(*push, environment=at_hub(hub, None))
-    assert (nobody.returncode, "no access token of the Hugging Face hub" in nobody.stderr) == (1, True)
+    assert (nobody.returncode, "no access token for the Hugging Face hub" in nobody.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
     assert f"{hub.url}/owner/model" in said(*push, environment=at_hub(hub))
     uploaded = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
