@@ -88,7 +88,7 @@ def test_a_command_line_becomes_its_class() -> None:
         ),
         (["a", "--fast", "--fast=no"], "--fast is given twice ('' and 'no'); give it once"),
         (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
-        (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
+        (["a", "--wandb"], "--wandb: unknown option; use python report.py RUN --to wandb --watch"),
     ],
 )
 def test_a_usage_error_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
