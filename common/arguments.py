@@ -207,11 +207,12 @@ class CommandLine:
         return f"{word}: unknown option{advice}"
 
     def _unexpected_argument(self, word: str) -> str:
-        positional = " ".join(each.name.strip("-") for each in arguments_of(self.options) if _is_positional(each))
+        names = [argument.name.strip("-") for argument in arguments_of(self.options) if _is_positional(argument)]
         from common.other_programs import argument_advice
 
         advice = argument_advice(self.script, self.command, word)
-        return f"unexpected argument {quoted(word)}, wanted {positional or 'no arguments'} and options{advice}"
+        expected = f"{' '.join(names) or 'no arguments'} and options"
+        return f"unexpected argument {quoted(word)}, wanted {expected}{advice}"
 
     def _last_position(self, argument: Argument) -> int | None:
         """Return the position of the last word that is this option, counted from 1; None if no word is."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.redaction import redacted
 
-LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
+LARGEST_INTEGER = 1 << 53  # limit of options and keys, because every JSON parser is exact up to it
 QUOTED_CHARACTERS = 100  # maximum length of a value in an error
 BRACKET_CHARACTERS = 120  # maximum length of a library's message in an error
 DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
