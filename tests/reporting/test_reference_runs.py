@@ -138,6 +138,6 @@ def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.Ca
     said = f"NOTE: {path}: replaces the reference that was there ({size})\n"
     assert capsys.readouterr() == (f"reference {path}\n", said)
     path.write_text('{"papers": []}')
-    with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
+    with pytest.raises(BadInput, match=r"is not a reference of report.py, so it was not overwritten \(14 bytes\)"):
         report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     assert path.read_text() == '{"papers": []}'

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import attrs
 
-from common.bucket import Bucket, Taken, Version
+from common.bucket import Bucket, Version, VersionConflict
 from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
@@ -165,14 +165,14 @@ class BucketLease:
         threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
 
     def check(self) -> None:
-        """Renew the lease. Raises Taken where another job has it: this one's uploads end."""
+        """Renew the lease. Raises VersionConflict where another job has it: this one's uploads end."""
         with self._lock:
             try:
                 self._version = None if self._version is None else self._write(self._version)
-            except Taken:
+            except VersionConflict:
                 self._version = None
             if self._version is None:
-                raise Taken(
+                raise VersionConflict(
                     f"{self._bucket.url}: another job uploads there now, as this one's lease was not renewed in time; "
                     "stop one of the two"
                 )

@@ -18,10 +18,12 @@ DATASET_VALUES = 'a non-empty string, or a list of {"dataset": NAME, "weight": N
 Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
-_DATASET_ROW = KeyRow(meaning="one dataset, in a form that the key of train.json takes", wanted=_NAME.wanted)
+_DATASET_ROW = KeyRow(
+    meaning="one dataset, in a form that the key of train.json takes", accepted_values=_NAME.accepted_values
+)
 _WEIGHT_ROW = KeyRow(
     meaning="share of the sequences, in proportion to the other weights; stages change it from a step on",
-    wanted="a number above 0, or stages [[first step, weight], ...]",
+    accepted_values="a number above 0, or stages [[first step, weight], ...]",
 )
 
 
@@ -30,7 +32,7 @@ def _read_weight(value: Any) -> Stages:
     if is_number(value) and value > 0:
         return ((0, value),)
     if not isinstance(value, list):
-        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.wanted}")
+        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.accepted_values}")
     before = -1
     for stage in value:
         pair = isinstance(stage, list) and len(stage) == 2

@@ -75,7 +75,7 @@ class DataOptions:
 
     dataset: str | Sequence[Mapping[str, Any]] = key_field(
         _dataset,
-        wanted=DATASET_VALUES,
+        accepted_values=DATASET_VALUES,
         converter=one_form_of_dataset,
         meaning="a directory of token files, a dataset of the hub (OWNER/NAME or hf:OWNER/NAME), token files in a "
         "bucket (s3://BUCKET/PREFIX), or a weighted list; without hf:, a local folder of that name is read instead, "

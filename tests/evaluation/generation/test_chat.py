@@ -155,7 +155,7 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
     for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name and str(tmp_path / name))
-    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name)
 

@@ -74,7 +74,7 @@ def test_train_py_prints_every_key_with_its_meaning_in_80_columns() -> None:
     assert max(map(len, printed.splitlines())) <= 80
     text = " ".join(printed.split())
     for key, field in (KEYS["model"] | KEYS["train"] | DATASET_KEYS).items():
-        assert f"{key} {explanation(field)}; {row_of(field).wanted}" in text
+        assert f"{key} {explanation(field)}; {row_of(field).accepted_values}" in text
     assert (
         "clipping_max_norm gradient clipping: the largest global L2 norm; null: no clipping; recommended: 1.0;" in text
     )
