@@ -64,7 +64,7 @@ def test_no_name_of_another_program_has_two_meanings() -> None:
             "evaluate.py",
             "--batch_size",
             "8",
-            "; here: python train.py RUN --set train.microbatch_size=VALUE (sequences",
+            "; here: python train.py RUN --set train.microbatch_size=VALUE (the seq",
         ),
         ("train.py", "--zzz", "", ""),
     ],
