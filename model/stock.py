@@ -53,7 +53,7 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
     kind = stock_kind(config, where)
     values: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind}
     for name, row in rows(type(config)).items():
-        value = getattr(config, name) if row.says is None else row.says(config, kind)
+        value = getattr(config, name) if row.stock_value is None else row.stock_value(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
     if kind in ROTARY:
         # The base is stated here and, for loaders before version 5, by its own key.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig, indivisible_sizes
 from model.counts import meta_network
 from model.gpt import GPT, Block
 from model.loss import NextTokenLoss
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_the_plain_networks_in_fp64(
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what is done in fp32 in training
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
-    assert undivided(config, shards) == {}
+    assert indivisible_sizes(config, shards) == {}
     whole = network(config).double()
     plain, sharded = NextTokenLoss(whole, **options).train(), in_shards(whole, shards, **options).train()
     weights = torch.rand(3, config.context_length, dtype=torch.float64) if options else None
@@ -153,7 +153,7 @@ def other_configurations() -> dict[str, ModelConfig]:
             changed = attrs.evolve(config, **{option: value})
         except ValueError:  # not a value of this option, or not together with the others
             continue
-        if changed != config and not undivided(changed, 2):
+        if changed != config and not indivisible_sizes(changed, 2):
             configurations[f"{start}, {option} {value}"] = changed
     return configurations
 
@@ -235,7 +235,7 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
 ) -> None:
     options: dict[str, Any] = {"mlp_width": 48, "activation": "swiglu", "tie_weights": tied}
     config = attrs.evolve(SMALL, emb_dim=48, n_heads=heads[0], n_kv_heads=heads[1], n_layers=1, **options)
-    assume(not any("heads" in name for name in undivided(config, shards)))
+    assume(not any("heads" in name for name in indivisible_sizes(config, shards)))
     for name, _ in meta_network(config).named_parameters():
         axes = axes_of(name, config)
         whole = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
@@ -269,4 +269,4 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
     ],
 )
 def test_what_shards_cannot_share_is_named(change: dict[str, Any], shards: int, refused: dict[str, int]) -> None:
-    assert undivided(attrs.evolve(SMALL, **change), shards) == refused
+    assert indivisible_sizes(attrs.evolve(SMALL, **change), shards) == refused

@@ -16,7 +16,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.output import Notice, note
 from common.text import either, quoted
-from model.config import ModelConfig, shard_counts, undivided
+from model.config import ModelConfig, shard_counts, indivisible_sizes
 from model.stock import stock_class
 from training.config.key_groups import (
     FIRST_MOMENTUM,
@@ -215,8 +215,8 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the contents of model.json and train.json, as "model" and "train". Raises BadInput if they are invalid."""
     if not is_folder(directory):
         raise BadInput(
-            f"{directory}: no such run directory, which is a folder with model.json and train.json; --like RUN writes a "
-            "new one"
+            f"{directory}: no such run directory, which is a folder with model.json and train.json; --like RUN writes "
+            "a new one"
         )
     files = [directory / f"{section}.json" for section in KEYS]
     contents = check_all(*(partial(read_json, file, advice=_EXPECTED_FILES) for file in files))
@@ -438,7 +438,7 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
 
 def unequal_shards(model: ModelConfig, train: TrainConfig) -> Iterator[Problem]:
     """Yield a problem if the network cannot be divided into equal tensor shards."""
-    if counts := undivided(model, train.execution.shards):
+    if counts := indivisible_sizes(model, train.execution.shards):
         key = "tensor_parallel" if train.execution.tensor_shards is None else "tensor_shards"
         parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         expected = f"{either(map(str, shard_counts(model)))}, for equal parts of {parts}"
