@@ -135,7 +135,7 @@ def shard_cut(axes: Axes, shards: int, shard: int) -> ShardCut:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name in the unsharded network. A name without the prefix of a shard is returned unchanged."""
+    """Return a parameter's name in the unsharded network. A name without a shard's prefix is returned unchanged."""
     return name.split(".", 2)[2] if name.startswith(SHARDS) else name
 
 

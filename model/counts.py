@@ -82,7 +82,7 @@ def _counts(config: ModelConfig) -> tuple[int, int]:
 
 
 class _Uninitialized(TorchFunctionMode):
-    """Skip the initialization of new weights, because on the meta device it would import torch's compiler (a second)."""
+    """Skip the initialization of new weights: on the meta device it would import torch's compiler, which takes 1 s."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if function in INITIALIZERS:

@@ -42,7 +42,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 def in_shards(whole: GPT, shards: int, **options: Any) -> ShardedLoss:
     """Return all shards of a network, in this process, with its weights."""
-    network = ShardedGPT(whole.config, ShardExchange(shards=shards, own=range(shards)))
+    network = ShardedGPT(whole.config, ShardExchange(shards=shards, local_shards=range(shards)))
     parts = {name: part_of(whole.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()}
     network.load_state_dict({name: part.detach() for name, part in parts.items()}, assign=True, strict=False)
     return ShardedLoss(network.requires_grad_(), **options)
@@ -197,7 +197,7 @@ def test_a_flag_of_a_block_is_the_same_in_shards(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Block, "__init__", flagged)
     with torch.device("meta"):
-        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
     assert [block.parallel for block in sharded.blocks] == [True] * SMALL.n_layers
 
 
@@ -212,15 +212,15 @@ def test_a_layer_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pyte
     monkeypatch.setattr(module, "__init__", extended)
     where = {Block: "blocks.0.extra_norm", GPT: "the network.extra_norm"}[module]
     with pytest.raises(BadInput, match=f"got 2 shards of a network with {where}, which .* does not compute"):
-        ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
 
 
 def test_an_option_of_the_head_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, own=range(2)))
+    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, local_shards=range(2)))
     assert ShardedLoss(sharded).chunks == 1
     monkeypatch.setattr("model.sharded_loss.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
     assert ShardedLoss(sharded).chunks == 1  # no softcap
-    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, own=range(2)))
+    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, local_shards=range(2)))
     with pytest.raises(BadInput, match=r"head has softcap 2\.0, which shard_losses .* does not compute"):
         ShardedLoss(softcapped)
 

@@ -48,7 +48,8 @@ class NetworkSizes:
 def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
     """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
     few, parameters, local = with_few_blocks(config), dict[str, Axes](), shards // ranks
-    network = meta_network(few) if shards == 1 else ShardedGPT(few, ShardExchange(shards=shards, own=range(local)))
+    exchange = ShardExchange(shards=shards, local_shards=range(local))
+    network = meta_network(few) if shards == 1 else ShardedGPT(few, exchange)
     for name, value in network.named_parameters():
         axes, shape = axes_of(name, config), tuple(value.shape)
         if shape != (wanted := shard_cut(axes, shards, 0).shape):
