@@ -64,7 +64,7 @@ def _whole_row_sums(gradients: list[Tensor]) -> Tensor:
 def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter]) -> Tensor:
     """Return the norm with the same bits on any number of tensor ranks, too: the sums of shards are added in order."""
     sums = []
-    for shard, own in zip(shards.exchange.own, shards.by_shard(parameters), strict=True):
+    for shard, own in zip(shards.exchange.local_shards, shards.by_shard(parameters), strict=True):
         names = {id(value.grad): name for name, _, value in own}
         gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
         rows = _whole_row_sums(gradients)

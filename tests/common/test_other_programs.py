@@ -64,7 +64,7 @@ def test_no_name_of_another_program_has_two_meanings() -> None:
             "evaluate.py",
             "--batch_size",
             "8",
-            "; use python train.py RUN --set train.microbatch_size=VALUE (sequences",
+            "; use python train.py RUN --set train.microbatch_size=VALUE (the sequ",
         ),
         ("train.py", "--zzz", "", ""),
     ],

@@ -21,7 +21,7 @@ from evaluation.generation.chat import Conversation, obey, wrapped
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Sampling
+from model.generate import DrawnToken, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -164,11 +164,11 @@ def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
     words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
 
-    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
+    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):
-            yield Drawn(ord(letter), torch.zeros(1), "length" if number == count else None)
+            yield DrawnToken(ord(letter), torch.zeros(1), "length" if number == count else None)
         if number < count:
-            yield Drawn(256, torch.zeros(1), "stop")
+            yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
     assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
