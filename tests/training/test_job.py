@@ -263,7 +263,7 @@ def test_default_settings_pass_their_checks() -> None:
         ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
         *slow(("written", "train.py: {}: was written while the run read it")),
         *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
-        ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
+        ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],
 )
 def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_one_line(
