@@ -1,4 +1,4 @@
-"""Checks of a run before its process group: settings, machine and tokens, all problems at once."""
+"""Checks that run before the process group starts: settings, machine and tokens, with all problems in one error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,11 +33,14 @@ class CheckedRun:
 
     run: Run
     initial: InitialWeights | None  # the model of --init-from
-    tokens: PlannedTokens | None  # None if some are yet to be downloaded or prepared, or if there are several nodes
+    tokens: PlannedTokens | None  # None if some are not downloaded or prepared yet, or if there are several nodes
 
 
 def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> CheckedRun:
-    """Check run, machine and tokens before anything is downloaded. Raises BadInput, the same on every rank."""
+    """Check the run, the machine and the tokens before anything is downloaded.
+
+    Raises BadInput, which is the same on every rank.
+    """
     if command.trains:
         check_launcher()
     alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
@@ -52,7 +55,7 @@ def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -
 
 
 def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequirements:
-    """Return the requirements of a run on this machine; those of --preflight hold for any number of ranks."""
+    """Return what a run requires of this machine. With --preflight, this does not depend on the number of ranks."""
     return PreflightRequirements(
         device=command.options.device,
         compiles=compiled_on_gpu(run.train),
@@ -69,14 +72,14 @@ def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Context that reads a run: where that raises BadInput, its problems and those of the machine and the dataset."""
+    """Read a run inside this context. If that raises BadInput, add the problems of the machine and the dataset."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):
             overridden = override(command.overrides, values := read_files(directory))
             file = command.run / "train.json"
             keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
-            with suppress(ValueError):  # of a wrong dataset
+            with suppress(ValueError):  # an invalid dataset is already among the problems
                 tokens_at_hand(TrainConfig.from_keys(keys, file, overridden), command.options.token_files)
 
     try:
@@ -87,5 +90,5 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
         try:
             check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
-        except BadInput as all_of_them:
-            raise joined([all_of_them], alone=error.alone) from error
+        except BadInput as combined:
+            raise joined([combined], alone=error.alone) from error

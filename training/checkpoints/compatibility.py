@@ -31,7 +31,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         raise BadInput(
             f"{run_directory / 'train.json'}: dataset: got shares {json.dumps(now.shares)} ([first step, samples of "
             f"each dataset]), but {checkpoint} was made with {json.dumps(before.shares)}; set datasets and weights "
-            "back to resume, or start anew with --resume never"
+            "back to resume, or start over with --resume never"
         )
     streams = [
         ("train", *pair)
@@ -41,7 +41,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
     streams += [("validation", *pair) for pair in zip(before.validation_streams, now.validation_streams, strict=False)]
     for stream in streams:
         if problem := _other_tokens(*stream, checkpoint):
-            advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
+            advice = "name those in train.json, or with --token-files DIR, or start over with --resume never"
             raise BadInput(f"{problem}; {advice}")
     notices = []
     for file, key, was, value in _changed_keys(before, now):
@@ -49,7 +49,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         if (file == "model.json" and key != "drop_rate") or key in _KEPT_KEYS:
             raise BadInput(
                 f"{where}: got {json.dumps(value)}, but {checkpoint} was made with {json.dumps(was)}; set it back to "
-                "resume, or start anew with --resume never (a --set of this key counts instead of the file)"
+                "resume, or start over with --resume never (a --set of this key counts instead of the file)"
             )
         notices.append(note(f"{where} was {json.dumps(was)} at {checkpoint.name} and is {json.dumps(value)} now"))
     return notices

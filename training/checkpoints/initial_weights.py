@@ -194,7 +194,7 @@ def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoi
         began = "random weights" if origin is None else f"those of {origin.source}"
         raise BadInput(
             f"--init-from {initial.source}: {checkpoint} is of a run that began with {began}; leave it out to resume, "
-            "or start anew with --resume never"
+            "or start over with --resume never"
         )
 
 

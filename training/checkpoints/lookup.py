@@ -122,7 +122,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
         problems.append(problem)
     if problems:
         raise BadInput(
-            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
+            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start over with --resume never"
         )
     _check_leftovers(directory)
     return None
@@ -231,17 +231,17 @@ def _check_leftovers(directory: Path) -> None:
         if target is not None:  # its checkpoint was not copied, or deleted by hand
             instead = f"continue from a copy with --resume {copies[0]}" if copies else "copy it here again"
             raise BadInput(
-                f"{directory / link}: refers to {target}, which does not exist; {instead}, or start anew with "
+                f"{directory / link}: refers to {target}, which does not exist; {instead}, or start over with "
                 "--resume never"
             )
     if copies:
         raise BadInput(
             f"{directory}: has no checkpoint of this run under its own name, only {', '.join(copies)}; continue from "
-            f"it with --resume {copies[0]}, or start anew with --resume never"
+            f"it with --resume {copies[0]}, or start over with --resume never"
         )
     for checkpoint in misplaced(directory.parent):
         raise BadInput(
-            f"{checkpoint}: a checkpoint, but not in {directory}; move it there to continue from it, or start anew "
+            f"{checkpoint}: a checkpoint, but not in {directory}; move it there to continue from it, or start over "
             "with --resume never"
         )
 

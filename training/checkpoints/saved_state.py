@@ -78,7 +78,7 @@ def check_format(values: dict[str, Any], where: str) -> None:
     if values.get("format") != STATE_FORMAT:
         raise BadInput(
             f"{where}: got format {quoted(values.get('format'))}, wanted {STATE_FORMAT}: another version of Lockstep "
-            "wrote it; resume with that version, or start anew with --resume never"
+            "wrote it; resume with that version, or start over with --resume never"
         )
 
 

@@ -81,7 +81,7 @@ def test_followed_tokens_are_those_of_the_finished_files() -> None:
         (
             {"model": {"emb_dim": 8}},
             r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to resume, or "
-            r"start anew with --resume never \(a --set of this key counts",
+            r"start over with --resume never \(a --set of this key counts",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     complete(run, *started, "--max-steps", "2")
     origin = record(run)
     refused = one_line(train(run, "--init-from", str(run)))
-    assert f"that began with those of {finished}; leave it out to resume, or start anew with --resume never" in refused
+    assert f"that began with those of {finished}; leave it out to resume, or start over with --resume never" in refused
     for options, until in ((started, "4"), ((), "6")):
         done = complete(run, *options, "--max-steps", until)
         assert "resuming from" in done.stdout and "starting from" not in done.stdout

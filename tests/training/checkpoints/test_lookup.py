@@ -36,14 +36,14 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(copied: Path) -
         find_to_resume(checkpoints_of(copied), "auto")
     for link in ("latest", "best"):
         (directory / link).unlink()
-    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start anew"):
+    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start over"):
         find_to_resume(checkpoints_of(copied), "auto")
 
 
 def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
     for name in ("step-00000004", "step-00000008"):
         shutil.rmtree(copied / "checkpoints" / name)
-    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
+    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start over"
     with pytest.raises(BadInput, match=said):
         find_to_resume(checkpoints_of(copied), "auto")
 
@@ -90,7 +90,7 @@ def test_a_damaged_copy_is_refused_never_started_over(copied: Path, capsys: pyte
     without_links(directory, "latest")
     for damage in ('{"format": 3, "config": null}', "", "{}"):
         (directory / "latest" / "state.json").write_text(damage)
-        with pytest.raises(BadInput, match=r"latest/state\.json: got .*start anew with --resume never"):
+        with pytest.raises(BadInput, match=r"latest/state\.json: got .*start over with --resume never"):
             find_to_resume(directory, "auto")
     (copied / "spare").rename(directory / "best")
     assert find_to_resume(directory, "auto") == directory / "best"
