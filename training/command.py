@@ -123,10 +123,10 @@ class Options:
     then: Annotated[
         str | None,
         option(
-            "run COMMAND after the last checkpoint is saved and uploaded, to stop the billing. In a RunPod container: "
-            "'runpodctl stop pod $RUNPOD_POD_ID' (storage is billed until you remove the pod). On a virtual machine: "
-            "'sudo poweroff', but only if your provider's documentation says that this ends the bill; otherwise "
-            "terminate the machine by hand",
+            "run this shell command after the job has ended and its last checkpoint is saved and uploaded, to stop "
+            "paying for the machine. In a RunPod container: 'runpodctl stop pod $RUNPOD_POD_ID' (storage is billed "
+            "until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google Cloud, "
+            "but not at Lambda or Azure: terminate those by hand. See docs/rented-machines.md",
             "COMMAND",
         ),
     ] = None

@@ -15,7 +15,7 @@ from common.launch import (
     environment_world_size,
     restarts,
 )
-from training.checkpoints.directory import check_wanted
+from training.checkpoints.directory import check_resume_name
 from training.checkpoints.initial_weights import InitialWeights
 from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
@@ -46,7 +46,7 @@ def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -
     alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
     needs = machine_requirements(run, command)
     *_, tokens = check_all(
-        lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
+        lambda: check_resume_name(run.directory, command.options.resume, is_here=alone),
         lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
         lambda: enforce(needs),
         lambda: check_tokens(run, command.options.token_files, environment_world_size()),

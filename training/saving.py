@@ -131,7 +131,7 @@ class Saving:
         self._record(step, event, problem, consequence, **details)
 
     def _record(self, step: int, event: str, problem: str | None, consequence: str, **details: float) -> None:
-        """Record the outcome of a save or an upload as an event. If there is a problem, print its consequence and it."""
+        """Record the outcome of a save or an upload as an event; print a problem, if any, after its consequence."""
         fields = {Detail.NAME: name_of(step), **details} | ({} if problem is None else {Detail.PROBLEM: problem})
         self._reporter.event(step, event, **fields)
         if problem is not None:

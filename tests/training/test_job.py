@@ -109,11 +109,11 @@ def test_a_resume_takes_the_same_tokens_elsewhere_and_refuses_others_all_without
         file.seek(4096 + 64)
         file.write(bytes(64))
     line = one_line(train(run, *options))
-    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
+    assert f"{own_tokens}/validation.safetensors: damaged, or not the file that {run}/checkpoints" in line
     tokens = load_file(own_tokens / "train.safetensors")["tokens"]
     save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
     line = one_line(train(run, *options))
-    assert f"{own_tokens}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
+    assert f"{own_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
 # Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.

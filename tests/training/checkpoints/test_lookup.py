@@ -53,7 +53,7 @@ def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
     found = [find_to_resume(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
     assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
     assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
-    said = "checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
+    said = "checkpoints/nothing: no such checkpoint; existing ones: best, latest, step-00000004"
     with pytest.raises(BadInput, match=said):
         find_to_resume(directory, "nothing")
     earlier = [find_before(directory, step) for step in (9, 8, 4)]
@@ -137,7 +137,7 @@ def test_checkpoints_in_a_wrong_place_are_named(copied: Path) -> None:
             if path.is_symlink():
                 path.unlink()
         shutil.rmtree(directory / "step-00000004", ignore_errors=True)
-        with pytest.raises(BadInput, match=f"{wrong}: a checkpoint, but not in {directory}; move it there"):
+        with pytest.raises(BadInput, match=f"{wrong}: this checkpoint is not in {directory}; move it there"):
             find_to_resume(directory, "auto")
         shutil.move(wrong, directory / "step-00000008")
 
@@ -165,10 +165,14 @@ def test_what_is_not_the_name_of_a_checkpoint_is_refused(copied: Path, tmp_path:
     directory = checkpoints_of(copied)
     (directory / ".partial-step-00000012").mkdir()
     for name in ("", ".", "..", ".partial-step-00000012", "../checkpoints", "step-12", "n" * 300):
-        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+        with pytest.raises(
+            BadInput, match="no such checkpoint; existing ones: best, latest, step-00000004, step-00000008"
+        ):
             find_to_evaluate(directory, name)
     for name in ("step-12", "n" * 300):
-        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+        with pytest.raises(
+            BadInput, match="no such checkpoint; existing ones: best, latest, step-00000004, step-00000008"
+        ):
             find_to_resume(directory, name)
     with pytest.raises(BadInput, match="no checkpoint yet; train the run first"):
         find_to_evaluate(tmp_path / "nowhere", None)
