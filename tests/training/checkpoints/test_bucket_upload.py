@@ -137,7 +137,7 @@ def test_a_second_job_on_another_machine_waits_for_a_lease_and_is_refused_while_
     wait_until(lambda: events(run, "upload"), process)
     other = blank(run, "another")
     refused = one_line(train(other))
-    assert "another job uploads there" in refused and str(run.resolve()) in refused
+    assert "another job uploads to this prefix" in refused and str(run.resolve()) in refused
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
     taken = succeed(other)
@@ -154,7 +154,7 @@ def test_a_job_whose_lease_was_taken_uploads_no_more_and_trains_on(make_run: Mak
     Bucket(url("lost")).write("lease.json", b"{}")  # as after a network that was away for long
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
-    assert "another job uploads there now" in errors
+    assert "another job now uploads to this prefix" in errors
     assert final_hash(run) == straight
     assert Bucket(url("lost")).read("lease.json").content == b"{}"
     assert complete_steps(Bucket(url("lost")))[-1] != "step-00000012"
@@ -260,7 +260,7 @@ def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away
     other = make_run("another-run", **STEPS | {"random_seed": 1})
     succeed(other)
     refused = one_line(train(other, "--set", f"checkpoints={url('branch-2')}"))
-    assert f"{url('branch-2')}/step-00000012: of another run than {other / 'checkpoints'}" in refused
+    assert f"{url('branch-2')}/step-00000012: not the same checkpoint as {other / 'checkpoints'}" in refused
 
 
 @pytest.mark.parametrize(
