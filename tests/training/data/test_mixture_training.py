@@ -124,7 +124,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
         (run / "train.json").write_text(json.dumps(keys | {"dataset": change}))
         line = one_line(train(run))
         assert message in line, line
-        assert "start anew with --resume never" in line
+        assert "start over with --resume never" in line
     # the same tokens elsewhere, and the same weights written otherwise, are the same run
     same = [parts[0], {"dataset": str(moved), "weight": [[0, 1.0], [3, 0.750]]}]
     (run / "train.json").write_text(json.dumps(keys | {"dataset": same}))
