@@ -176,7 +176,7 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
     """Return the added tokens of a structure that are not special.
 
-    They are sorted by id, and so are the keys of every token. Raises ValueError if the structure cannot be read.
+    They are sorted by id, and the keys of each token alphabetically. Raises ValueError if the structure cannot be read.
     """
     added = [] if structure is None else added_tokens(structure)
     ordinary = [dict(sorted(token.items())) for token in added if not token["special"]]
@@ -322,7 +322,7 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Return the contents of complete files by name. Raises BadInput for a file that differs from its manifest entry."""
+    """Return the contents of complete files by name. Raises BadInput if a file differs from its manifest entry."""
     with ThreadPoolExecutor() as threads:  # reading and hashing release Python's global lock
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
     if manifest is None:

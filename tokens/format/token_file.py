@@ -39,7 +39,7 @@ class TokenStream:
 
     @property
     def weighted(self) -> bool:
-        """True if tokens differ in weight as targets, as in conversations, which are rows of `context_length` tokens."""
+        """True if tokens have weights as targets, as in conversations, which are rows of `context_length` tokens."""
         return self.context_length is not None
 
     @property
@@ -54,7 +54,7 @@ class TokenStream:
         return tokens
 
     def read_weights_into(self, weights: np.ndarray, start: int) -> None:
-        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on; 1 if there are no weights."""
+        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, or 1 without weights."""
         if self.weighted:
             self.read_into(weights, start, weights=True)
         else:
@@ -86,7 +86,7 @@ class TokenStream:
             values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
-        """Raise BadInput for the first id in the range that is not below the vocabulary size; name its file and offset."""
+        """Raise BadInput with file and offset of the first id in the range that is not below the vocabulary size."""
         for at in range(start, start + count, SCAN_TOKENS):
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:
