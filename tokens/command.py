@@ -15,14 +15,15 @@ from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt, .md and .py: each file is a document;
-                           .jsonl and .json: each line is a document;
-                           .gz and .zst of these; .parquet: each row
+                           .jsonl and .json (also .gz, .zst): each line is one;
+                           .parquet: each row is one
   s3://... gs://... az://... https://... hf://...
                            the same files in a bucket or on a server; over
                            https, end a folder's name with /; for an S3 server
                            other than Amazon's, set AWS_ENDPOINT_URL
   hf:OWNER/NAME[:CONFIG][@REVISION]
-                           train split of a dataset on the Hugging Face hub
+                           data files of the train split of a dataset on the
+                           Hugging Face hub
   stdlib                   source code of this Python's standard library:
                            real text that every machine has
 
