@@ -88,22 +88,19 @@ class TokenizerRecord:
         """Identity of the ids that this tokenizer gives to texts (see `identity_of`); None in older manifests."""
         return None if self.fingerprint is None else identity_of(self.fingerprint, self.structure)
 
-    def extends(self, other: "TokenizerRecord") -> bool:
-        """Return whether every id of another record means the same in this one.
+    def extends(self, base: "TokenizerRecord") -> bool:
+        """Return whether every id of a base tokenizer means the same in this one.
 
-        This tokenizer may have more special tokens, whose ids follow those of the other one.
+        This tokenizer may have more special tokens, whose ids follow the ids of the base.
         """
-        base_tokens, extended_tokens = other.all_special_tokens, self.all_special_tokens
+        base_tokens, extended_tokens = base.all_special_tokens, self.all_special_tokens
         added_names = extended_tokens.keys() - base_tokens.keys()
         added_ids = {extended_tokens[name] for name in added_names}
         return (
             base_tokens.items() <= extended_tokens.items()
-            and added_ids == {*range(other.vocabulary_size, self.vocabulary_size)}
-            and all(
-                getattr(self, key) == getattr(other, key)
-                for key in ("end_of_text_id", "pattern", "structure", "characters")
-            )
-            and len({self.fingerprint, other.fingerprint} - {None}) < 2
+            and added_ids == {*range(base.vocabulary_size, self.vocabulary_size)}
+            and all(getattr(self, key) == getattr(base, key) for key in SAME_IN_EXTENSIONS)
+            and len({self.fingerprint, base.fingerprint} - {None}) < 2
         )
 
 

@@ -72,8 +72,8 @@ class BucketOutput:
             return
         self.restore(plan)
         if self._checkpoints:
-            written = names[_checkpoint(self._checkpoints - 1)].written_at
-            os.utime(self._scratch / COMMITS, (written, written))
+            written_at = names[_checkpoint(self._checkpoints - 1)].written_at
+            os.utime(self._scratch / COMMITS, (written_at, written_at))
 
     def begin(self) -> None:
         self._create(PLAN, (self._scratch / PLAN).read_bytes())

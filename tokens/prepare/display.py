@@ -74,8 +74,8 @@ def report_problems(outcome: Manifest | DocumentSample, more: str) -> None:
     if not outcome.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))
-    lost = f"{outcome.lost_documents:,} documents and {outcome.lost_bytes:,} bytes of input"
-    show(progress(f"bad documents: {kinds}; {lost} are left out" + ":" * any(outcome.examples.values())))
+    losses = f"{outcome.lost_documents:,} documents and {outcome.lost_bytes:,} bytes of input"
+    show(progress(f"bad documents: {kinds}; {losses} are left out" + ":" * any(outcome.examples.values())))
     for line in itertools.chain.from_iterable(outcome.examples.values()):
         show(progress(f"  {line}"))
     if any(len(lines) < outcome.problems[kind] for kind, lines in outcome.examples.items()):

@@ -52,7 +52,7 @@ class GrowingTokens:
         self._steady = False  # whether no more tokens will be moved from train to a held-out split
         self._seen_bytes = 0  # bytes of the ledger that were read
         self._lock = threading.Lock()
-        self._written: tuple[int, ...] = ()  # sizes of the files that the preparation writes
+        self._written_sizes: tuple[int, ...] = ()  # sizes of the files that the preparation writes
         self._quiet_since = time.monotonic()
         self.refresh()
 
@@ -94,9 +94,9 @@ class GrowingTokens:
 
     def abandoned(self) -> str | None:
         """Return a message if no process prepares these tokens any more, or None if one does or may be restarting."""
-        now, written = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
-        if self.finished or written != self._written:
-            self._written, self._quiet_since = written, now
+        now, sizes = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
+        if self.finished or sizes != self._written_sizes:
+            self._written_sizes, self._quiet_since = sizes, now
         quiet_seconds = now - self._quiet_since
         if quiet_seconds < DEAD_SECONDS:
             return None

@@ -252,8 +252,8 @@ def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def _is_same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _delete_units(directory: Path) -> None:

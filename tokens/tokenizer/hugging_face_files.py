@@ -272,8 +272,8 @@ def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
         raise _refused(path, f"pre_tokenizer: got {quoted(kinds)}")
     *splits, last = steps
     byte_level = {"use_regex": True, **last}  # True is the library's default
-    known = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (False, True) if splits else (True,)}
-    _check_known(path, "pre_tokenizer: ByteLevel: ", byte_level, known)
+    supported = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (False, True) if splits else (True,)}
+    _check_known(path, "pre_tokenizer: ByteLevel: ", byte_level, supported)
     for split in splits:
         _check_known(path, "pre_tokenizer: Split: ", {**dict.fromkeys(KNOWN_SPLIT), **split}, KNOWN_SPLIT)
     if not splits:
@@ -363,16 +363,18 @@ def _check_settings(
     return surrounding
 
 
-def _check_known(path: Path, where: str, values: dict[str, Any], known: dict[str, Any]) -> None:
+def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict[str, Any]) -> None:
     """Raise BadInput for a key or value that changes the ids in a way that is not implemented."""
     for key, value in values.items():
-        if key not in known:
+        if key not in supported:
             raise _refused(path, f"{where}{quoted(key)}: got {quoted(value)}")
-        if isinstance(known[key], dict):
+        if isinstance(supported[key], dict):
             for number, part in enumerate(value if isinstance(value, list) else [value]):
                 name = f"{key}: {number}" if isinstance(value, list) else key
-                _check_known(path, f"{where}{name}: ", part or {}, known[key])
-        elif known[key] and not any(type(value) is type(allowed) and value == allowed for allowed in known[key]):
+                _check_known(path, f"{where}{name}: ", part or {}, supported[key])
+        elif supported[key] and not any(
+            type(value) is type(allowed) and value == allowed for allowed in supported[key]
+        ):
             raise _refused(path, f"{where}{key}: got {quoted(value)}")
 
 

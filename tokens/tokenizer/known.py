@@ -87,4 +87,4 @@ def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str |
     Return None if they are unknown.
     """
     digests = (file_sha256, hashlib.sha256(ranks_text(ranks)).hexdigest())
-    return next((name for name, known in KNOWN_TOKENIZERS.items() if known.ranks_sha256 in digests), None)
+    return next((name for name, published in KNOWN_TOKENIZERS.items() if published.ranks_sha256 in digests), None)

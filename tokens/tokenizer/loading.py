@@ -56,13 +56,13 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name.endswith(SUFFIXES):
         return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
-        names = [known_name for known_name, known in KNOWN_TOKENIZERS.items() if known.encoding is not None]
+        names = [known_name for known_name, published in KNOWN_TOKENIZERS.items() if published.encoding is not None]
         expected = ["bytes", "chars", *names, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
         raise BadInput(f"tokenizer '{name}' is unknown; wanted {either(expected)}")
     ranks = read_ranks(path)
-    known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
-    if known is not None:
-        tokenizer = _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
+    published = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
+    if published is not None:
+        tokenizer = _of_known(path.name, published, byte_pair_coder(path.name, ranks, published.pattern))
         if recorded in (None, fingerprint(tokenizer)):
             return tokenizer
     tokenizer = byte_pair_tokenizer(path.name, ranks)
@@ -191,25 +191,25 @@ def _of_characters(characters: str) -> Tokenizer:
     return Tokenizer(name="chars", coder=coder, special_tokens=special, has_ranks_file=False)
 
 
-def _of_known(name: str, known: KnownTokenizer, coder: Coder) -> Tokenizer:
-    special, end = known.special_tokens, known.end_of_text
+def _of_known(name: str, published: KnownTokenizer, coder: Coder) -> Tokenizer:
+    special, end = published.special_tokens, published.end_of_text
     return Tokenizer(name=name, coder=coder, special_tokens=special, end_of_text=end, has_ranks_file=name != "gpt2")
 
 
 def _load_known(name: str) -> Tokenizer:
-    known = KNOWN_TOKENIZERS[name]
-    if known.encoding is None:
+    published = KNOWN_TOKENIZERS[name]
+    if published.encoding is None:
         raise BadInput(
             f"tokenizer {name}: its owner's terms must be accepted before a download; download its file and pass "
             "it as --tokenizer FILE"
         )
     try:
-        encoding = _tiktokens_encoding(known.encoding)
+        encoding = _tiktokens_encoding(published.encoding)
     except Exception as error:  # tiktoken's download raises errors of requests, OSError or ValueError
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
         advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
         raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error
-    return _of_known(name, known, BytePairCoder(encoding, known.pattern))
+    return _of_known(name, published, BytePairCoder(encoding, published.pattern))
 
 
 def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":

@@ -143,7 +143,7 @@ def test_a_damaged_task_file_is_one_line(tmp_path: Path, content: str, said: str
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
     with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{said}.*; rerun the same command"):
-        executors._run_kept(job, tmp_path / "00000000.task")
+        executors._run_stored_task(job, tmp_path / "00000000.task")
 
 
 class Shuffled(executors.Executor):

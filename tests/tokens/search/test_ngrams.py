@@ -61,6 +61,6 @@ def test_ids_that_a_block_cannot_hold_are_in_none() -> None:
 
 def test_a_filter_holds_all_its_hashes_and_few_others() -> None:
     hashes = np.random.default_rng(0).integers(0, 1 << 64, 1_000_000, np.uint64)
-    held = BitFilter(hashes[:100_000]).held(hashes)
+    held = BitFilter(hashes[:100_000]).possible_members(hashes)
     assert held[:100_000].tolist() == [*range(100_000)]
     assert len(held) < 125_000
