@@ -30,7 +30,7 @@ def similarity(one: list[int], other: list[int]) -> float:
 
 
 @pytest.mark.parametrize("block", [301, 7000, 1 << 20])
-def test_templates_with_other_words_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_filled_in_templates_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", block)
     draw = np.random.default_rng(1)
     others = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
@@ -48,7 +48,7 @@ def test_templates_with_other_words_are_found(tmp_path: Path, monkeypatch: pytes
     assert len(found.pairs) == module.KEPT_PAIRS
 
 
-def test_pairs_become_candidates_as_often_as_the_curve_says(tmp_path: Path) -> None:
+def test_near_duplicates_are_found_at_the_promised_rate(tmp_path: Path) -> None:
     documents = families(400, 0.028, 3)
     tokens = [token for document in documents for token in [*document, END]]
     found = near_duplicates(write_streams(tmp_path, [[tokens]], [np.uint16]), END)
@@ -60,7 +60,7 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_memory_is_some_250_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_about_250_bytes_per_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", 1 << 14)
     peaks = []
     for count in (1 << 13, 1 << 16):
