@@ -143,7 +143,7 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
         found = [(pair, interval) for pair, interval in intervals if interval is not None]
         if 2 * sum(interval.low is None for _, interval in found) >= len(found) > 0:
             return [(pair, Interval(value=interval.value)) for pair, interval in found]
-        still = sum(not interval.apart for _, interval in found)
+        still = sum(not interval.excludes_zero for _, interval in found)
         if still >= left:
             return found
         left = still
@@ -152,14 +152,14 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 def verdict(pair: Pair, found: Interval) -> Statement:
     """Return the statement about a pair: one is better only where the interval covers seed noise and excludes zero."""
     measure, (one, other) = pair.measure, pair.groups
-    shown = found if found.value > 0 or not found.apart or not pair.ranks_models else -found
+    shown = found if found.value > 0 or not found.excludes_zero or not pair.ranks_models else -found
     size, names = f"{shown.text(measure.digits)} {measure.unit}", f"{one.name} and {other.name}"
     has_bounds = found.low is not None and found.high is not None
     if found.low is None:
         text = f"{names}: cannot tell, for too little was measured to test the difference: {size}"
     elif not pair.ranks_models:
         text = f"{names} cannot be ranked with one fine-tuning each: {size}"
-    elif not found.apart:
+    elif not found.excludes_zero:
         text = f"{names} do not differ significantly: {size}"
     elif pair.noise is None:
         side = "above" if found.value > 0 else "below"

@@ -70,7 +70,7 @@ def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float)
     found = stream_mean(nats[0] - nats[1], a[0].tokens)
     if found.independent < len(nats[0]) and found.freedom < LEAST_FREEDOM:
         strict = student_interval(found.value, found.error, found.freedom, 1 - STRICTER * (1 - confidence))
-        return strict if strict.apart else Interval(value=found.value)
+        return strict if strict.excludes_zero else Interval(value=found.value)
     return student_interval(found.value, found.error, found.freedom, confidence)
 
 

@@ -102,7 +102,7 @@ def test_compare_cannot_tell_on_documents_too_alike() -> None:
     assert (found.low, found.high) == (None, None)
     independent = np.random.default_rng(2).normal(3.5, 0.1, 128) * 100
     told = loss_difference([a], [LossSample(nats=a.nats - independent, tokens=tokens, is_gpjt_range=False)], 0.95)
-    assert told.apart
+    assert told.excludes_zero
 
 
 def test_results_stored_before_count_alike_documents() -> None:
@@ -268,7 +268,7 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
                 nats=np.array(groups["nats"]), tokens=np.array(groups["tokens"], float), is_gpjt_range=False
             )
             samples.append(sample)
-        apart += loss_difference(samples[:1], samples[1:], 0.95).apart
+        apart += loss_difference(samples[:1], samples[1:], 0.95).excludes_zero
     assert 3 <= apart <= 18  # 10 of 200
     a, b = (LossSample(nats=np.array([nats]), tokens=np.array([10.0]), is_gpjt_range=False) for nats in (34.0, 30.0))
     found = loss_difference([a], [b], 0.95)  # of one group
