@@ -34,7 +34,7 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == ""
     other = given(tmp_path / "run", "chars:abc")
     assert other is not None and (other.name, other.is_other) == ("chars", True)
-    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in capsys.readouterr().err
+    assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in capsys.readouterr().err
     unknown = given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
