@@ -152,7 +152,7 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
         "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
     }
     assert "published" not in "".join(table)
-    assert "Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb" in shown
+    assert "Published losses of OpenAI's GPT-2 are left out: they are nats per GPT-2 token of FineWeb" in shown
     assert "- Seed noise, held-out loss: standard deviation 0.01, as stated by --seed-deviation" in shown
     alone = compared(runs["short"], runs["long"], "--markdown")
     assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]

@@ -60,7 +60,7 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
     trained: Any = SimpleNamespace(place=place, tokenizer=load_tokenizer("bytes"))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories
     loss: Any = SimpleNamespace(name=None, tokens=None)
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
         choose(loss, [place])
     assert tokenizer_of(place, None, SMALL) is None  # no meta.pkl is read
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names[0]}))
@@ -70,5 +70,5 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
     (tmp_path / "resolved.json").write_text("{}")
     with pytest.raises(BadInput, match="names no token directory; pass --against DIR"):
         training_data(trained, [])
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
         choose(loss, [place])
