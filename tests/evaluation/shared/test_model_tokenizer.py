@@ -68,7 +68,7 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
     with pytest.raises(BadInput, match=r"a/meta\.pkl"):
         tokenizer_of(place, None, SMALL)
     (tmp_path / "resolved.json").write_text("{}")
-    with pytest.raises(BadInput, match="names no token directory; pass --against DIR"):
+    with pytest.raises(BadInput, match="does not name a token directory; pass --against DIR"):
         training_data(trained, [])
     with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
         choose(loss, [place])
