@@ -232,11 +232,11 @@ def describe_power(sweep: Sweep) -> str:
 
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
     """Return a variant's verdict. `selected`: a rule has chosen it by these losses, so that its mean looks too good."""
-    if noise.pooled == noise.own == 0:
+    if noise.pooled == noise.pairwise == 0:
         same = "no verdict: the seeds change no loss; the difference is"
         return SweepVerdict(text=f"{same} {difference.value:+.{LOSS_DIGITS}f}")
     text = f"no difference found: {difference.text(LOSS_DIGITS, '+')}"
-    if difference.apart:
+    if difference.excludes_zero:
         better = difference.value < 0
         gain = -difference if better else difference
         size = f"at least {gain.low:.{LOSS_DIGITS}f}" if selected and better else gain.text(LOSS_DIGITS)

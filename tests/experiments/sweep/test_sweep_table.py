@@ -108,7 +108,7 @@ def test_the_stated_gain_of_a_survivor_is_too_large_in_5_of_100_sweeps_at_most()
 
 def found(sweep: np.ndarray) -> list[bool]:
     base, *levers = [dict(enumerate(losses.tolist())) for losses in sweep]
-    return [difference.apart for difference, _ in compare_with_base(base, levers, len(levers))]
+    return [difference.excludes_zero for difference, _ in compare_with_base(base, levers, len(levers))]
 
 
 def test_the_table_names_missing_runs_the_seeds_of_a_mean_and_the_comparisons(make_sweep: MakeSweep) -> None:
