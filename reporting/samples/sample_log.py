@@ -131,7 +131,7 @@ def record_samples(run: Path) -> list[str]:
     return notes
 
 
-def lacks_samples(run: Path) -> bool:
+def has_missing_samples(run: Path) -> bool:
     return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
