@@ -27,7 +27,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, counted, show_results
+from experiments.shared.experiment_files import LOSS_DIGITS, with_count, show_results
 from experiments.sweep.sweep_file import Sweep, run_name
 from training.telemetry.metrics_log import SWEEP, result_files
 
@@ -180,7 +180,7 @@ class SweepTable:
         if found is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
-                f"{counted(len(self.verdicts) - 1, 'comparison')}.",
+                f"{with_count(len(self.verdicts) - 1, 'comparison')}.",
                 "Deviation of one run over seeds, without what a seed does to all variants alike: "
                 f"{found[0]:.{LOSS_DIGITS}f} (degrees of freedom: {found[1]}).",
             ]

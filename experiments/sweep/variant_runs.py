@@ -21,7 +21,7 @@ from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
     check_unchanged,
-    counted,
+    with_count,
     write_run_directory,
 )
 from experiments.shared.run_comparison import (
@@ -248,7 +248,7 @@ def describe_runs(
     speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
     return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
-        f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
+        f"{len(sweep.variants)} variants x {with_count(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         describe_power(sweep),

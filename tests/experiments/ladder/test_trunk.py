@@ -100,7 +100,7 @@ def test_a_ladder_that_goes_on_with_other_ranks_is_refused_with_their_option(
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     (trunk.directory / "metrics.jsonl").touch()
-    said = r"batch_size is \d, the experiment now has \d+, which follows from --ranks 8 as"
+    said = r"begun with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
     with pytest.raises(BadInput, match=said):
         trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)
     with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of world size 1"):

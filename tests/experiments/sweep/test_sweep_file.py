@@ -58,7 +58,7 @@ def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, los
             {"levers": {"train.final_learning_rate_percent": [10], "model.n_kv_heads": [2], "model.mlp_width": [128]}},
             "got 0 variants that differ from the base",
         ),
-        ({"seeds": 1001}, "seeds: got 1001, wanted a number from 1 to 1,000, or a list"),
+        ({"seeds": 1001}, "seeds: got 1001, expected a number from 1 to 1,000, or a list"),
         ({"levers": {"../up": {"train.learning_rate": 1}}}, "wanted a name of letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
         ({"set": {"train.validation_interval": None}}, "never validates"),

@@ -146,7 +146,7 @@ def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) ->
     record_of(runs[1].directory, numerics={"precision": "bf16", "torch": "2"})
     (runs[0].directory / "resolved.json").unlink()
     assert check_records(sweep, runs) == [
-        "WARNING: 1 run has no resolved.json, so what was measured there is not known: base-seed-42.",
+        "WARNING: 1 run has no resolved.json, so it is unknown on which tokens the loss was measured: base-seed-42.",
         "WARNING: the runs differ in precision: bf16 in base-seed-43, fp32 in learning_rate=0.05-seed-43.",
     ]
 
@@ -181,7 +181,8 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1.0, the experiment now has 0.4"):
+    changed = r"base-seed-42/train.json: this run has begun with weight_decay 1.0, but the experiment now has 0.4"
+    with pytest.raises(BadInput, match=changed):
         write(file)
 
 
