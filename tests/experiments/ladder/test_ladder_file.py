@@ -32,7 +32,7 @@ def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
         ({"set": {"train.microbatch_size": 0}}, "ladder.json: set: microbatch_size: got 0, wanted an integer"),
         ({"set": {"train.microbatch_size": None}}, "set: microbatch_size: got None, wanted an integer"),
         ({"set": {"train.microbatch_size": "4"}}, "set: microbatch_size: got '4', wanted an integer"),
-        ({"set": {"train.validation_interval": None}}, "never validates; set train.validation_interval"),
+        ({"set": {"train.validation_interval": None}}, "never validates, but the law"),
         ({"target": "/nope"}, "ladder.json: /nope: no such run directory"),
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': wanted train. and one of"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
