@@ -228,7 +228,7 @@ def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder,
     (earlier := file.with_suffix("") / "ladder.json").write_text('{"held_out": {}}')
     refused = run(file, "--max-hours", "0.2")
     assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert "no forecast: the best one of" in refused.stderr
+    assert "no forecast: the best rate for" in refused.stderr
     assert not (target / "forecast.json").exists() and not earlier.exists()
 
 

@@ -84,12 +84,12 @@ def test_a_branch_that_was_killed_half_made_is_made_whole(
 
 def test_a_branch_whose_checkpoint_the_trunk_no_longer_has_is_refused(make_ladder: MakeLadder, tmp_path: Path) -> None:
     trunk = trunk_of(make_ladder(), tmp_path / "ladder")
-    with pytest.raises(BadInput, match=r"no such checkpoint, and .* has not begun; move .* away"):
+    with pytest.raises(BadInput, match=r"no such checkpoint, but .* must begin with it; move .* away"):
         write_branch(trunk, trunk.horizons[0])
 
 
 def test_horizons_too_short_for_a_decay_are_refused(make_ladder: MakeLadder, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="tokens_per_parameter: too short or too close"):
+    with pytest.raises(BadInput, match="tokens_per_parameter: the horizons of 1x12 are too short or too close"):
         trunk_of(make_ladder(tokens_per_parameter=[0.5, 0.501]), tmp_path)
 
 

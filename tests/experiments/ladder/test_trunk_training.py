@@ -51,8 +51,8 @@ def test_rates_are_added_beyond_an_edge_in_rising_order_and_only_there(tune: Tun
 @pytest.mark.parametrize(
     ("best", "problem"),
     [
-        (99.0, r"best one of 1x8, 0.16, is the highest.*widen the sweep"),
-        (math.inf, r"all rates diverged \(.*0\.005, 0\.01, 0\.02\); lower them"),
+        (99.0, r"best rate for 1x8, 0.16, is the highest one.*add rates at the high end"),
+        (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); lower them"),
     ],
 )
 def test_without_a_best_rate_inside_no_larger_size_is_trained(tune: Tune, best: float, problem: str) -> None:

@@ -141,6 +141,6 @@ def test_a_stored_loss_that_is_none_is_refused(tmp_path: Path, token_files: Path
     line = {"evaluation": "loss", "model": f"{tmp_path.name} step-00000008", "range": measure.ranges[0].identity()}
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(line | {"nats_per_token": loss}) + "\n")
     with pytest.raises(
-        BadInput, match=r"evaluations.jsonl: nats_per_token: got .*, wanted a number from 0 in the last"
+        BadInput, match=r"evaluations.jsonl: nats_per_token: got .* in the last result on .*, expected a number from 0"
     ):
         measure_run(measure, tmp_path, 8, train, None)

@@ -114,7 +114,7 @@ OTHER_STREAM = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: their losses cannot be compared"),
+        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: the losses of these runs cannot"),
         ({"validation_sequences": 9}, "train.validation_sequences: 9, but base-seed-42 has 10"),
         ({"validation_stream": OTHER_STREAM}, "validation tokens: '100 tokens, sha256 222222222222', but base-seed-42"),
         ({"train_stream": OTHER_STREAM}, "train tokens: '100 tokens, sha256 222222222222', but base-seed-42 has"),
