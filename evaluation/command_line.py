@@ -23,7 +23,7 @@ RangeName = Literal["fineweb-val-10m", "gpjt-test"]
 LEAST_TEMPERATURE = 1e-3  # below, logits divided by it leave fp32
 _POSITIVE = number(LEAST_TEMPERATURE, 1e3)
 TEMPERATURE = ValueCheck(
-    lambda value: value == 0 or _POSITIVE.holds(value), f"0, which is greedy, or {_POSITIVE.wanted}", float
+    lambda value: value == 0 or _POSITIVE.holds(value), f"0, which is greedy, or {_POSITIVE.accepted_values}", float
 )
 SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
 

@@ -76,8 +76,8 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--machine", "x"], "--machine goes with --plan, not with training"),
         (["--nodes", "2", "--node-link", "50"], "--nodes goes with --plan"),
         (["--plan", "--then", "true"], "--then goes with training"),
-        (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
-        (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
+        (["--plan", "--nodes", "2"], "--nodes and --node-link must be given together"),
+        (["--plan", "--node-link", "2"], "--nodes and --node-link must be given together"),
         (["--replay", "1", "2", "--resume", "never"], "--resume goes with training, --dry-run, --plan or"),
         (
             ["--look", "2", "--resume", "best"],
@@ -127,7 +127,7 @@ def test_options_that_exclude_each_other_are_refused(first: str, second: str) ->
 
 
 def test_keys_go_alone() -> None:
-    with pytest.raises(UsageError, match="--keys goes alone"):
+    with pytest.raises(UsageError, match="--keys takes no RUN and no other option"):
         parse("train.py", TrainCommand, ["runs/x", "--keys"])
 
 

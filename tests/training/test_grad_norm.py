@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.exactness.row_sums import row_sums_of_squares
-from training.grad_norm import _places, fast_grad_norm, ordered_grad_norm
+from training.grad_norm import _row_positions, fast_grad_norm, ordered_grad_norm
 
 SHAPES = [(7, 5), (13,), (1, 1), (4, 3, 2), (16, 33)]
 
@@ -24,7 +24,7 @@ def test_it_is_the_l2_norm_of_all_gradients(norm: Callable[[list[torch.Tensor]],
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8])
 def test_row_sums_of_all_shards_have_the_bits_and_the_order_of_whole_gradients(shards: int) -> None:
-    places, longest = _places(tuple(shape[0] for shape in SHAPES), shards, torch.device("cpu"))
+    places, longest = _row_positions(tuple(shape[0] for shape in SHAPES), shards, torch.device("cpu"))
     parts = [list(gradient.chunk(shards)) for gradient in gradients()]  # the last shards may have none of it
     gathered = []
     for rank in range(shards):

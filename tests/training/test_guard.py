@@ -54,9 +54,9 @@ def test_what_is_not_finite_is_named_and_never_applied(
     done = train(run, ranks=ranks, script=at_step_3(POISON[what], bad_ranks))
     assert done.returncode == (3 if ranks == 1 else 1)  # torchrun exits with 1 for any failure
     assert ranks == 1 or "exitcode  : 3" in done.stderr
-    named = f"loss is not finite on rank {', '.join(map(str, bad_ranks))}"
-    named = named if what == "loss" else "gradient norm is not finite, every loss is"
-    assert f"step 3: {named}; the update was not applied" in done.stderr
+    problem = f"the loss is not finite on rank {', '.join(map(str, bad_ranks))}"
+    problem = problem if what == "loss" else "the gradient norm is not finite, although every loss is finite"
+    assert f"step 3: {problem}; the update was not applied" in done.stderr
     assert done.stderr.count("is not finite") == min(ranks, 2)  # the second in torchrun's table
     assert list(metrics(run, "train_loss")) == [1, 2]
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "diverged"
@@ -71,7 +71,7 @@ def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: MakeRun, at_step_
     run = make_run(min_train_tokens=40 * 256, validation_interval=None)
     done = train(run, "--set", "precision=fp16", script=at_step_3(POISON["gradient"], (0,)))
     assert done.returncode == 3, done.stderr
-    assert "gradient norm is not finite, every loss is" in done.stderr
+    assert "the gradient norm is not finite, although every loss is finite" in done.stderr
     norms = metrics(run, "grad_norm")
     assert norms[2] is not None
     assert {norms[step] for step in norms if step > 2} == {None}

@@ -109,11 +109,11 @@ def test_a_resume_takes_the_same_tokens_elsewhere_and_refuses_others_all_without
         file.seek(4096 + 64)
         file.write(bytes(64))
     line = one_line(train(run, *options))
-    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
+    assert f"{own_tokens}/validation.safetensors: damaged, or not the file that {run}/checkpoints" in line
     tokens = load_file(own_tokens / "train.safetensors")["tokens"]
     save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
     line = one_line(train(run, *options))
-    assert f"{own_tokens}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
+    assert f"{own_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
 # Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
@@ -263,7 +263,7 @@ def test_default_settings_pass_their_checks() -> None:
         ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
         *slow(("written", "train.py: {}: was written while the run read it")),
         *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
-        ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
+        ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],
 )
 def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_one_line(

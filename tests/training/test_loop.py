@@ -94,7 +94,7 @@ def test_a_stop_saves_the_last_step_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_bad_step_ends_the_run_before_anything_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    with pytest.raises(Diverged, match="step 4; the last checkpoint is as it was: run/checkpoints"):
+    with pytest.raises(Diverged, match="step 4; the last checkpoint, in run/checkpoints, is unchanged"):
         loop_of(monkeypatch, done, bad_step=4).run_steps()
     assert done[-2:] == ["train 4", "diverged 4"]
     assert not any(what.startswith("save") for what in done)

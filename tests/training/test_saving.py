@@ -77,7 +77,7 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it(capsys: 
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
     with pytest.raises(
-        BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"
+        BadInput, match=r"^disk full; the last steps are not saved, but older checkpoints are unchanged"
     ) as lost:
         saving.settle(required=True)
     assert lost.value.reason == "disk-full"

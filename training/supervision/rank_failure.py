@@ -47,7 +47,7 @@ def report(error: Exception, supervision: Supervision) -> int:
         failure = Failure(status, reason, problem)
         is_on_all = isinstance(error, Diverged) or (isinstance(error, BadInput) and not error.alone)
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        follows = not is_rank_0() and is_on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
+        follows = not is_rank_0() and is_on_all and supervision.stop_requested.wait(RANK_0_SECONDS)
         if not follows:
             print_failure(failure)
     else:

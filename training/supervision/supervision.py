@@ -61,7 +61,7 @@ class Supervision:
 
     def __init__(self) -> None:
         """Receive signals from now on."""
-        self.stop_asked = threading.Event()
+        self.stop_requested = threading.Event()
         self.earlier_exit: JobExit | None = None  # final one of an earlier group of this job: end with it again
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # on the first rank of another node than rank 0's
@@ -108,15 +108,15 @@ class Supervision:
         """
         torchrun = launch.torchrun_process()
         last = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-        if torchrun is None or last or launch.environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
+        if torchrun is None or last or launch.environment_nodes() == 1 or self.stop_requested.wait(TORCHRUN_SECONDS):
             return
         # torchrun tells all once it has heard; were a rank to end before, it would restart them
         if not launch.is_first_on_machine():
-            self.stop_asked.wait(FIRST_RANK_SECONDS)
+            self.stop_requested.wait(FIRST_RANK_SECONDS)
         elif launch.torchrun_process() == torchrun:
             with suppress(ProcessLookupError):
                 os.kill(torchrun, signal.SIGTERM)
-            self.stop_asked.wait(TORCHRUN_SECONDS)
+            self.stop_requested.wait(TORCHRUN_SECONDS)
 
     def failure_behind(self, error: Exception) -> launch.Failure | None:
         """Return why another rank has ended if this rank's error is that of a collective with it; otherwise None."""
@@ -139,15 +139,15 @@ class Supervision:
     def _on_orphaned(self) -> None:
         if not self.training:
             os._exit(EXIT_ERROR)
-        self.stop_asked.set()
+        self.stop_requested.set()
 
     def _on_others_stopped(self) -> None:
-        if not (self.training or self.stop_asked.is_set()):  # else torchrun has asked this node's, too
+        if not (self.training or self.stop_requested.is_set()):  # else torchrun has asked this node's, too
             self.training = True  # torchrun's signal, when it ends, changes nothing
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:
-        self.stop_asked.set()
+        self.stop_requested.set()
         if not self.training:
             self._stop_before_training(name)
 

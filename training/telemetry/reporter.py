@@ -208,7 +208,7 @@ def nothing_to_do(directory: Path, steps: int, position: Position, *, settled: b
         return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:
         return f"{directory}: at step {position.step:,} of {steps:,}; --max-steps asks for no more"
-    return f"{directory}: the run is complete: {steps:,} steps{_best(position)}; start anew with --resume never"
+    return f"{directory}: the run is complete: {steps:,} steps{_best(position)}; start over with --resume never"
 
 
 def summarize(directory: Path, reporter: Reporter, position: Position, stopped_by: str | None, chart: str) -> list[str]:

@@ -174,7 +174,7 @@ def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path:
     (other / "manifest.json").unlink()
     file = other / "train.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
-    said = r"train.safetensors: damaged, or another file than the one that .*resolved.json"
+    said = r"train.safetensors: damaged, or not the file that .*resolved.json"
     with pytest.raises(BadInput, match=said):
         rebuilt(copied, 8, other)
 
@@ -209,6 +209,6 @@ def test_a_fine_tuning_begins_with_the_logged_loss(make_run: Make, finished: Pat
     assert "<|user|>q" in done.stdout and "<|assistant|>answer" in done.stdout
     assert "pass --init-from" in one_line(train(run, "--look", "1"))
     assert "began with random weights" in one_line(train(finished, "--look", "1", "--init-from", str(run)))
-    assert "has weights of sha256" in one_line(
+    assert "the sha256 of these weights is" in one_line(
         train(run, "--look", "1", "--init-from", str(tmp_path / "away" / "latest"))
     )

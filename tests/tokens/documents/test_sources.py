@@ -148,7 +148,7 @@ def test_a_folder_that_hides_a_dataset_is_noted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = f"{folder.parent.name}/texts"
-    note = f"NOTE: {name}: reads the local path of this name; for a dataset of the hub write hf:{name}"
+    note = f"NOTE: {name}: reads the local path of this name; for a dataset on the hub, write hf:{name}"
     monkeypatch.chdir(folder.parent.parent)
     note_local.cache_clear()
     assert resolve(name)[1] == []  # a user's own texts

@@ -135,7 +135,7 @@ def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hu
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     told = only_line(push(hub, prepared, NAME, token=None))
-    assert "no access token of the Hugging Face hub: run `hf auth login`" in told
+    assert "no access token for the Hugging Face hub: run `hf auth login`" in told
     assert "tokens: not a repository name; wanted OWNER/NAME" in only_line(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in only_line(push(hub, prepared, "datasets/owner/tokens"))
     told = only_line(push(hub, prepared, NAME, "--license", "a: b"))

@@ -27,7 +27,7 @@ def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsy
     assert archive_after(found) is None
     [moved] = copied.glob("archive/*/checkpoints/latest")
     assert verify(moved) is None and verify(directory / "latest") is None and (directory / "latest").is_symlink()
-    assert f"{directory / 'latest'} is no link; it is now {moved}" in capsys.readouterr().err
+    assert f"{directory / 'latest'} is not a symbolic link; moved to {moved}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("left", ["latest", "best", "both", "all"])

@@ -137,7 +137,7 @@ def test_a_second_job_on_another_machine_waits_for_a_lease_and_is_refused_while_
     wait_until(lambda: events(run, "upload"), process)
     other = blank(run, "another")
     refused = one_line(train(other))
-    assert "another job uploads there" in refused and str(run.resolve()) in refused
+    assert "another job uploads to this prefix" in refused and str(run.resolve()) in refused
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
     taken = succeed(other)
@@ -154,7 +154,7 @@ def test_a_job_whose_lease_was_taken_uploads_no_more_and_trains_on(make_run: Mak
     Bucket(url("lost")).write("lease.json", b"{}")  # as after a network that was away for long
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
-    assert "another job uploads there now" in errors
+    assert "another job now uploads to this prefix" in errors
     assert final_hash(run) == straight
     assert Bucket(url("lost")).read("lease.json").content == b"{}"
     assert complete_steps(Bucket(url("lost")))[-1] != "step-00000012"
@@ -175,7 +175,8 @@ def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_ne
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     other = blank(run, "other")
     done = succeed(other, "--resume", "latest")
-    wrong_name = f"{url('named')}/step-00000014: damaged: state.json: step: got 12, wanted 14 by the folder's name"
+    problem = "state.json: step: got 12, wanted 14 because of the folder's name"
+    wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
     assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
@@ -226,8 +227,9 @@ def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_anothe
     assert bucket.read("best").content.decode() == best
     assert complete_steps(bucket) == [best, "step-00000012"]
     third = blank(run, "third")
-    said = f"holds step-00000012, and --resume best begins before it; nothing in a bucket is moved away: {best} is on "
-    assert said in one_line(train(third, "--resume", "best"))
+    line = one_line(train(third, "--resume", "best"))
+    assert "has step-00000012, but --resume best begins before that step" in line
+    assert f"set checkpoints to another prefix ({best} is already on this disk)" in line
     done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
     assert final_hash(third) == final_hash(other)
@@ -250,15 +252,15 @@ def test_a_state_that_was_replaced_before_its_manifest_is_taken(make_run: MakeRu
 def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away(make_run: MakeRun) -> None:
     run = make_run("branch", **STEPS, checkpoints=url("branch"))
     succeed(run, SLOW_STEP="0.3")
-    for wanted in ("never", "step-00000010"):
-        refused = one_line(train(run, "--resume", wanted))
-        assert f"holds step-00000012, and --resume {wanted} begins before it" in refused
+    for name in ("never", "step-00000010"):
+        line = one_line(train(run, "--resume", name))
+        assert f"has step-00000012, but --resume {name} begins before that step" in line
         assert (run / "checkpoints" / "step-00000012").exists()
     succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
     other = make_run("another-run", **STEPS | {"random_seed": 1})
     succeed(other)
     refused = one_line(train(other, "--set", f"checkpoints={url('branch-2')}"))
-    assert f"{url('branch-2')}/step-00000012: of another run than {other / 'checkpoints'}" in refused
+    assert f"{url('branch-2')}/step-00000012: not the same checkpoint as {other / 'checkpoints'}" in refused
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away
     [
         ("s3://none/x", {}, "s3://none/x/lease.json: cannot be read: AccessDenied"),
         (url("x"), {"AWS_SECRET_ACCESS_KEY": "wrong"}, "cannot be read: SignatureDoesNotMatch"),
-        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check network and credentials"),
+        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check the network and the credentials"),
         ("ftp://x/y", {}, "checkpoints: got 'ftp://x/y', wanted null, or s3://BUCKET/PREFIX"),
         ("s3://key:secret@bucket/x", {}, "without credentials"),
     ],

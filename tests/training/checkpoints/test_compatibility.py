@@ -36,11 +36,11 @@ def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (stream("a", "b"), stream("a", "c"), "tokens/train-00001-of-00002.safetensors: damaged, or another file than"),
-        (stream("a"), stream("a", tokens=99), "tokens: its 99 train tokens are not the 100 that step-1 was made with"),
-        (stream("a"), stream("a", "b"), "tokens: its train tokens are split into other files than those that step-1"),
-        (stream(tokens=None, plan="p"), stream("a", plan="q"), "train tokens were prepared differently from those of"),
-        (stream(tokens=None), stream("a"), "train tokens were prepared differently from those of step-1"),
+        (stream("a", "b"), stream("a", "c"), "tokens/train-00001-of-00002.safetensors: damaged, or not the file that"),
+        (stream("a"), stream("a", tokens=99), "tokens: there are 99 train tokens, but step-1 was made with 100"),
+        (stream("a"), stream("a", "b"), "tokens are in 2 files, but step-1 was made with tokens in 1 files"),
+        (stream(tokens=None, plan="p"), stream("a", plan="q"), "tokens: these train tokens were prepared differently"),
+        (stream(tokens=None), stream("a"), "train tokens were prepared differently from the tokens of step-1"),
     ],
 )
 def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: StreamRecord, message: str) -> None:
@@ -60,9 +60,9 @@ def test_shards_behind_those_that_are_read_once_in_order_make_no_difference(
         if same:
             assert differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT) == []
         else:
-            with pytest.raises(BadInput, match="train tokens are not the"):
+            with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
                 differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT)
-    with pytest.raises(BadInput, match="train tokens are not the"):
+    with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
         differences(RUN, record(few, **keys), record(other, **keys), CHECKPOINT)
 
 
@@ -80,8 +80,8 @@ def test_followed_tokens_are_those_of_the_finished_files() -> None:
         ({"train": {"optimizer": "muon"}}, r'train\.json: optimizer: got "muon", but step-1 was made with "adamw"'),
         (
             {"model": {"emb_dim": 8}},
-            r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to resume, or "
-            r"start anew with --resume never \(a --set of this key counts",
+            r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to 32 to resume, or "
+            r"start over with --resume never \(a --set of this key overrides the file\)",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_other_numerics_are_refused_where_bits_are_promised(determinism: str, re
     before, now = (record(numerics={"determinism": determinism, "torch": version}) for version in ("1", "2"))
     assert numerics_drift(before, now, CHECKPOINT, allowed=True) == ["torch: 1 -> 2"]
     if refused:
-        with pytest.raises(BadInput, match=r"step-1: made with other numerics \(torch: 1 -> 2\)"):
+        with pytest.raises(BadInput, match=r"step-1: made with different numerics \(torch: 1 -> 2\)"):
             numerics_drift(before, now, CHECKPOINT, allowed=False)
     else:
         assert numerics_drift(before, now, CHECKPOINT, allowed=False) == ["torch: 1 -> 2"]

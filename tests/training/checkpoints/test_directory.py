@@ -15,7 +15,7 @@ from training.checkpoints.atomic_commit import publish, recover
 from training.checkpoints.directory import (
     MANIFEST,
     archive,
-    check_wanted,
+    check_resume_name,
     link_target,
     names_in,
     point,
@@ -117,9 +117,9 @@ def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path
 def test_a_checkpoint_is_named_before_a_download(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     for wanted in ("auto", "never", "step-00000004"):
-        check_wanted(tmp_path, wanted, is_here=True)
-    check_wanted(tmp_path, "elsewhere", is_here=False)  # on another node, or in a bucket
+        check_resume_name(tmp_path, wanted, is_here=True)
+    check_resume_name(tmp_path, "elsewhere", is_here=False)  # on another node, or in a bucket
     with pytest.raises(BadInput, match=r"latest: wanted the name of .*, not a path; pass --resume latest"):
-        check_wanted(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
-    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; there are step-00000004"):
-        check_wanted(tmp_path, "step-00000005", is_here=True)
+        check_resume_name(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
+    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; existing ones: step-00000004"):
+        check_resume_name(tmp_path, "step-00000005", is_here=True)

@@ -62,8 +62,8 @@ def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
-        assert "vocabulary 257 -> 400: new rows are the mean of the others" in done.stdout
-        assert "4 special tokens that it has never seen begin as the end of text" in done.stdout
+        assert "vocabulary 257 -> 400: each new row is the mean of the model's rows" in done.stdout
+        assert "4 special tokens that the model has never seen start as copies of the end of text" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
         assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))
         assert torch.equal(grown[257:261], old[256].expand(4, -1))
@@ -80,17 +80,20 @@ def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_
     plain = make_run("plain", {"vocab_size": 400})  # it lacks the turn tokens
     for options in ((), ("--dry-run",)):
         line = one_line(train(plain, "--init-from", str(run), *options))
-        assert "its tokenizer is bytes, 261 ids, that of the run's tokens bytes, 257 ids" in line
+        assert "that model's tokenizer, bytes with 261 ids, differs from the tokenizer of the run's tokens" in line
 
 
 def test_an_untied_head_gets_new_rows_too_and_no_other_parameter() -> None:
-    given = attrs.evolve(ModelConfig(**TINY_MODEL), tie_weights=False)
-    network = GPT(given)
+    old_config = attrs.evolve(ModelConfig(**TINY_MODEL), tie_weights=False)
+    network = GPT(old_config)
     initialize(network, 1)
-    wanted = attrs.evolve(given, vocab_size=300)
-    grown = {name: with_new_rows(name, one.detach(), given, wanted) for name, one in network.named_parameters()}
-    others = GPT(wanted).named_parameters()
-    assert {name: rows.shape for name, rows in grown.items()} == {name: one.shape for name, one in others}
+    config = attrs.evolve(old_config, vocab_size=300)
+    grown = {
+        name: with_new_rows(name, parameter.detach(), old_config, config)
+        for name, parameter in network.named_parameters()
+    }
+    expected_shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
+    assert {name: rows.shape for name, rows in grown.items()} == expected_shapes
     mean = network.output_weight()[:257].double().mean(0).float()
     assert torch.equal(grown["head.weight"][257:300], mean.expand(43, -1))
 
@@ -101,8 +104,8 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     run, started = make_run(random_seed=7), ("--init-from", str(finished))
     complete(run, *started, "--max-steps", "2")
     origin = record(run)
-    refused = one_line(train(run, "--init-from", str(run)))
-    assert f"that began with those of {finished}; leave it out to resume, or start anew with --resume never" in refused
+    line = one_line(train(run, "--init-from", str(run)))
+    assert f"belongs to a run that began with the weights of {finished}; leave out --init-from to resume" in line
     for options, until in ((started, "4"), ((), "6")):
         done = complete(run, *options, "--max-steps", until)
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
@@ -121,7 +124,7 @@ def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied:
     options = ("--init-from", str(finished))
     for option in ((), ("--dry-run",)):
         line = one_line(train(copied, *options, *option))
-        assert "is of a run that began with random weights; leave it out to resume" in line
+        assert "belongs to a run that began with random weights; leave out --init-from to resume" in line
     complete(copied, *options, "--dry-run", "--resume", "never")
 
 

@@ -36,14 +36,14 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(copied: Path) -
         find_to_resume(checkpoints_of(copied), "auto")
     for link in ("latest", "best"):
         (directory / link).unlink()
-    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start anew"):
+    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start over"):
         find_to_resume(checkpoints_of(copied), "auto")
 
 
 def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
     for name in ("step-00000004", "step-00000008"):
         shutil.rmtree(copied / "checkpoints" / name)
-    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
+    said = "latest: refers to step-00000008, which does not exist; copy it here again, or start over"
     with pytest.raises(BadInput, match=said):
         find_to_resume(checkpoints_of(copied), "auto")
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
     found = [find_to_resume(directory, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
     assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
     assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
-    said = "checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
+    said = "checkpoints/nothing: no such checkpoint; existing ones: best, latest, step-00000004"
     with pytest.raises(BadInput, match=said):
         find_to_resume(directory, "nothing")
     earlier = [find_before(directory, step) for step in (9, 8, 4)]
@@ -90,7 +90,7 @@ def test_a_damaged_copy_is_refused_never_started_over(copied: Path, capsys: pyte
     without_links(directory, "latest")
     for damage in ('{"format": 3, "config": null}', "", "{}"):
         (directory / "latest" / "state.json").write_text(damage)
-        with pytest.raises(BadInput, match=r"latest/state\.json: got .*start anew with --resume never"):
+        with pytest.raises(BadInput, match=r"latest/state\.json: got .*start over with --resume never"):
             find_to_resume(directory, "auto")
     (copied / "spare").rename(directory / "best")
     assert find_to_resume(directory, "auto") == directory / "best"
@@ -137,7 +137,7 @@ def test_checkpoints_in_a_wrong_place_are_named(copied: Path) -> None:
             if path.is_symlink():
                 path.unlink()
         shutil.rmtree(directory / "step-00000004", ignore_errors=True)
-        with pytest.raises(BadInput, match=f"{wrong}: a checkpoint, but not in {directory}; move it there"):
+        with pytest.raises(BadInput, match=f"{wrong}: this checkpoint is not in {directory}; move it there"):
             find_to_resume(directory, "auto")
         shutil.move(wrong, directory / "step-00000008")
 
@@ -165,10 +165,14 @@ def test_what_is_not_the_name_of_a_checkpoint_is_refused(copied: Path, tmp_path:
     directory = checkpoints_of(copied)
     (directory / ".partial-step-00000012").mkdir()
     for name in ("", ".", "..", ".partial-step-00000012", "../checkpoints", "step-12", "n" * 300):
-        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+        with pytest.raises(
+            BadInput, match="no such checkpoint; existing ones: best, latest, step-00000004, step-00000008"
+        ):
             find_to_evaluate(directory, name)
     for name in ("step-12", "n" * 300):
-        with pytest.raises(BadInput, match="no such checkpoint; there are best, latest, step-00000004, step-00000008"):
+        with pytest.raises(
+            BadInput, match="no such checkpoint; existing ones: best, latest, step-00000004, step-00000008"
+        ):
             find_to_resume(directory, name)
     with pytest.raises(BadInput, match="no checkpoint yet; train the run first"):
         find_to_evaluate(tmp_path / "nowhere", None)

@@ -95,7 +95,7 @@ def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tm
     assert [losses[step] for step in range(3, 9)] == [0.0] * 6 and all(map(math.isfinite, losses.values()))
     assert metrics(run, "grad_norm")[8] == 0.0
     nothing = make_run("nothing", dataset=str(tmp_path), objective="answers", start_val_token=32 * CONTEXT)
-    assert "no token of 10 sequences counts; hold out more" in one_line(train(nothing))
+    assert "no token of the 10 validation sequences belongs to an answer" in one_line(train(nothing))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -102,7 +102,7 @@ def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
     source, _, _, *others = preparation
     assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))
-    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in line
+    assert f"{tmp_path / 'other'}: these train tokens were prepared differently from the tokens of" in line
 
 
 @pytest.mark.slow

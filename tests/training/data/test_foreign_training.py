@@ -91,7 +91,7 @@ def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
     shard = directory / "tiny_train_000002.npy"
     good = shard.read_bytes()
     shard.write_bytes(good[:-2] + b"\x01\x00")
-    assert f"{shard}: damaged, or another file than the one" in train(run).stderr
+    assert f"{shard}: damaged, or not the file that" in train(run).stderr
     shard.write_bytes(good)
     done = train(run, "--hash-every", "1")
     assert "resuming from" in done.stdout

@@ -82,5 +82,5 @@ def test_a_dry_run_knows_where_the_job_begins(copied: Path, capsys: pytest.Captu
 
 def test_a_dry_run_refuses_an_absent_checkpoint(copied: Path) -> None:
     command = parse("train.py", TrainCommand, [str(copied), "--dry-run", "--resume", "step-00000003"])
-    with pytest.raises(BadInput, match="no such checkpoint; there are best, latest"):
+    with pytest.raises(BadInput, match="no such checkpoint; existing ones: best, latest"):
         dry_run(load_run(copied, ()), command, None)

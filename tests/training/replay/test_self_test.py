@@ -69,7 +69,7 @@ def test_an_overflow_of_fp16_does_not_hide_what_differs(parts: Parts) -> None:
 AS_ON_A_GPU = """
 import itertools
 
-job.wants_self_test = lambda settings, ranks: True
+job.needs_self_test = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()
 
 

@@ -43,7 +43,7 @@ def request_of(clock: list[float], *, hours: float, validated: bool = True) -> A
     fake: Any = SimpleNamespace
     return StopRequest(
         ranks=fake(),
-        asked=threading.Event(),
+        stop_requested=threading.Event(),
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),

@@ -133,7 +133,7 @@ def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: MakeRun, at_s
     done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
     assert done.returncode == 1
     assert outcome(run) == "stopped"
-    assert done.stderr.count("train.py: this job ended with status 75, and torchrun restarted it: ending again") == 2
+    assert done.stderr.count("train.py: this job ended with status 75, but torchrun restarted it; it ends again") == 2
     assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
     complete(run, ranks=2)
 

@@ -89,6 +89,8 @@ def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
 def test_a_users_picture_is_not_replaced(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).write_bytes(b"a picture of the user")
-    with pytest.raises(BadInput, match=r"is not a chart of train.py, and is left as it is \(21 bytes\); move it away"):
+    with pytest.raises(
+        BadInput, match=r"is not a chart of train.py, so it was not overwritten \(21 bytes\); move it away"
+    ):
         draw_chart(run)
     assert (run / CHART).read_bytes() == b"a picture of the user"

@@ -38,7 +38,7 @@ def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: 
         return read_state(checkpoint)
 
     monkeypatch.setattr(node_copies, "read_state", read)
-    assert node_copies._look(directory, "auto").choice == (8, newest)
+    assert node_copies._list_disk(directory, "auto").choice == (8, newest)
 
 
 @pytest.mark.slow
@@ -64,13 +64,13 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
     with (run / newest / WEIGHTS).open("r+b") as damaged:
         damaged.seek(-1, 2)
         damaged.write(b"\x55")
-    assert "bringing step-00000002 to 1 of 2 nodes" in continue_until(4)
+    assert "copying step-00000002 to 1 of 2 nodes" in continue_until(4)
     [archived] = run.glob("archive/*/checkpoints/step-00000002")
     assert (archived / WEIGHTS).read_bytes()[-1] == 0x55  # damaged, but not deleted
     shutil.rmtree(other / "checkpoints")
-    assert "bringing step-00000004 to 1 of 2 nodes" in continue_until(6)
+    assert "copying step-00000004 to 1 of 2 nodes" in continue_until(6)
     shutil.rmtree(run / "checkpoints")
-    assert "bringing step-00000006 to 1 of 2 nodes" in continue_until(8)
+    assert "copying step-00000006 to 1 of 2 nodes" in continue_until(8)
     assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
     assert metrics(run, "validation_loss") == metrics(alone, "validation_loss")
     by_itself = machines[1].start(sys.executable, "train.py", str(run), own_disk=run)
@@ -88,7 +88,7 @@ def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run:
     complete(other_run, "--max-steps", "4")
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     complete(run, "--max-steps", "6")
-    assert "bringing step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
+    assert "copying step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
     [archived] = disk.glob("archive/*/checkpoints/step-00000004")
     assert (archived / WEIGHTS).read_bytes() == (other_run / "checkpoints/step-00000004" / WEIGHTS).read_bytes()
     shutil.rmtree(disk / "checkpoints")
