@@ -68,7 +68,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
         names = {id(value.grad): name for name, _, value in own}
         gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
         rows = _whole_row_sums(gradients)
-        sums.append(rows[shards.counted(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
+        sums.append(rows[shards.counted_rows(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
     return shards.exchange.all_gather(torch.stack(sums)).sum().sqrt()
 
 

@@ -147,7 +147,7 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
 def missing_tokens(file: Path, train: TrainConfig) -> str | None:
     """Return one line about a dataset that is nowhere, or None. Raises it as BadInput where the steps depend on it."""
     try:
-        locate_tokens(train, None, can_give=False)
+        locate_tokens(train, None, can_override=False)
     except BadInput as error:
         if train.data.min_train_tokens is None:
             raise BadInput(f"{file}: {error}; or set min_train_tokens: null, all tokens, needs them") from error

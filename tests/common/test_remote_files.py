@@ -137,7 +137,7 @@ def test_an_object_that_changed_or_vanished_is_named(texts: Bucket, corpus: Path
     with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
         write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.delete([kind])
-    with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; the same command goes on"):
+    with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; restore it, then rerun the same command"):
         source.inputs[0].open()
 
 

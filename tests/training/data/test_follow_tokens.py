@@ -58,7 +58,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 4)
     process = follow(early, ranks)
-    wait_for("tokens to validate on", process)
+    wait_for("validation tokens; ", process)
     prepare_units(preparation, 20)
     wait_for("waiting for tokens", process)
     seen = len(metrics(early, "train_loss"))
@@ -111,7 +111,7 @@ def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, p
     run = make_run(**settings)
     prepare_units(preparation, 5)
     for options, message in (
-        ((), "still being prepared; wait for it, or pass --follow"),
+        ((), "still being prepared; wait until it is finished, or pass --follow"),
         (("--follow", "--set", "era_tokens=null"), "era_tokens: got null, wanted a number, such as 100000000: "),
         (("--follow", "--set", "min_train_tokens=null"), "min_train_tokens is null (all tokens)"),
     ):

@@ -41,7 +41,7 @@ def test_a_folder_that_hides_a_dataset_is_noted(
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])
 def test_a_dataset_that_is_nowhere_is_refused(make_run: MakeRun, dataset: str) -> None:
-    with pytest.raises(BadInput, match=f"run/train.json: dataset: {dataset} is no directory here; prepare it with"):
+    with pytest.raises(BadInput, match=f"run/train.json: dataset: {dataset} is not a directory here; prepare it with"):
         locate_tokens(load_run(make_run(dataset=dataset), []).train, None)
 
 

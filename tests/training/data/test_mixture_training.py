@@ -57,8 +57,10 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     silent = make_run("silent", **keys, validation_interval=None)
     for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
         said = complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks).stderr
-        note = f"NOTE: {few}: not validated on: it has no validation tokens; prepare some with --validation-fraction. "
-        assert said.count(f"{note}The best checkpoint goes by {names[1]}") == (run != silent)
+        reason = (
+            f"it has no validation tokens; prepare some with --validation-fraction. The loss on {names[1]} determines"
+        )
+        assert said.count(f"NOTE: {few}: not used for validation: {reason}") == (run != silent)
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
@@ -75,7 +77,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     streams = json.loads((alone / "resolved.json").read_text())["validation_stream"]
     assert [stream["directory"] for stream in streams] == names[1:]
     only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
-    wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
+    wanted = f"none of {few} has validation tokens; prepare some with --validation-fraction, or set validation_i"
     assert wanted in one_line(train(only, "--set", "max_epochs=9"))
 
 
@@ -90,7 +92,7 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     run = make_run(dataset=parts)
     (other / "tiny_train.bin").rename(other / "tiny_train_000003.bin")
     done = train(run, "--max-steps", "1")
-    assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stderr
+    assert f"NOTE: {other}/tiny_val.bin: not used for validation: got 320 tokens, wanted 321" in done.stderr
     assert f"NOTE: {other}: its train shards begin with tiny_train_000003.bin, and are read without" in done.stderr
     assert metrics(run, "validation_losses") == {}
     assert list(metrics(run, "validation_loss")) == [0, 1]
@@ -146,8 +148,8 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
         f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
         "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
     )
-    replaced = f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list"
-    tokenizers = f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids"
+    replaced = f"--token-files {few}: can replace only a single dataset, but {run}/train.json has a list"
+    tokenizers = f"{other}: was prepared with tokenizer letters (100 ids), but {token_files} with bytes (257 ids)"
     for refused, options, ranks, line in (
         (once, (), 2, epochs),
         (once, ("--dry-run",), 1, epochs),

@@ -37,7 +37,7 @@ def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_re
     assert watch.check(wait=True) == []
     os.utime(path, ns=(1, 1))
     assert (watch.check(wait=True), watch.check(wait=True)) == ([path], [])
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         ignorant.check(wait=True)
     os.utime(path, ns=(2, 2))
     found, deadline = watch.check(wait=False), time.monotonic() + 60
@@ -45,10 +45,10 @@ def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_re
         found = watch.check(wait=False)
     assert found == [path]
     path.write_bytes(content[:-1] + b"x")
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         watch.check(wait=True)
     path.write_bytes(content[:-2])
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         watch.check(wait=False)
     path.unlink()
     assert watch.check(wait=True) == []  # what is open can be read

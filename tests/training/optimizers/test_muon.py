@@ -121,8 +121,8 @@ def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_h
     for heads, rows in ((3, [range(12), range(12, 24), range(24, 36)]), (1, [range(12), range(12, 16), range(16, 20)])):
         axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
         split, whole = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
-        assert [piece.held for part in split for [piece] in part.pieces] == rows
-        assert [piece.held for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
+        assert [piece.local_rows for part in split for [piece] in part.pieces] == rows
+        assert [piece.local_rows for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
     assert len(matrices_of(up, AXES[up], ON_ONE_RANK, split=True)) == 1
 
 

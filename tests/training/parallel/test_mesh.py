@@ -70,7 +70,7 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
         ("ddp", [6, 6], 1, ("ddp", 6)),
         ("hsdp", [6, 6], 1, ("fsdp", 6)),
         ("ddp", [4, 2], 1, ("ddp", None)),
-        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),
+        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted the same number on each'),
         ("hsdp", [4, 4], 2, ("fsdp", 2)),
         ("ddp", [2, 2], 2, ("ddp", None)),
     ],

@@ -122,5 +122,5 @@ def test_generations_in_one_store_have_a_name_each() -> None:
 
 def test_a_missing_rank_is_an_error_in_time() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    with pytest.raises(dist.DistStoreError, match="not all of 2 ranks have met within 0:00:01"):
+    with pytest.raises(dist.DistStoreError, match="not all of the 2 ranks have connected within 0:00:01"):
         rendezvous.agree_on_generation(store, 0, 2, timedelta(seconds=1))

@@ -83,11 +83,11 @@ def test_only_a_shared_update_makes_its_group(monkeypatch: pytest.MonkeyPatch, o
     """FSDP with tensor shards: AdamW's update exchanges nothing, so its ranks need no process group."""
     groups: list[Tensor] = []
 
-    def own_group(places: Tensor) -> RankGroup:
+    def make_subgroup(places: Tensor) -> RankGroup:
         groups.append(places)
         return RankGroup(rank=0, size=4)
 
-    monkeypatch.setattr("training.parallel.tensor_shards.own_group", own_group)
+    monkeypatch.setattr("training.parallel.tensor_shards.make_subgroup", make_subgroup)
     pair = RankGroup(rank=0, size=2)
     ranks = Ranks(rank=0, world_size=4, data_parallel=pair, tensor=pair, device=CPU, control=None, download=None)
     network = meta_network(CONFIG)
