@@ -103,7 +103,7 @@ class Other:
     out: Annotated[str, option("where to", "DIR")] = "x"
 
 
-def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_word_selects_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {"example": Example, "other": Other}
     assert parse("example.py", commands, ["other", "x"]) == Other("x")
     for words, said in (
@@ -122,7 +122,7 @@ def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> Non
         assert refused(words, capsys, commands) == f"example.py: {said}"
 
 
-def test_a_command_without_a_name_is_meant_by_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_words_select_the_unnamed_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {"": Example, "other": Other}
     assert parse("example.py", commands, ["othr"]) == Example(("othr",))
     line = refused(["a", "--out=x"], capsys, commands)
@@ -177,9 +177,7 @@ def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("script", "command"), PAIRS)
-def test_every_usage_error_of_every_command_is_ours(
-    script: str, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [one for one in arguments_of(SCRIPTS[script][command]) if one.show]
     positional = [one for one in arguments if one.name.strip("-.").isupper()]
     options = [one for one in arguments if one not in positional]
@@ -227,7 +225,7 @@ def test_every_usage_error_of_every_command_is_ours(
 
 
 @pytest.mark.parametrize(("script", "command"), PAIRS)
-def test_no_command_takes_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(SCRIPTS[script][command])
     repeatable = [one for one in options if one.hint is not bool and not one.token_count()[1]]
     for one in repeatable:
@@ -249,7 +247,7 @@ RULES = [(script, command) for script, command in PAIRS if hasattr(SCRIPTS[scrip
 
 
 @pytest.mark.parametrize(("script", "command"), RULES)
-def test_rules_name_all_options_of_a_command(script: str, command: str) -> None:
+def test_option_rules_cover_all_options(script: str, command: str) -> None:
     """An option that is added must be placed in the table of modes, and one that is removed taken out."""
     rules, names = SCRIPTS[script][command].option_rules, {one.name for one in options_of(SCRIPTS[script][command])}
     placed = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
@@ -290,7 +288,7 @@ TAKEN_BY_TRAIN = {
 
 
 @pytest.mark.parametrize("mode", TAKEN_BY_TRAIN)
-def test_each_mode_of_train_takes_what_it_uses(mode: str) -> None:
+def test_each_mode_of_train_accepts_its_options(mode: str) -> None:
     rules, names = TrainCommand.option_rules, {one.name for one in options_of(TrainCommand)}
     modes = {*TAKEN_BY_TRAIN} - {"training"}
     assert modes == {*rules.modes}
@@ -317,7 +315,7 @@ def test_an_option_without_effect_is_refused(script: str, command: str) -> None:
             assert ("exclude each other" if name in rules.modes else f"{name} goes with ") in line
 
 
-def test_a_sweep_bounds_its_own_machine_alone() -> None:
+def test_a_sweep_limits_only_its_own_machine() -> None:
     def problem(*names: str) -> str | None:
         rules: OptionRules = SCRIPTS["experiment.py"]["sweep"].option_rules
         return rules.problem({name: ["1"] for name in names})
@@ -331,7 +329,7 @@ def test_a_sweep_bounds_its_own_machine_alone() -> None:
         assert problem("--collect", name) == f"{refused_with} --collect"
 
 
-def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """Even if help is asked for: a script that names a command which has gone must not end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
     for words, problem in (

@@ -27,7 +27,7 @@ ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose squ
         (checks.optional(checks.integer(1)), [None, 1], [0, "1"], "an integer"),
     ],
 )
-def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str) -> None:
+def test_values_are_accepted_or_refused(check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str) -> None:
     made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
         assert made(value).field == value
@@ -45,7 +45,7 @@ def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], ba
         (checks.number(0, above=True, example="3.5"), {"3": 3.0}, ["14,32", "$14"], "a number above 0, such as 3.5"),
     ],
 )
-def test_texts_of_options_are_numbers_or_refused_in_words(
+def test_option_texts_are_parsed_or_refused(
     check: checks.ValueCheck, good: dict[str, float], bad: list[str], wanted: str
 ) -> None:
     for text, value in good.items():
@@ -92,7 +92,7 @@ def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
         (None, "got None, wanted an object"),
     ],
 )
-def test_what_does_not_fit_is_named(change: Any, said: str) -> None:
+def test_wrong_values_are_named(change: Any, said: str) -> None:
     with pytest.raises(ValueError) as raised:
         checks.structured({"parts": {}} | change if isinstance(change, dict) else change, Whole)
     assert said in str(raised.value) and "\n" not in str(raised.value)
@@ -102,7 +102,7 @@ def test_unknown_keys_are_ignored_on_request() -> None:
     assert checks.structured({"parts": {}, "later": 1}, Whole, unknown_keys=True) == Whole({})
 
 
-def test_absent_has_one_definition() -> None:
+def test_only_empty_fields_are_absent() -> None:
     assert all(checks.is_absent(value) for value in (None, "", " \n", [], {}))
     assert not any(checks.is_absent(value) for value in (0, 0.0, False, "0", [None], [[]], {"a": None}, float("nan")))
 
@@ -121,7 +121,7 @@ class Inner:
         ({}, "size: missing"),
     ],
 )
-def test_errors_of_json_values_are_in_our_words(value: dict[str, Any], problem: str) -> None:
+def test_errors_in_json_values_are_readable(value: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError) as raised:
         checks.structured(value, Inner)
     assert str(raised.value) == problem

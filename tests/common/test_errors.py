@@ -30,7 +30,7 @@ def test_a_problem_is_data_and_one_line(problem: Problem, line: str) -> None:
     assert str(InvalidValue(problem)) == str(problem)
 
 
-def test_errors_keep_their_data_through_places_and_processes() -> None:
+def test_errors_keep_their_fields() -> None:
     wrong = Problem(key="token", found="'hunter2secret'", expected="a number")
     with pytest.raises(BadInput) as raised, refusing("a.json", "correct it"):
         raise InvalidValue(wrong)
@@ -48,7 +48,7 @@ def test_errors_keep_their_data_through_places_and_processes() -> None:
         Path("/absent/f").read_text()
 
 
-def test_several_errors_have_one_reason_if_it_is_the_same() -> None:
+def test_joined_errors_keep_a_common_reason() -> None:
     def full() -> None:
         raise BadInput("full", reason="disk-full")
 

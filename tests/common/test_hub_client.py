@@ -19,7 +19,7 @@ class HubError(Exception):
         self.server_message = server_message
 
 
-def test_names_and_licenses_are_those_of_the_hub() -> None:
+def test_names_and_licenses_follow_the_hubs_rules() -> None:
     check_names("owner/name-1.0", None)
     check_names("owner/name", "cc-by-4.0")
     for name in ("name", "owner/", "a/b/c", "owner/näme", "-a/b"):
@@ -29,7 +29,7 @@ def test_names_and_licenses_are_those_of_the_hub() -> None:
         check_names("owner/name", "M I T")
 
 
-def test_an_error_is_explained_by_what_to_do() -> None:
+def test_errors_explain_what_to_do() -> None:
     assert (
         explained(HubError(500)) == "the hub answers with status 500; rerun the same command to resume (client error)"
     )
@@ -45,7 +45,7 @@ def test_an_error_is_explained_by_what_to_do() -> None:
     assert explained(wrapped) == "the hub answers with status 500; rerun the same command to resume"  # too long
 
 
-def test_without_the_network_by_choice_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert explained(ConnectionError("check your connection")) == "HF_HUB_OFFLINE is set: unset it to reach the hub"
     assert explained(HubError(403, "no")).startswith("access is refused, status 403; run `hf auth login`")
@@ -65,7 +65,7 @@ def test_without_the_network_by_choice_the_variable_is_named(monkeypatch: pytest
         ("a b", "a b: no such directory; wanted a model directory, or OWNER/NAME on the hub"),
     ],
 )
-def test_a_close_local_name_is_suggested(
+def test_a_similar_local_name_is_suggested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, said: str
 ) -> None:
     (tmp_path / "runs" / "quickstart" / "checkpoints").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_a_close_local_name_is_suggested(
         hub_name("name", DATASET, [], os.path.isdir)
 
 
-def test_a_failed_download_is_explained_by_its_cause() -> None:
+def test_failed_downloads_explain_the_cause() -> None:
     class DryRunError(OSError):
         pass
 
@@ -103,7 +103,7 @@ def test_a_failed_download_is_explained_by_its_cause() -> None:
         assert explained(failed, "read") == said
 
 
-def test_a_hub_out_of_order_says_to_repeat_the_command() -> None:
+def test_a_failing_hub_advises_to_repeat_the_command() -> None:
     class BadRequestError(HubError, ValueError):
         pass
 
@@ -113,7 +113,7 @@ def test_a_hub_out_of_order_says_to_repeat_the_command() -> None:
     assert explained(ValueError("impossible")) == "the request was not accepted; check the name (impossible)"
 
 
-def test_a_local_name_that_hides_the_hubs_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ambiguous_local_names_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     note_local.cache_clear()
     for _ in range(2):
         note_local("openai-community/gpt2", MODEL)
@@ -127,7 +127,7 @@ def test_a_local_name_that_hides_the_hubs_is_noted(capsys: pytest.CaptureFixture
     ]
 
 
-def test_words_of_the_hubs_client_are_bracketed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_client_messages_are_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwx")
     for words in ("token hf_abcdefghijklmnopqrstuvwx is wrong", "x" * 200, ""):
         assert explained(OSError(words), advice=", or wait") == (

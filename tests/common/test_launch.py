@@ -31,7 +31,7 @@ print(clock() - launcher, job_seconds(), clock() - own)
 TICK_SECONDS = 0.02  # the system notes the start of a process in ticks
 
 
-def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
+def test_a_job_is_as_old_as_its_torchrun() -> None:
     job = {"TORCHELASTIC_RUN_ID": "some"}
     cases = [("torchrun", job), ("torchrun", {**job, "TORCHELASTIC_RESTART_COUNT": "1"}), ("srun", job)]
     cases += [("a script that calls torchrun as well", {})]
@@ -87,7 +87,7 @@ def _met(ranks: int, of_this_node: int) -> dict[str, str]:
         (_met(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],
 )
-def test_a_node_or_task_that_trains_alone_where_several_were_meant_is_refused(
+def test_nodes_and_tasks_that_train_alone_are_refused(
     environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set(environment, monkeypatch)
@@ -128,7 +128,7 @@ RANK_1 = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
         ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT is '-1'"),
     ],
 )
-def test_variables_of_a_rank_are_numbers_and_complete(
+def test_rank_variables_are_complete_numbers(
     environment: dict[str, str], problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set(environment, monkeypatch)
@@ -140,7 +140,7 @@ def test_variables_of_a_rank_are_numbers_and_complete(
     assert refused.value.alone
 
 
-def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
+def test_launch_errors_precede_any_writing(make_run: MakeRun) -> None:
     run = make_run()
     with take_run_lock(run).file:  # of the first task
         task = train(run, environment={"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
@@ -155,7 +155,7 @@ def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
     complete(run, "--replay", "1", "2", environment={"SKYPILOT_NUM_NODES": "2"})
 
 
-def test_torchrun_names_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
     for name in variables:
         monkeypatch.delenv(name, raising=False)

@@ -35,7 +35,7 @@ RULES = OptionRules(
         ),
     ],
 )
-def test_modes_refuse_what_they_do_not_use(words: str, problem: str | None) -> None:
+def test_modes_refuse_unused_options(words: str, problem: str | None) -> None:
     assert RULES.problem({name: ["0"] for name in words.split()}) == problem
 
 
@@ -49,7 +49,7 @@ def test_modes_refuse_what_they_do_not_use(words: str, problem: str | None) -> N
         ({"--workers": ["2"]}, None),
     ],
 )
-def test_a_value_may_decide_what_goes_together(given: dict[str, list[str]], problem: str | None) -> None:
+def test_rules_may_depend_on_an_option_value(given: dict[str, list[str]], problem: str | None) -> None:
     rules = OptionRules(
         needs={"--project": "--to=wandb --to=trackio"}, excludes={"--workers": "--where=inline --where=ray"}
     )

@@ -29,9 +29,7 @@ def test_each_advised_command_is_accepted(row: Meaning) -> None:
 
 
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.foreign_names.split()[0])
-def test_each_option_of_another_program_is_answered_by_a_command(
-    row: Meaning, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_options_suggest_a_command(row: Meaning, capsys: pytest.CaptureFixture[str]) -> None:
     script, _, command = (row.scripts[0] if row.scripts else "train.py").partition(" ")
     command = command or ("sample" if script == "evaluate.py" else "")
     for name in row.foreign_names.split():
@@ -40,13 +38,13 @@ def test_each_option_of_another_program_is_answered_by_a_command(
         assert f"unknown option; use {row.command}" in line, line
 
 
-def test_each_key_of_the_table_is_one_of_ours() -> None:
+def test_foreign_keys_map_to_our_keys() -> None:
     for name, (ours, note) in foreign_keys(KEY_ROWS).items():
         section, _, key = ours.partition(".")
         assert key in KEYS[section] if ours else note, name
 
 
-def test_no_name_of_another_program_has_two_meanings() -> None:
+def test_foreign_names_have_one_meaning() -> None:
     names = [name for rows in KEY_ROWS.values() for key, row in rows.items() for name in {*row.foreign_names} - {key}]
     assert len(names) == len({*names})
     assert not {*names} & {key for rows in KEY_ROWS.values() for key in rows}
@@ -69,12 +67,12 @@ def test_no_name_of_another_program_has_two_meanings() -> None:
         ("train.py", "--zzz", "", ""),
     ],
 )
-def test_a_key_as_an_option_is_answered_by_set(script: str, word: str, value: str, advice: str) -> None:
+def test_keys_as_options_suggest_set(script: str, word: str, value: str, advice: str) -> None:
     answer = option_advice(script, word, value, KEY_ROWS, sets_keys=script == "train.py")
     assert answer.startswith(advice) if advice else answer == ""
 
 
-def test_arguments_of_other_programs_are_answered_by_an_option() -> None:
+def test_foreign_arguments_suggest_an_option() -> None:
     assert argument_advice("train.py", "", "datasets") == "; use python train.py RUN --token-files datasets"
     assert argument_advice("train.py", "", "model.n_layers=4") == "; did you mean --set model.n_layers=4?"
     assert argument_advice("report.py", "", "datasets") == ""

@@ -69,7 +69,7 @@ def paths(name: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("texts")
-def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
+def test_bucket_files_are_read_despite_temporary_failures(
     bucket_server: BucketServer, local: dict[str, str], tmp_path: Path
 ) -> None:
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 5 == 0 else None
@@ -81,9 +81,7 @@ def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
     succeed(PREPARE, "verify", tmp_path / "out")
 
 
-def test_a_web_server_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
-    web: FileServer, local: dict[str, str], tmp_path: Path
-) -> None:
+def test_web_files_are_read_despite_temporary_failures(web: FileServer, local: dict[str, str], tmp_path: Path) -> None:
     web.busy_every, web.drop_every = 5, 7
     succeed(PREPARE, f"{web.url}/", "--output", tmp_path / "out", *OPTIONS)
     assert files_of(tmp_path / "out") == local
@@ -111,7 +109,7 @@ def test_a_file_is_found_without_reading_it(web: FileServer) -> None:
     assert web.requests == ["HEAD /d.txt"]
 
 
-def test_files_have_the_stamps_of_earlier_plans() -> None:
+def test_stamps_match_earlier_plans() -> None:
     entry = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag='"0x8D"', version=None)
     when = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
     google = StoredObject(size_bytes=3, written_at=0.0, e_tag='"a"', version="1418688703353000")
@@ -125,7 +123,7 @@ def test_files_have_the_stamps_of_earlier_plans() -> None:
 
 
 @pytest.mark.parametrize("kind", ["b.jsonl", "a.parquet", "d.txt", "deeper/c.jsonl.gz"])
-def test_an_object_that_changed_or_vanished_is_named(texts: Bucket, corpus: Path, tmp_path: Path, kind: str) -> None:
+def test_changed_and_missing_objects_are_named(texts: Bucket, corpus: Path, tmp_path: Path, kind: str) -> None:
     url = f"{texts.url}/{kind}"
     [source] = resolve_sources([url])
     with source.inputs[0].open() as stream:
@@ -148,7 +146,7 @@ def read_gzip(stream: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "read"), [("a.parquet", pyarrow.parquet.read_table), ("deeper/c.jsonl.gz", read_gzip)]
 )
-def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
+def test_an_object_replaced_during_reading_is_not_damaged(
     texts: Bucket, monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Any], object]
 ) -> None:
     monkeypatch.setattr(remote, "READ_AHEAD_BYTES", 1 << 10)
@@ -164,7 +162,7 @@ def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bucket_server")
-def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
+def test_missing_servers_and_packages_are_one_line(
     tmp_path: Path, web: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)

@@ -17,7 +17,7 @@ from tests.test_house import ENTRY_SCRIPTS
 
 
 @pytest.mark.parametrize("script", ENTRY_SCRIPTS)
-def test_a_python_without_the_packages_is_told_how_to_get_them(script: str) -> None:
+def test_missing_packages_are_explained(script: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     bare = [sys.executable, "-S", "-B", script, "runs/quickstart"]  # -S: no site-packages
     done = subprocess.run(bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -28,14 +28,14 @@ def test_a_python_without_the_packages_is_told_how_to_get_them(script: str) -> N
 
 
 @pytest.mark.parametrize("own", [None, *ALLOCATOR_SETTINGS])
-def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+def test_the_allocator_uses_expandable_segments(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
     environment = {} if own is None else {own: "max_split_size_mb:512"}
     monkeypatch.setattr(os, "environ", dict(environment))
     use_expandable_segments()
     assert os.environ == (environment or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
-def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
+def test_ctrl_c_during_reading_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_file({"weight": torch.ones(2)}, tmp_path / "weights")

@@ -43,7 +43,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
 
 
 @pytest.mark.slow
-def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
+def test_each_validated_dataset_has_its_own_loss(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -81,9 +81,7 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     assert wanted in one_line(train(only, "--set", "max_epochs=9"))
 
 
-def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_short_validation_streams_are_skipped_with_a_note(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for word, count in (("train", 10_000), ("val", 320)):
@@ -100,14 +98,14 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in one_line(train(run, "--resume", "never"))
 
 
-def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: MakeRun, few: Path) -> None:
+def test_max_epochs_alone_reads_all_tokens(make_run: MakeRun, few: Path) -> None:
     run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
     done = complete(run)
     assert len(metrics(run, "train_loss")) == 33 * 3 // 8
     assert "data         2.91 epochs of 33 windows: 96 of" in done.stdout
 
 
-def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
+def test_a_changed_mixture_is_refused_at_resume(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     run = make_run(**mixture(token_files, few))
@@ -134,7 +132,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     assert "resuming from" in done.stdout
 
 
-def test_mixtures_that_cannot_be_are_refused_in_a_line(
+def test_invalid_mixtures_are_refused_in_one_line(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -160,7 +158,7 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
         assert line in one_line(train(refused, *options, ranks=ranks))
 
 
-def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: MakeRun, few: Path) -> None:
+def test_dry_runs_plan_with_missing_datasets(make_run: MakeRun, few: Path) -> None:
     done = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout
     assert "data         1.27 epochs of 33 windows" in done.stdout

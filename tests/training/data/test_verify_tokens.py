@@ -29,7 +29,7 @@ def test_machines_agree_on_every_file() -> None:
         agreed_contents(Path("tokens"), [here, {"train.safetensors": CONTENT}])
 
 
-def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_refused(tmp_path: Path) -> None:
+def test_changed_token_files_are_refused_unless_only_touched(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
     content, tokens = path.read_bytes(), open_split(tmp_path, "train")

@@ -39,7 +39,7 @@ def cost(matrix: Matrix) -> int:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 8))
-def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(heights: list[int], ranks: int) -> None:
+def test_matrices_are_divided_evenly_among_ranks(heights: list[int], ranks: int) -> None:
     named = {str(index): axes([Axis("embed", rows)], Axis("embed", 3)) for index, rows in enumerate(heights)}
     given_matrices = matrices(named)
     rounds = make_rounds(given_matrices, cost, ranks)
@@ -51,7 +51,7 @@ def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(he
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) -> None:
+def test_matrix_shards_are_rows_in_rank_order(size: int) -> None:
     for matrix in matrices(AXES, Spread(ranks=RankGroup(rank=0, size=size), row_shards=size)):
         assert len(matrix.pieces) == size
         rows = [row for pieces in matrix.pieces for piece in pieces for row in piece.rows]
@@ -61,7 +61,7 @@ def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) ->
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("replicas", "spread"), [*REPLICATED, *((1, spread) for spread in SPREADS)])
-def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
+def test_all_ranks_get_the_result_for_the_full_matrix(
     replicas: int, spread: tuple[int, int, int], kind: torch.dtype
 ) -> None:
     row_shards, tensor_size, shards = spread
