@@ -1,4 +1,4 @@
-"""Bucket client against a real S3 server: conditional writes, large objects, AWS profiles, errors as one line."""
+"""The bucket client against a real S3 server: conditional writes, large objects, AWS profiles, one-line errors."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ def test_conditional_writes_replace_only_the_given_version() -> None:
     with pytest.raises(VersionConflict):
         bucket.replace("claim", b"3", first)
     assert bucket.read("claim") == second
-    assert bucket.replace("claim", b"2", first) == second  # the answer to a first attempt was lost
+    assert bucket.replace("claim", b"2", first) == second  # as if the answer to a first attempt had been lost
     bucket.delete(["claim", "never there"])
     with pytest.raises(VersionConflict):
         bucket.replace("claim", b"4", second)
@@ -46,7 +46,7 @@ def test_files_in_several_pieces_are_unchanged(tmp_path: Path) -> None:
     with (tmp_path / "file").open("rb") as file:
         bucket.upload("a/file", file)
     assert bucket.objects() == bucket.objects("a")
-    assert {name: found.size_bytes for name, found in bucket.objects().items()} == {"a/file": len(content)}
+    assert {name: entry.size_bytes for name, entry in bucket.objects().items()} == {"a/file": len(content)}
     assert b"".join(piece for _, piece in bucket.pieces("a/file", len(content))) == content
     assert [offset for offset, _ in bucket.pieces("a/file", len(content))] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
@@ -70,19 +70,19 @@ def test_failed_requests_are_repeated(bucket_server: BucketServer) -> None:
 def test_damaged_uploads_are_repeated(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's least
-    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # else the server compares what arrives with its signature
+    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # the minimum of S3
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # otherwise the server compares the content with its signature
     bucket = Bucket("s3://runs/damaged")
-    for size in (20_000, 12_000_000):  # at once, and in parts
+    for size in (20_000, 12_000_000):  # in a single request, and in parts
         path, content = tmp_path / f"{size}.bin", os.urandom(size)
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
-        for spoiled in (0, 1):
+        for damaged_uploads in (0, 1):
             bucket_server.calm()
-            bucket_server.spoil = spoiled
+            bucket_server.spoil = damaged_uploads
             bucket.upload_verified(path, sha256)
             assert bucket_server.spoil == 0
-            assert spoiled or not [request for request in bucket_server.requests if request.startswith("GET")]
+            assert damaged_uploads or not [request for request in bucket_server.requests if request.startswith("GET")]
             assert bucket.sha256(path.name) == sha256
         bucket_server.spoil = 100
         with pytest.raises(BadInput, match=rf"s3://runs/damaged/{path.name}: arrived damaged 3 times"):
@@ -182,7 +182,7 @@ CREDENTIALS = {
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process the credentials of each provider, and a ~/.netrc for every host."""
+    """Give this process credentials for each provider, and a ~/.netrc that applies to every host."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / ".aws").mkdir()
@@ -202,7 +202,7 @@ def test_web_addresses_use_plain_http() -> None:
 
 @attrs.define
 class Recorder:
-    """A server that records the headers of each request; as a proxy it answers for every host."""
+    """A server that records the headers of each request. Used as a proxy, it answers for every host."""
 
     url: str = ""
     requests: list[tuple[str, dict[str, str]]] = attrs.field(factory=list)
@@ -292,7 +292,7 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     entries = [same | {"size": size} for size in (1, 2)]
     bucket = Bucket("s3://runs/listed")
     monkeypatch.setattr(bucket, "_client", SimpleNamespace(list=lambda *_: iter([entries[:1], entries[1:]])))
-    assert [(name, found.size_bytes) for name, found in bucket.objects().items()] == [("a", 2)]
+    assert [(name, entry.size_bytes) for name, entry in bucket.objects().items()] == [("a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
         ("Client error token=abcdefgh12345678", "the request failed; check the network and the credentials"),
     ],
 )
-def test_obstore_errors_are_readable(words: str, said: str) -> None:
-    reason = bucket_module._reason(RuntimeError(words))
-    assert reason.startswith(said)
+def test_obstore_errors_are_readable(error_text: str, beginning: str) -> None:
+    reason = bucket_module._reason(RuntimeError(error_text))
+    assert reason.startswith(beginning)
     assert "abcdefgh" not in reason and len(reason) < 250 and "xxx" not in reason

@@ -1,4 +1,4 @@
-"""Errors: what is wrong is data, and one line; several problems are one error."""
+"""Errors: a problem is data and one line, and several problems are one error."""
 
 import pickle
 from pathlib import Path
@@ -31,15 +31,23 @@ def test_a_problem_is_data_and_one_line(problem: Problem, line: str) -> None:
 
 
 def test_errors_keep_their_fields() -> None:
-    wrong = Problem(key="token", found="'hunter2secret'", expected="a number")
+    wrong_value = Problem(key="token", found="'hunter2secret'", expected="a number")
     with pytest.raises(BadInput) as raised, refusing("a.json", "correct it"):
-        raise InvalidValue(wrong)
+        raise InvalidValue(wrong_value)
     [problem] = raised.value.problems
-    assert (problem.where, problem.key, problem.found, problem.advice) == ("a.json", "token", wrong.found, "correct it")
+    assert (problem.where, problem.key, problem.found, problem.advice) == (
+        "a.json",
+        "token",
+        wrong_value.found,
+        "correct it",
+    )
     with pytest.raises(BadInput) as raised, refusing("--like", kinds=(BadInput,)):
         raise BadInput(problem, Problem(text="full"), "full", reason="disk-full")
     error = pickle.loads(pickle.dumps(raised.value))
-    assert [one.where for one in error.problems] == ["--like: a.json", "--like"]  # equal lines are one
+    assert [found_problem.where for found_problem in error.problems] == [
+        "--like: a.json",
+        "--like",
+    ]  # equal lines are merged
     assert (error.reason, error.alone, str(error)) == ("disk-full", False, str(raised.value))
     with (
         pytest.raises(BadInput, match=r"^/absent/f: No such file or directory$"),
@@ -52,10 +60,10 @@ def test_joined_errors_keep_a_common_reason() -> None:
     def full() -> None:
         raise BadInput("full", reason="disk-full")
 
-    def wrong() -> None:
+    def wrong_value() -> None:
         raise BadInput("wrong")
 
-    for checks, reason in (((full, full), "disk-full"), ((full, wrong), "user-error")):
+    for checks, reason in (((full, full), "disk-full"), ((full, wrong_value), "user-error")):
         with pytest.raises(BadInput) as raised:
             check_all(*checks)
         assert raised.value.reason == reason

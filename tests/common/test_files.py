@@ -1,4 +1,4 @@
-"""Files written all or nothing; locks, and file systems without; errors that say why a file cannot be written."""
+"""Atomic writes; locks, also on file systems without them; errors that explain why a file cannot be written."""
 
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def test_concurrent_writers_leave_one_complete_file(tmp_path: Path) -> None:
             replace_file(tmp_path / "x", content)
             assert (tmp_path / "x").read_text() in contents
 
-    with ThreadPoolExecutor() as threads:  # a lock keeps threads apart as it does processes
+    with ThreadPoolExecutor() as threads:  # the lock works for threads as it does for processes
         list(threads.map(write, contents))
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
@@ -171,12 +171,12 @@ def test_full_disk_errors_name_the_file(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert full.value.filename == str(tmp_path / name)
-        assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # from a worker
+        assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # as if from a worker process
 
 
 def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> None:
     final = tmp_path / "out"
-    (tmp_path / ".partial-out" / "left").mkdir(parents=True)  # by a process that was killed
+    (tmp_path / ".partial-out" / "left").mkdir(parents=True)  # as if left by a killed process
     with partial_directory(final, "taken") as partial:
         assert not [*partial.iterdir()]
         with pytest.raises(Locked, match="taken"), partial_directory(final, "taken"):
@@ -191,11 +191,11 @@ def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> 
 
 
 def test_a_waiting_writer_gets_an_empty_directory(tmp_path: Path) -> None:
-    final, seen = tmp_path / "out", []
+    final, observations = tmp_path / "out", []
 
     def second() -> None:
         with partial_directory(final, "taken", wait_seconds=60) as partial:
-            seen.append((final.exists(), [*partial.iterdir()]))
+            observations.append((final.exists(), [*partial.iterdir()]))
 
     with partial_directory(final, "taken") as partial:
         (partial / "a").touch()
@@ -204,7 +204,7 @@ def test_a_waiting_writer_gets_an_empty_directory(tmp_path: Path) -> None:
         time.sleep(0.1)
         publish_folder(partial, final)
     waiting.join()
-    assert seen == [(True, [])]
+    assert observations == [(True, [])]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
 
 
@@ -212,8 +212,8 @@ def test_folders_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch:
     partial, final, synced = tmp_path / ".partial-out", tmp_path / "out", []
     (partial / "inner").mkdir(parents=True)
     (partial / "inner" / "file").write_text("content")
-    (partial / "link").symlink_to("nowhere")  # has nothing to sync
-    (partial / "above").symlink_to("..")  # and is not followed
+    (partial / "link").symlink_to("nowhere")  # there is nothing to sync
+    (partial / "above").symlink_to("..")  # links are not followed
 
     def record(path: Path) -> None:
         synced.append((str(path.relative_to(tmp_path)) if path.is_relative_to(tmp_path) else "outside", final.exists()))
@@ -231,7 +231,7 @@ def test_a_folder_is_replaced_only_with_an_aside(tmp_path: Path, monkeypatch: py
         (folder / folder.name).touch()
     with pytest.raises(OSError, match="not empty"):
         publish_folder(partial, final)
-    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # the latter: a folder that cannot be synced
+    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # EINVAL: the folder cannot be synced
 
         def broken(synced: Path, problem: int = problem) -> None:
             if synced == tmp_path:

@@ -1,4 +1,4 @@
-"""JSON from outside: bounded, refused in one line, and appended without losing a line."""
+"""Untrusted JSON is limited in size, invalid JSON is refused in one line, and logs do not lose lines."""
 
 import json
 import os
@@ -26,10 +26,10 @@ TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
         (b'{"a": 1' + b"0" * 5000 + b"}", "integer string conversion"),
     ],
 )
-def test_invalid_json_is_one_line_of_error(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_json_is_one_line_of_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=says) as raised:
+    with pytest.raises(BadInput, match=message) as raised:
         read_json(path, advice="write it again")
     assert str(raised.value).startswith(f"{path}: ")
     assert str(raised.value).endswith("; write it again")
@@ -54,7 +54,9 @@ def test_many_keys_are_read_in_linear_time() -> None:
         os.mkfifo,
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.write_text(json.dumps({"a": "b" * 1000})),
-        lambda path: path.symlink_to("/proc/1/mem" if os.getuid() else path),  # root may read all: a loop of links
+        lambda path: path.symlink_to(
+            "/proc/1/mem" if os.getuid() else path
+        ),  # root may read all files, so it gets a loop of links
     ],
 )
 def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], object]) -> None:

@@ -1,4 +1,4 @@
-"""The table of other programs' options: each row is a command or a key that exists, and docs show the table."""
+"""The table of other programs' options: each row names an existing command or key, and docs show the table."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ DOCS = ROOT / "docs" / "other-programs.md"
 
 
 def completed(command: str) -> list[str]:
-    """Return the words of an advised command, with values in place of its capitals."""
+    """Return the words of an advised command, with values instead of its placeholders."""
     return [VALUES.get(word, word.replace("=N", "=300").replace("=C", "=128")) for word in command.split()]
 
 
@@ -91,4 +91,4 @@ def test_docs_show_the_whole_table() -> None:
         row = f"| {', '.join(names_of_key)} | {f'`{ours}`' if ours else ''} | {note} |"
         assert row in shown, f"docs/other-programs.md: paste this below 'Keys':\n{row}"
     assert len(re.findall(r"^\| `", shown, re.MULTILINE)) == len(OPTIONS) + len(keys)
-    assert SCRIPTS  # of the parametrized forms
+    assert SCRIPTS  # the import is needed for the parametrized tests

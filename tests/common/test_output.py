@@ -1,4 +1,4 @@
-"""Output: severity decides where a line goes; advice that fails and lost output end no work."""
+"""Output: severity decides where a line goes; failed advisory work and lost output do not end a run."""
 
 import io
 import os
@@ -30,9 +30,9 @@ def test_failed_advisory_work_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "_dropped", {})
-    for value in (1, 0, 0):
+    for divisor in (1, 0, 0):
         with advisory("prices"):
-            assert 1 / value == 1
+            assert 1 / divisor == 1
     [(name, problem)] = newly_dropped()
     assert name == "prices" and problem.startswith("ZeroDivisionError in test_output.py:")
     assert capsys.readouterr().err == f"WARNING: prices: dropped: {problem}\n"

@@ -1,4 +1,4 @@
-"""Secrets are found in URLs, headers, options, settings and the environment, in any spelling; other text stays."""
+"""Secrets are hidden in URLs, headers, options, settings and the environment, in any spelling; other text stays."""
 
 import base64
 import json
@@ -60,8 +60,8 @@ PLAIN = (
 
 @pytest.mark.parametrize("text", IN_TEXT)
 def test_secrets_are_hidden_wherever_people_put_them(text: str) -> None:
-    shown = redacted(text.format(SECRET))
-    assert HIDDEN in shown and "hunter2" not in shown and "Wx" not in shown
+    hidden = redacted(text.format(SECRET))
+    assert HIDDEN in hidden and "hunter2" not in hidden and "Wx" not in hidden
 
 
 def test_the_usual_forms_of_keys_are_hidden() -> None:
@@ -126,8 +126,8 @@ def test_a_key_is_hidden_in_any_spelling() -> None:
         ),
     ]
     for spelling in spellings:
-        shown = hidden_in(f"wrong key: {spelling}.", key)
-        assert HIDDEN in shown and len(shown) < 50, spelling
+        hidden = hidden_in(f"wrong key: {spelling}.", key)
+        assert HIDDEN in hidden and len(hidden) < 50, spelling
         assert hidden_in({"a": [spelling]}, key) != {"a": [spelling]}
 
 

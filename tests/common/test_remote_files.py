@@ -1,4 +1,4 @@
-"""Remote files give the same bytes as local ones; servers that fail are retried, or named in one line."""
+"""Remote files have the same bytes as local ones; failed requests are repeated, or reported in one line."""
 
 import gzip
 import os
@@ -26,7 +26,7 @@ TEXTS = "s3://runs/texts"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A document or more in every format, in folders, beside what is none."""
+    """A folder with documents in every format, also in a subfolder, and with a file that has no documents."""
     folder = tmp_path_factory.mktemp("remote") / "texts"
     (folder / "deeper").mkdir(parents=True)
     draw = random.Random(0)
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The token files of the corpus as it lies on the disk."""
+    """The token files that are prepared from the corpus on the local disk."""
     directory = tmp_path_factory.mktemp("local")
     succeed(PREPARE, corpus, "--output", directory, *OPTIONS)
     return files_of(directory)
@@ -49,7 +49,7 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture
 def texts(corpus: Path, bucket_server: BucketServer) -> Bucket:
-    """A bucket's prefix that holds the corpus."""
+    """A prefix in a bucket that contains the corpus."""
     bucket = Bucket(TEXTS)
     for path in corpus.rglob("*.*"):
         bucket.write(str(path.relative_to(corpus)), path.read_bytes())
@@ -111,15 +111,15 @@ def test_a_file_is_found_without_reading_it(web: FileServer) -> None:
 
 def test_stamps_match_earlier_plans() -> None:
     entry = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag='"0x8D"', version=None)
-    when = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
+    dated = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
     google = StoredObject(size_bytes=3, written_at=0.0, e_tag='"a"', version="1418688703353000")
-    for url, found, stamp in (
+    for url, stored, stamp in (
         ("s3://a/b", entry, "ETag 0x8D"),
         ("az://a/b", entry, "etag 0x8D"),
-        ("https://a/b", when, "Last-Modified Wed, 25 Nov 2026 18:33:39 GMT"),
+        ("https://a/b", dated, "Last-Modified Wed, 25 Nov 2026 18:33:39 GMT"),
         ("gs://a/b", google, "etag CKih16GjycICEAE="),
     ):
-        assert remote._remote_file(url, found).stamp == stamp
+        assert remote._remote_file(url, stored).stamp == stamp
 
 
 @pytest.mark.parametrize("kind", ["b.jsonl", "a.parquet", "d.txt", "deeper/c.jsonl.gz"])
@@ -171,15 +171,15 @@ def test_missing_servers_and_packages_are_one_line(
     ):
         paths("http://127.0.0.1:9/a.txt")
     web.ranges = False
-    whole = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
+    no_ranges = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
     (tmp_path / "obstore.py").write_text("raise ImportError('not here')")
-    without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
-    missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **without) for url in ("s3://a/b", web.url)]
-    for done, said in (
-        (whole, f"{web.url}/b.jsonl: cannot be read: the server sends only whole files, not ranges; download the"),
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
+    missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **environment) for url in ("s3://a/b", web.url)]
+    for done, message in (
+        (no_ranges, f"{web.url}/b.jsonl: cannot be read: the server sends only whole files, not ranges; download the"),
         (missing[0], "s3://a: needs obstore: pip install obstore"),
         (missing[1], f"{web.url}: needs obstore: pip install obstore"),
     ):
         assert done.returncode == 1
-        assert said in done.stderr.splitlines()[-1], done.stderr
+        assert message in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr

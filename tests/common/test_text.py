@@ -1,4 +1,4 @@
-"""Text: untrusted text is escaped and cut; the nearest known word is suggested; amounts that differ differ as text."""
+"""Untrusted text is escaped and shortened; the nearest known word is suggested; different amounts differ as text."""
 
 import pytest
 from hypothesis import given
@@ -29,9 +29,9 @@ def test_sizes_have_suitable_units() -> None:
 
 @given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
 def test_different_amounts_have_different_texts(first: int, second: int) -> None:
-    one, other = distinct_bytes(first, second)
-    assert (one == other) == (first == second)
-    assert not one.startswith("0") or first == 0
+    first_text, second_text = distinct_bytes(first, second)
+    assert (first_text == second_text) == (first == second)
+    assert not first_text.startswith("0") or first == 0
 
 
 def test_small_amounts_are_not_zero() -> None:

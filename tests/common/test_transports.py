@@ -1,4 +1,4 @@
-"""Replies of the hub end, however slowly or endlessly its server sends them; files of any announced size arrive."""
+"""Slow and endless replies of the hub are stopped, and files of any announced size arrive."""
 
 import socket
 from pathlib import Path
