@@ -167,7 +167,7 @@ def test_a_token_file_replaced_while_the_run_starts_is_refused(
 ) -> None:
     script = changed_train(REPLACED_BEFORE_THE_CHECK)
     line = one_line(train(make_run(), "--token-files", str(own_tokens), ranks=2, script=script))
-    assert f"{own_tokens / 'train.safetensors'}: was written while the run read it" in line
+    assert f"{own_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
 COUNTED = {
@@ -261,7 +261,7 @@ def test_default_settings_pass_their_checks() -> None:
     ("damage", "message"),
     [
         ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
-        *slow(("written", "train.py: {}: was written while the run read it")),
+        *slow(("written", "train.py: {}: was modified while the run was reading it")),
         *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
         ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],

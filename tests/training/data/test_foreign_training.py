@@ -65,9 +65,7 @@ def test_the_same_tokens_in_any_format_give_the_same_bits(
     assert len(found[0]) == 2 and len(found[1]) == 2
 
 
-def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_unusable_token_files_are_named(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     directory = written(tmp_path, token_files, "llm.c version 1 in shards")
     run = make_run(dataset=str(directory), **KEYS)
     shard = directory / "tiny_train_000003.bin"
@@ -82,7 +80,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
     assert f"{directory}/tiny_000003.bin: names no split, or two: name it train" in one_line(train(run))
 
 
-def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
+def test_runs_on_foreign_shards_notice_changes(
     make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
 ) -> None:
     directory = written(tmp_path, token_files, "npy in shards")

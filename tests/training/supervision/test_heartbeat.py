@@ -165,5 +165,5 @@ def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: MakeRun, change
     run = make_run()
     done = train(run, environment=places | torchrun | server, script=script)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
+    assert done.stderr.splitlines()[-1] == "train.py: torchrun has ended or does not answer; run the same command again"
     assert outcome(run) == "lost"
